@@ -35,8 +35,7 @@ const (
 	maxStreamsPerConn = 16
 	// idleConn is the time after which a connection without a stream is closed.
 	idleConn = time.Minute
-	// ageGrace is how long the streams of an old connection may continue after its client
-	// was asked to connect again. The client keeps its table meanwhile.
+	// ageGrace is how long the streams of an old connection may continue after its client was asked to connect again.
 	ageGrace = 10 * time.Second
 	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most responses are
 	// short. gRPC allocates twice writeBuffer for each connection to which it writes. After the change of a host, it
@@ -47,8 +46,8 @@ const (
 	window = 1 << 16
 	// maxHeaders bounds the headers of a stream, in bytes. The longest header is the token, of about 1 KiB.
 	maxHeaders = 8 << 10
-	// maxUnread bounds the bytes that unread requests need. The requests of 9,000 agents that connect at once need
-	// less.
+	// maxUnread bounds the bytes of memory for requests that have arrived, at least in part, and were not read yet. The
+	// requests of 9,000 agents that connect at once need less.
 	maxUnread = 32 << 20
 	// maxRefusals is the number of refused clients that are logged without a pause.
 	maxRefusals = 100
@@ -105,7 +104,7 @@ type adsPort struct {
 	flag     string // the flag that sets the address
 	addr     string // as configured; empty if ADS is not served here
 	listener net.Listener
-	clients  *auth.Clients // the clients that may connect; nil admits everyone, without TLS
+	clients  *auth.Clients // the clients that may connect over TLS; nil for plaintext, which admits everyone
 }
 
 // listen opens the listeners of the configured addresses.
@@ -193,7 +192,7 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			Time: 30 * time.Second, Timeout: 10 * time.Second,
-			// gRPC varies this by a tenth: clients that connected together do not reconnect together.
+			// gRPC varies this by a tenth, so clients that connected together do not reconnect together.
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
@@ -210,10 +209,10 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of clients. If
-// clients is nil, everyone is admitted. The context of the stream gets the identity that the client has proven. When
-// the token or certificate that proves the identity ends, the stream ends, and the client connects again with the next
-// token or certificate.
+// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of the given
+// clients. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
+// client has proven. When the token or certificate that proves the identity ends, the stream ends, and the client
+// connects again with the next token or certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
@@ -282,9 +281,8 @@ func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace 
 	return err
 }
 
-// refused counts and logs a client that may not connect. The client logs the refusal, too, but the operator of this
-// server may have no access to that log. After maxRefusals lines, at most one line a second is logged, because every
-// client can cause such lines.
+// refused counts and logs a client that may not connect. After maxRefusals lines, at most one line a second is logged,
+// because every client can cause such lines.
 func (s *adsServer) refused(ctx context.Context, err error) {
 	s.push.Refused()
 	s.logRefusal(ctx, err)

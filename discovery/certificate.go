@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// A certificate is the certificate of the server.
+// A certificate supplies the certificate of the server, from files or from a Secret.
 type certificate struct {
 	server *auth.Server       // nil without TLS
 	secret source.Certificate // nil without a Secret

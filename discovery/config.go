@@ -54,8 +54,8 @@ type Config struct {
 	TokenAudience string
 	// TrustDomain is the domain of clients' certificates; "" means ClusterDomain.
 	TrustDomain string
-	// ClusterID is the name of the own cluster. A client whose token is of the own cluster may claim no other cluster;
-	// "" means that it may claim any name.
+	// ClusterID is the name of the own cluster. A client whose token is from the own cluster must not claim to be in
+	// another cluster. If ClusterID is "", it may claim any cluster.
 	ClusterID string
 	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries: all replicas then give
 	// a host the same VIP. The zero value means that no VIPs are written.
@@ -64,10 +64,10 @@ type Config struct {
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
-	// RootNamespace is the namespace at the API server whose ConfigMap has the settings of the mesh. It also has the
-	// default Sidecar, unless these settings name another namespace. "" means "istio-system".
+	// RootNamespace is a namespace at the API server. It has the ConfigMap with the settings of the mesh, and the default
+	// Sidecar unless these settings name another namespace. "" means "istio-system".
 	RootNamespace string
-	// ClustersNamespace is the namespace at the API server whose Secrets have the kubeconfigs of other clusters. The
+	// ClustersNamespace is a namespace at the API server. Its Secrets have the kubeconfigs of other clusters, and the
 	// hosts of these clusters are served, too. "" means that there are no other clusters.
 	ClustersNamespace string
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
@@ -77,20 +77,21 @@ type Config struct {
 	// ready before it has an object, and keeps the last good objects when the directory
 	// becomes empty.
 	AllowEmpty bool
-	// StateDir is the directory in which automatic VIPs and the last good form of all
-	// objects are saved. It is created if it does not exist. "" keeps both in memory: after
-	// a restart, hosts that prefer the same VIP may exchange their VIPs, and a broken object has no last good form.
+	// StateDir is the directory in which automatic VIPs are saved, and the last good form of each object, which is used if
+	// the object becomes broken. The directory is created if it does not exist. "" keeps both in memory: after a restart,
+	// hosts that prefer the same VIP may exchange their VIPs, and a broken object has no last good form.
 	StateDir string
-	// Debounce is how long changes are collected before they are served. Two reads of the directory with Debounce
-	// between them must find the same files; during continuous edits, the tenth read is used. 0 means 30 ms.
+	// Debounce is how long changes are collected before they are served. The files in the directory are used when two
+	// reads, Debounce apart, find the same files. If the files change all the time, every tenth read is used. 0 means 30
+	// ms.
 	Debounce time.Duration
 	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
 	MaxClients int
 	// MaxClientsPerAddress bounds the open connections and the open streams of clients at one IP address, and how many
 	// of each may begin within a minute. 0 means 250.
 	MaxClientsPerAddress int
-	// MemoryLimit is the number of bytes that the process may use. Clients are refused while it uses nearly all of them.
-	// 0 means that there is no limit.
+	// MemoryLimit is the number of bytes that the process may use. Clients are refused while the process uses nearly all
+	// of them. 0 means that there is no limit.
 	MemoryLimit int64
 	// AckTimeout is how long a client may take to acknowledge a push before the server
 	// ends its stream. 0 means 2 minutes.
@@ -176,7 +177,8 @@ func (c Config) validateTLS() error {
 	return nil
 }
 
-// newHosts returns empty Hosts for a number of sources. The automatic VIPs are allocated in vips.
+// newHosts returns Hosts for a number of sources, without any host. The automatic VIPs are allocated in the parameter
+// vips.
 func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
 	h := hosts.New(c.ClusterDomain, sources, vips)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: []string{defaultServiceExportTo}})

@@ -2,7 +2,7 @@
 // from a directory, the Kubernetes API or both, builds name tables from them, and serves the
 // tables over ADS in both variants, incremental and state-of-the-world.
 //
-// To follow an object:
+// How an object comes into the tables of clients:
 //
 //  1. A source (package source) follows objects: package files follows a directory, package kube the
 //     Kubernetes API, and package clusters other clusters. Package decode decodes each kind of object

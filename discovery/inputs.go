@@ -34,8 +34,10 @@ type inputs struct {
 	changed  chan struct{}     // has an element when a source may have changed
 	read     chan struct{}     // closed when all sources were read for the first time, and publish has handled the reading
 	readOnce func()            // closes read
-	errs     []object.Error    // of the last reading; the same slice as long as errsOf, the errors of each input, are
-	errsOf   [][]object.Error
+	// errs has the errors of the last reading, and errsOf has them by input. While no input has new errors, errs stays the
+	// same slice.
+	errs   []object.Error
+	errsOf [][]object.Error
 }
 
 // newInputs makes the configured sources. The sources save objects in state, unless it is nil. They call the function
@@ -128,7 +130,7 @@ func (in *inputs) collect() source.Reading {
 	return all
 }
 
-// same reports whether two lists are in the same memory, so that they do not need to be compared.
+// same reports whether two lists are in the same memory. If they are, they need not be compared.
 func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 // readAll runs the sources until all were read once.

@@ -49,9 +49,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// socketBuffer bounds the bytes that the kernel keeps for a connection in each direction; the kernel takes twice as much
-// memory. Without the bound, it keeps 4 MiB for a client that does not read: 160 such clients took 256 MiB of the memory
-// limit.
+// socketBuffer bounds the bytes that the kernel keeps for a connection in each direction; the kernel takes twice as
+// much memory. Without the bound, the kernel keeps up to 4 MiB for a client that does not read.
 const socketBuffer = 64 << 10
 
 // boundBuffers bounds the buffers of the kernel for a connection.

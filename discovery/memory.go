@@ -26,10 +26,9 @@ const (
 )
 
 // memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill the
-// process, which ends the streams of all clients. A client that is refused keeps its table, and tries again, or another
-// replica.
+// process, which ends the streams of all clients. A refused client keeps its table, and connects again later.
 type memoryLimit struct {
-	bytes   int64 // 0 for none
+	bytes   int64 // 0 for no limit
 	refused func()
 	log     *slog.Logger
 	lines   rate.Sometimes
@@ -42,7 +41,7 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// check returns and counts an error if more than share percent of the limit is in use.
+// check returns and counts an error if more of the limit is in use than the parameter share, in percent.
 func (m *memoryLimit) check(share int64) error {
 	most := m.bytes / 100 * share
 	if m.bytes <= 0 || memoryUsed() <= most {

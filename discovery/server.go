@@ -25,8 +25,9 @@ type Server struct {
 	metrics *metrics
 	push    *push.Service
 	ready   chan struct{}
-	addr    net.Addr // of plaintext; without plaintext, of TLS; written before ready is closed
-	tlsAddr net.Addr // of TLS; without TLS, of plaintext; written before ready is closed
+	// addr is the address for plaintext, and tlsAddr the address for TLS. If only one of the two is served, both fields
+	// have its address. They are written before ready is closed.
+	addr, tlsAddr net.Addr
 
 	certificate certificate
 	ads         *adsServer
@@ -256,8 +257,8 @@ func (s *Server) saveVIPs(u hosts.Update) {
 const replicaLag = time.Second
 
 // behind reports whether the served tables may be older than revision, which a client had at the time heldAt. If they
-// may be older, and the API server has sent what is missing, behind makes serveChanges serve it, even if no object has
-// changed. If the API server has not sent it when replicaLag has passed, behind lists the resources again.
+// may be, behind also helps to catch up. If the API server has already sent what is missing, behind makes serveChanges
+// serve it. If the API server has not sent it within replicaLag, behind lists the resources again.
 func (s *Server) behind(revision []byte, heldAt time.Time) bool {
 	r := source.ParseRevision(revision)
 	s.mu.Lock()
@@ -267,7 +268,7 @@ func (s *Server) behind(revision []byte, heldAt time.Time) bool {
 	case heard.Includes(r, heldAt):
 		return false
 	case s.inputs.kube.Heard().Includes(r, heldAt):
-		// Only then: a client with a revision that never comes must not cause builds all the time.
+		// In other cases serveChanges is not woken: a client whose revision never comes would cause builds all the time.
 		chans.Wake(s.inputs.changed)
 	case time.Since(heldAt) >= replicaLag:
 		s.inputs.kube.CatchUp(r, heldAt)

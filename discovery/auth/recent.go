@@ -5,8 +5,8 @@ import "crypto/sha256"
 // tokenKey is the digest of a token.
 type tokenKey = [sha256.Size]byte
 
-// A recent remembers values by token: at least the max values that were used last, and at most twice as many. Each
-// operation takes constant time. The caller needs a lock.
+// A recent remembers a value for each of the tokens that were used last. The number of these tokens is at least the
+// field max, and at most twice that. Each operation takes constant time. The caller needs a lock.
 type recent[V any] struct {
 	max int
 	// Values are put into young when they are used. When young has max values, it becomes aged, and a new, empty young

@@ -20,7 +20,7 @@ import (
 type Clients struct {
 	Tokens      *Tokens // nil refuses tokens
 	TrustDomain string  // of certificates
-	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any
+	Cluster     string  // the cluster whose API server reviews tokens; empty if clients may claim any cluster
 	// Others returns the Tokens for which the API server of another cluster makes the reviews, or nil if there is no
 	// such cluster. The field may be nil.
 	Others func(cluster string) *Tokens

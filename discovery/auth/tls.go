@@ -26,8 +26,8 @@ const checkEvery = time.Second
 // GetCertificate returns the certificate for a connection, as [tls.Config.GetCertificate] does.
 type GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-// A Server makes the configuration of TLS connections, from files that change. Its methods are safe
-// for concurrent use.
+// A Server makes the configuration of TLS connections, from files that may change. Its methods are safe for concurrent
+// use.
 type Server struct {
 	files  Files
 	shared GetCertificate // instead of Files.Certificate; nil if the certificate is in files

@@ -69,7 +69,7 @@ type refused struct {
 	expires time.Time // until then the token stays refused without another review
 }
 
-// NewTokens returns a Tokens without answers.
+// NewTokens returns a Tokens that remembers no review yet.
 func NewTokens(review Review) *Tokens {
 	return &Tokens{review: review, turns: newTurns(), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
 }
@@ -85,7 +85,8 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	if err != nil || ok && time.Now().Before(known.fresh) {
 		return known.identity, known.ends, err
 	}
-	// A token that was good is not made up, so it does not wait for other tokens of its address.
+	// Reviews wait in lanes, one for each address. A token that was good is not made up, so it waits in the lane of its
+	// service account instead.
 	lane := "another address"
 	if p, ok := peer.FromContext(ctx); ok {
 		lane = addressOf(p.Addr)

@@ -25,8 +25,7 @@ const checkEvery = time.Second
 // name is the name of the source.
 const name = "the Secrets of other clusters"
 
-// An API is a Kubernetes API server. It has the objects, the Secrets with the kubeconfigs of other clusters, and what
-// the replicas of the control plane share.
+// An API is a Kubernetes API server.
 type API struct{ *kube.Access }
 
 // Open returns the API server that the file kubeconfig names in its current context. If kubeconfig is "", it returns the
@@ -63,7 +62,7 @@ type Clusters struct {
 	selected  bool            // selectors is set
 }
 
-// A namedLink is a client of a cluster with the cluster's name, for other goroutines.
+// A namedLink is a client of a cluster and the name of the cluster, for goroutines other than that of Run.
 type namedLink struct {
 	cluster string
 	*link
@@ -162,7 +161,7 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	return min(next, c.saveAll())
 }
 
-// read adds the changes of a cluster, its errors and the number of its saved objects in use to u.
+// read adds to u the changes of a cluster, its errors, and the number of its saved objects in use.
 func (c *Clusters) read(r *remote, u *source.Reading) {
 	u.Changes = r.read(u.Changes)
 	if r.live == nil && !r.tried && time.Since(r.firstNamed) >= c.cfg.Wait/4 {

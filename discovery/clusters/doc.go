@@ -1,10 +1,10 @@
 // Package clusters follows clusters other than the control plane's own one. The API server of the
 // own cluster has Secrets with a kubeconfig for each of these clusters.
 //
-//  1. clusters.go starts and stops following clusters as the Secrets change, and publishes what has changed in any
-//     cluster.
-//  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New
-//     credentials replace the old ones when all objects were read with them.
+//  1. clusters.go follows the clusters that the Secrets name at the time, and publishes what has changed in any of
+//     them.
+//  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New credentials replace
+//     the old ones when all objects were read with the new ones.
 //  3. wanted.go finds the clusters that the Secrets name, and the errors in the Secrets.
 //  4. snapshot.go saves the objects of each cluster in the state directory. After a restart the saved objects are
 //     used until all objects were read again.

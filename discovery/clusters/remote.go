@@ -23,8 +23,8 @@ type remote struct {
 	wanted wanted
 	// problem is why the kubeconfig cannot be used; empty if it can.
 	problem string
-	// live has the objects in use; nil before all were read once. next reads the objects with new credentials, and replaces
-	// live when it has read all of them; nil without new credentials.
+	// live has the objects in use. It is nil until all objects were read once. next reads the objects with new
+	// credentials, and replaces live when it has read all of them. It is nil if there are no new credentials.
 	live, next *link
 	// firstNamed is when a Secret first named the cluster. From deadline on, tables are served even without the
 	// cluster's objects.
@@ -106,7 +106,7 @@ func (r *remote) read(changes []hosts.Change) []hosts.Change {
 }
 
 // switchOver makes next live. It returns a change with all objects of the cluster; applying it does not change objects
-// that are equal.
+// that are equal to those in use.
 func (r *remote) switchOver() hosts.Change {
 	r.live.close()
 	r.live, r.next, r.restored, r.tried, r.unsaved = r.next, nil, nil, true, true

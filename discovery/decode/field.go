@@ -12,7 +12,7 @@ import (
 // A Kind is the kind of a [Value].
 type Kind uint8
 
-// The kinds of values, as in JSON, where integers are numbers.
+// The kinds of values are those of JSON, but integers have a kind of their own.
 const (
 	Null  Kind = iota
 	Other      // none of the other kinds
@@ -65,8 +65,9 @@ func (f Field) Present() bool { return f.Value != nil }
 // Fail reports an error in the field.
 func (f Field) Fail(format string, args ...any) { f.report(f, fmt.Sprintf(format, args...)) }
 
-// Missing reports that the object f has no member with the given name. The message ends with advice. The report
-// receives the value of f, because the member has none: an error in a file has the line of f.
+// Missing reports that the object f has no member with the given name. The parameter advice is the end of the message.
+// The report receives the value of f, because the member has none. So the error of an object in a file names the line
+// of f.
 func (f Field) Missing(name, advice string) {
 	f.report(Field{f.Value, join(f.Path, name), f.report}, "is missing"+advice)
 }

@@ -1,8 +1,9 @@
 // Package files is the source of objects in a directory.
 //
 //  1. tree.go reads the directory every half second. It compares stamps (size, times, inode), and reads the content of
-//     files whose stamp is new or has changed. A tree is used when two reads in a row have found the same tree: then
-//     hardly any file is half written. After ten reads in a row that differ, the tree is used all the same.
+//     files whose stamp is new or has changed. The result of a read is a tree. A tree is used when two reads in a row
+//     have found it, because then hardly any file is half written. If the files change before each read, every tenth
+//     tree is used.
 //  2. parse.go splits a file into documents (package yamltext), and makes objects of them with package decode. yaml.go
 //     knows the line of every field. A broken document affects only its own objects.
 //  3. source.go decides which of these objects are in use. An object that becomes broken, or that cannot be

@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	// maxUnequal is the number of reads in a row that may find different trees. After that, the last tree is used,
-	// because a file may be written all the time.
+	// maxUnequal is the number of reads in a row that may find different trees. After that, the last tree is used: there
+	// may be a file that is written all the time.
 	maxUnequal = 10
-	// readEvery is the time between two reads of a directory that does not change: half of the second within which an
-	// edit is served. The kernel announces changes (inotify), but not in a network file system, below an overlayfs or
-	// when a mount covers the directory, so these reads are needed in any case. A read of 1,000 files takes 2 ms
+	// readEvery is the time between two reads of a directory that does not change. An edit is used after two such reads,
+	// which is within a second. The reads are needed because the kernel (inotify) does not announce all changes, for
+	// example not those of another machine in a network file system. A read of 1,000 files takes 2 ms
 	// (BenchmarkUnchanged).
 	readEvery = 500 * time.Millisecond
 	// slowRead is how long a read may take before it is reported as slow. A read of a network file system may never
@@ -59,7 +59,7 @@ type Config struct {
 	AllowEmpty bool
 	// State is the directory in which the last good form of all objects is saved. If it is nil, none is saved.
 	State *statedir.Dir
-	// Debounce is the time between two reads. A tree is used if two reads in a row find it.
+	// Debounce is the least time between two reads. A tree is used if two reads in a row find it.
 	Debounce time.Duration
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
@@ -82,7 +82,7 @@ type Source struct {
 	missing map[object.Key]time.Time // objects in good that were not found, and since when
 	next    time.Duration            // how long to wait for the next read
 	merged  source.Reading           // the reading for the tree in use, without Changes
-	unsaved bool                     // the file of last good objects is older than good
+	unsaved bool                     // the file of last good objects is older than the field good
 	saved   time.Time                // when that file was last written
 }
 
@@ -349,7 +349,7 @@ func remaining(missingSince time.Time, f *file) time.Duration {
 	return left
 }
 
-// use puts the objects in good into use, in place of the objects in use before, and returns the changes.
+// use puts the objects in the parameter good into use, instead of the previous ones, and returns the changes.
 func (s *Source) use(good map[object.Key]located) []hosts.Change {
 	var c hosts.Change
 	for key, o := range good {

@@ -19,21 +19,21 @@ import (
 const (
 	// maxFileSize bounds one file. 100,000 hosts are about 50 MB of YAML.
 	maxFileSize = 256 << 20
-	// youngAge is the age up to which a stamp does not suffice: the content of the file is read and compared, too. Two
-	// writes may have the same time, because some file systems count time in steps of 2 s.
+	// youngAge is the age up to which an equal stamp does not prove that the file is unchanged, so its content is read
+	// again. Two writes may have the same time, because some file systems count time in steps of 2 s.
 	youngAge = 2 * time.Second
 )
 
 // A tree is the result of one read of the directory.
 type tree struct {
 	files map[string]*file // by path below the root
-	empty map[string]bool  // for each directory whether all names in it begin with a dot, by path; "" is the root
+	empty map[string]bool  // by path of a directory, "" for the root: whether all names in it begin with a dot
 	errs  []object.Error   // the files and directories that could not be read
-	// transient is true if the reason of one of errs may pass.
+	// transient is true if one of errs may be gone at the next read.
 	transient bool
 }
 
-// A file is a file in a tree. Only its field parsed changes.
+// A file is a file as it was when the tree was read. Only the field parsed changes.
 type file struct {
 	stamp     stamp
 	stampSeen time.Time // when the stamp was first seen

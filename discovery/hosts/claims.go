@@ -21,8 +21,8 @@ type claim struct {
 	// of them.
 	addrs   []netip.Addr
 	literal []netip.Addr
-	// wantsVIP is true for an external host that gets automatic VIPs. They are vips if a controller
-	// has given VIPs to the host, and the VIPs of its slot otherwise (see [VIPs]).
+	// wantsVIP is true for an external host that gets automatic VIPs. If a controller has given VIPs to the host, they are
+	// in the field vips. Otherwise they are the VIPs of the host's slot (see [VIPs]).
 	vips     []netip.Addr
 	wantsVIP bool
 	// destinations are where connections to the VIP lead; none if the ports are not known.
@@ -123,7 +123,7 @@ func dashed(a netip.Addr) string {
 // hostKey returns the key of a host: its name in lower case.
 func hostKey(host string) string { return strings.ToLower(host) }
 
-// clusterID is the number of a cluster. Its 16 bits fit into the padding of a claim.
+// clusterID is the number of a cluster.
 type clusterID uint16
 
 // ownCluster is the number of the control plane's own cluster, whose name is empty.
@@ -401,7 +401,8 @@ func (s *keySet) remove(key string) {
 	}
 }
 
-// sorted returns the keys, sorted: the same slice until they change. The caller must not change it.
+// sorted returns the keys in order. It returns the same slice until the set changes. The caller must not change the
+// slice.
 func (s *keySet) sorted() []string {
 	if s.list == nil {
 		s.list = sortedKeys(s.keys)

@@ -59,8 +59,8 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
-// narrow returns the visible claims of h that count, and sets the fields of key that depend on them. It overwrites
-// visible.
+// narrow returns the visible claims of h that count, and sets the fields of key that depend on them. It overwrites the
+// slice visible.
 func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
 	leading := s.leading(visible)
 	var set claimSet

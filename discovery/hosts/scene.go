@@ -6,8 +6,8 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Scene has everything that decides what a client sees, except for the hosts: Sidecars, settings of the
-// mesh, and the clusters. It does not change.
+// A Scene has what decides which of the hosts a client sees: the Sidecars, the settings of the mesh, and the clusters.
+// It does not change.
 type Scene struct {
 	sidecars namespaceSidecars
 	settings object.Mesh

@@ -13,31 +13,29 @@ import (
 // A Set has all hosts, and follows their changes. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The hosts that a namespace may see in another way than other namespaces do. exported has the hosts with an
-	// exportTo that names the namespace; inside has the hosts that an object in the namespace claims. The lists of
-	// exportTo in long are not in exported.
+	// The fields below find the hosts that a namespace may see in another way than other namespaces do. exported has the
+	// hosts with an exportTo that names the namespace. If the list in the exportTo is long, the hosts are in long instead.
+	// inside has the hosts that an object in the namespace claims.
 	exported map[string]map[*export]bool
 	long     map[*export]bool
 	inside   map[string]map[string]*Host
 	exports  map[string]*export // by the key that exportKeys.key returns
 }
 
-// maxIndexed is the number of namespaces up to which a list of an exportTo is found by its namespaces. A longer list is
-// looked through: an index takes about 300 bytes for each of its namespaces, whose names may have 4 bytes in an object
-// of 1 MiB.
+// maxIndexed is the length of the longest exportTo that is indexed by its namespaces. A longer one is searched each
+// time. An index takes about 300 bytes for each namespace, and an exportTo may name 250,000 namespaces.
 const maxIndexed = 16
 
-// An export has the hosts that have the same list of namespaces in an exportTo. It has them once for all these
-// namespaces, because there may be many hosts and many namespaces.
+// An export has the hosts that have the same list of namespaces in an exportTo.
 type export struct {
 	namespaces namespaces
 	hosts      map[string]*Host
 }
 
-// namespaces is a sorted list.
+// namespaces is a sorted list of names of namespaces.
 type namespaces []string
 
-// long reports whether a list is not found by its namespaces.
+// long reports whether a list is too long for an index.
 func (n namespaces) long() bool { return len(n) > maxIndexed }
 
 // has reports whether the list has a namespace.
@@ -46,8 +44,8 @@ func (n namespaces) has(namespace string) bool {
 	return found
 }
 
-// exportKeys returns the same key for lists of namespaces with the same content. It remembers the keys of the lists
-// that it has seen, because all hosts of an object share a list.
+// exportKeys makes keys of lists of namespaces. Lists with the same content have the same key. It remembers the keys of
+// the lists that it has seen, because all hosts of an object share a list.
 type exportKeys map[*string]string
 
 // key returns the key of a list that is not empty.
@@ -76,7 +74,7 @@ func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 	return next
 }
 
-// Apply applies changes. next is the result of Next for the same changes.
+// Apply applies changes. The parameter next is the result of Next for the same changes.
 func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
 	if s.exported == nil {
@@ -147,7 +145,7 @@ func (s *Set) exportedTo(namespace string) iter.Seq[*export] {
 	}
 }
 
-// Special yields the hosts that v may see in another way than v.AtBase, in no order.
+// Special yields the hosts that v may see in another way than v.AtBase, in no particular order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
 		seen := map[string]bool{}
@@ -309,7 +307,7 @@ func (s *Span) Namespaces(yield func(string) bool) {
 	}
 }
 
-// AllNamespaces returns how often Namespaces yields.
+// AllNamespaces returns the number of namespaces that Namespaces yields. A namespace that comes twice counts twice.
 func (s *Span) AllNamespaces() int {
 	n := s.Indexed()
 	for _, e := range s.long {

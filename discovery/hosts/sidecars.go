@@ -11,7 +11,7 @@ import (
 // sidecars holds the Sidecars.
 type sidecars struct {
 	byNamespace namespaceSidecars
-	changes     map[string]*sidecarChange // by namespace, until settle
+	changes     map[string]*sidecarChange // by namespace; settle applies them
 }
 
 // A sidecarChange has the Sidecars of a namespace that have changed.

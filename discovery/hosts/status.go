@@ -7,10 +7,10 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// Statuses returns the ServiceEntries of a source of the own cluster whose status must change, and the VIPs that the
-// status should have. A host keeps the VIPs that the status gives to it and that belong to no other host. If there are
-// none, it gets the VIPs that other ServiceEntries give to it, or else allocated VIPs. If two hosts have the same VIP,
-// one of them loses it, and gets another VIP with the next status.
+// Statuses looks at the ServiceEntries that a source of the own cluster has. It returns those whose status must change,
+// and the VIPs that the status should have. A host keeps the VIPs that the status gives to it and that belong to no
+// other host. If there are none, it gets the VIPs that other ServiceEntries give to it, or else allocated VIPs. If two
+// hosts have the same VIP, one of them loses it, and gets another VIP with the next status.
 func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	owner := h.vipOwners()
 	out := map[object.Key]object.VIPStatus{}
@@ -27,7 +27,7 @@ func (h *Hosts) Statuses(source int) map[object.Key]object.VIPStatus {
 	return out
 }
 
-// vipsIn returns the VIPs in the status of a ServiceEntry, without the VIPs of other hosts.
+// vipsIn returns the VIPs that the status of a ServiceEntry gives to the hosts in its spec.
 func vipsIn(e *object.ServiceEntry) []object.VIP {
 	var all []object.VIP
 	for _, host := range uniqueHosts(e) {

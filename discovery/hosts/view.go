@@ -45,8 +45,8 @@ type Viewer struct {
 // yields may differ between the two viewers.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
-// SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, although
-// no exportTo names the namespace.
+// SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, for another
+// reason than an exportTo that names the namespace.
 func (v *Viewer) SeesOwn() bool {
 	return v.ownVisible && !v.allVisible || v.Sidecar.sidecar != nil && v.Sidecar.sidecar.egress.FromOwn()
 }

@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// Automatic VIPs are from 240.240.0.0/16 and 2001:2::/48, Istio's ranges, which are not
-// routed anywhere. A slot is the low 16 bits of both: slot 0x0105 is 240.240.1.5 and
+// Automatic VIPs are from 240.240.0.0/16 and 2001:2::/48, Istio's ranges, which are not routed anywhere. A host has a
+// VIP in each range, with the same low 16 bits. These bits are the host's slot: slot 0x0105 is 240.240.1.5 and
 // 2001:2::105.
 const (
 	vipUsable = 256 * 254 // number of slots, without the addresses that end in .0 and .255
@@ -27,8 +27,8 @@ type VIPs struct {
 	rounds      uint64
 	withoutSlot keySet // hosts that found no free slot
 	inUse       int    // hosts that want a VIP and have a slot
-	// claimed has, by usable slot, the number of addresses in objects that are VIPs of the slot. No host may have such a
-	// slot.
+	// claimed counts, by usable slot, the addresses in objects that are VIPs of the slot. No host may have one of these
+	// slots.
 	claimed map[uint16]int
 }
 
@@ -107,7 +107,8 @@ func preferredSlot(host string) uint16 {
 // nthSlot returns the n-th usable slot, from 0.
 func nthSlot(n int) uint16 { return uint16(n/254)<<8 | uint16(n%254+1) }
 
-// A vipChange says which hosts want a VIP from now on, and which slots are now, or no longer, addresses of objects.
+// A vipChange says which hosts want a VIP from now on. It also says which slots objects have as addresses now, and
+// which they had before.
 type vipChange struct {
 	wanted   map[string]bool // by hostKey: true if the host wants a VIP, false if it does not
 	claimed  []uint16        // slots of addresses that objects have now, once for each address
@@ -171,8 +172,8 @@ func (v *VIPs) update(c vipChange) vipResult {
 }
 
 // allocate gives a slot to each host in slotless and withoutSlot: a free slot or, if all are used, the slot of the host
-// that was removed first. The removed slots are looked up once for all hosts. While there is no slot, the hosts in
-// withoutSlot cost nothing: there may be many more of them than slots.
+// that was removed first. The removed hosts are listed once for all hosts. If there is no slot to give, allocate does
+// not look at the hosts in withoutSlot, because there may be many more of them than slots.
 func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 	free, reusable := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
 	if free+reusable == 0 {

@@ -31,7 +31,8 @@ type holder struct {
 	conns map[*conn]struct{} // connections that hold bytes
 }
 
-// NewBudget returns a budget of limit bytes. It calls onClose for each connection that it closes.
+// NewBudget returns a budget. The parameter limit is its number of bytes. The budget calls onClose for each connection
+// that it closes.
 func NewBudget(limit int, onClose func(net.Addr)) *Budget {
 	return &Budget{max: limit, onClose: onClose, addresses: map[netip.Addr]*holder{}}
 }

@@ -5,9 +5,9 @@ import "golang.org/x/net/http2"
 const (
 	frameHead   = 9       // bytes before each frame
 	maxFrame    = 1 << 14 // bytes in a frame: gRPC accepts no longer frames
-	frameLength = 3       // bytes of the length in the head
-	frameType   = 3       // where the type is
-	frameFlags  = 4       // where the flags are
+	frameLength = 3       // bytes of the length, which begins the head
+	frameType   = 3       // index of the type in the head
+	frameFlags  = 4       // index of the flags in the head
 )
 
 // frames finds the DATA frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).

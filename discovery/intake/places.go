@@ -9,9 +9,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A Group bounds what each of its members takes, for example the connections of each address. A member holds at most
-// max things at a time. It can take max things at once, and then max more in each minute. Its methods are safe for
-// concurrent use.
+// A Group bounds what each of its members takes, for example the connections of each address. The field max is how many
+// things a member may hold at a time. A member can take this many at once, and then this many again in each minute. Its
+// methods are safe for concurrent use.
 type Group[K comparable] struct {
 	max int
 
@@ -20,7 +20,7 @@ type Group[K comparable] struct {
 	sweep   int // number of members at which sweepLocked removes some
 }
 
-// A member is a member of a Group.
+// A member has what one member of a Group holds, and what it may still take.
 type member struct {
 	held      int
 	spare     float64   // how many things the member could take at spareTime
@@ -35,7 +35,8 @@ func NewGroup[K comparable](limit int) *Group[K] {
 	return &Group[K]{max: limit, members: map[K]*member{}, sweep: minSweep}
 }
 
-// Take takes a thing for the member with a key. It reports false if the member holds max already, or takes too often.
+// Take takes a thing for the member with a key. It reports false if the member holds too many things already, or takes
+// them too often.
 func (g *Group[K]) Take(key K) bool {
 	now := time.Now()
 	g.mu.Lock()
@@ -62,8 +63,8 @@ func (g *Group[K]) Give(key K) {
 	g.members[key].held--
 }
 
-// fill adds to spare what the member may take because time has passed since the last call. limit is the max of the
-// group.
+// fill adds to spare what the member may take because time has passed since the last call. The parameter limit is the
+// max of the group.
 func (m *member) fill(limit int, now time.Time) {
 	m.spare = min(float64(limit), m.spare+now.Sub(m.spareTime).Minutes()*float64(limit))
 	m.spareTime = now

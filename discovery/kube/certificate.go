@@ -137,8 +137,8 @@ func (c *Certificate) Unpublished() int {
 	return c.publisher.missing()
 }
 
-// step uses the certificates in the Secret, and replaces them if they are due. It returns when to take the next step if
-// the Secret does not change.
+// step uses the certificates in the Secret, and replaces them if they are due. The result next is the time until the
+// next step if the Secret does not change earlier.
 func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) {
 	all, ok := c.secret.all()
 	if !ok {
@@ -178,9 +178,9 @@ func (c *Certificate) step(ctx context.Context) (next time.Duration, err error) 
 	return min(max(time.Until(c.policy.Due(wanted)), time.Second), recheck), nil
 }
 
-// parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found are
-// the certificates in use, nil if there are none. These are then written to the Secret, so that it has the authority
-// that agents trust.
+// parse returns the certificates in a Secret. If the Secret has none, or was deleted, stored is false, and found has
+// the certificates in use; nil if there are none. The caller then writes them to the Secret, so the authority that
+// agents trust stays in use.
 func (c *Certificate) parse(secret *corev1.Secret) (found *pki.Certificates, stored bool, err error) {
 	if secret != nil {
 		found, err = pki.Parse(secret.Data)

@@ -20,7 +20,7 @@ func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	if err != nil {
 		return err
 	}
-	// Round removes the monotonic clock, which stops while the machine is suspended.
+	// Round removes the reading of the monotonic clock, which stops while the machine is suspended.
 	before := time.Now().Round(0)
 	response, err := client.Client.Do(request)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// custom is a custom resource.
+// custom names a custom resource and its definition.
 type custom struct {
 	definition string // name of its definition
 	resource   schema.GroupResource
@@ -44,7 +44,7 @@ type customFeed struct {
 	stop  func()               // ends following it; nil while the resource is not followed
 }
 
-// newCustomFeed returns a feed of a custom resource with the selected namespaces.
+// newCustomFeed returns a feed for the objects of a custom resource in the selected namespaces.
 func newCustomFeed(c custom, clients *clients, n *selection, cfg source.ObjectsConfig) *customFeed {
 	return &customFeed{
 		clients: clients, custom: c, feed: newFeed(c.resource.Resource, n, cfg),

@@ -95,7 +95,7 @@ type member struct {
 	omitEmpty bool // the zero value means that the member is absent
 }
 
-// reduceNamespace returns the slim form of a namespace, which has the network in its label.
+// reduceNamespace returns the slim form of a namespace. A label of the namespace names the network.
 func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
 	s := newSlim(object.KindNamespace, o)
 	s.object.Namespace = &object.Namespace{Network: strings.Clone(o.Labels[object.LabelNetwork])}

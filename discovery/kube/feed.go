@@ -49,7 +49,7 @@ var (
 	_ cache.ReflectorBookmarkStore = (*feed)(nil)
 )
 
-// newFeed returns an empty feed of the resource with a name. n selects namespaces; nil selects all.
+// newFeed returns an empty feed of the resource with a name. The parameter n selects namespaces; nil selects all.
 func newFeed(name string, n *selection, cfg source.ObjectsConfig) *feed {
 	return &feed{
 		notify: cfg.Changed, selection: n, objects: map[object.Key]object.Object{}, errs: map[object.Key][]object.Error{}, structs: structs{},
@@ -91,7 +91,8 @@ func (f *feed) Transformer() cache.TransformFunc {
 	}
 }
 
-// reduce returns the slim form of an object from client-go, or unselected if its namespace does not count.
+// reduce returns the slim form of an object from client-go. If the object's namespace does not count, it returns a
+// value of the type unselected.
 func (f *feed) reduce(whole any) (any, error) {
 	switch whole.(type) {
 	case unselected, *slim:
@@ -116,9 +117,9 @@ func (f *feed) reduce(whole any) (any, error) {
 	return s, nil
 }
 
-// selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to dropped, and reselect
-// lists the objects again when the namespace counts. Both functions need the lock: otherwise reselect could miss a
-// namespace.
+// selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to the field dropped. When
+// the namespace counts later, reselect then lists the objects again. Both functions need the lock: otherwise reselect
+// could miss a namespace.
 func (f *feed) selectsLocked(namespace string) bool {
 	if f.selection == nil || f.selection.current().include(namespace) {
 		return true
@@ -205,7 +206,8 @@ func (f *feed) putLocked(s *slim) {
 	f.changed = max(f.changed, s.version)
 }
 
-// removeLocked removes an object, at a version of the resource.
+// removeLocked removes an object. The parameter version is the version of the resource at which the object was gone; 0
+// if it is not known.
 func (f *feed) removeLocked(key object.Key, version uint64) {
 	f.setErrsLocked(key, nil)
 	if _, ok := f.objects[key]; ok {
@@ -246,7 +248,8 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 	return nil
 }
 
-// removeOthersLocked removes the objects that are not listed at a version of the resource.
+// removeOthersLocked removes the objects whose keys are not in the parameter listed. The parameter version is the
+// version of the list.
 func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
 	for key := range f.objects {
 		if !listed[key] {
@@ -267,7 +270,7 @@ func (f *feed) setErrsLocked(key object.Key, errs []object.Error) {
 	}
 }
 
-// keepErrsLocked drops the errors of other objects than those that keep names.
+// keepErrsLocked drops the errors of all objects for which the function keep returns false.
 func (f *feed) keepErrsLocked(keep func(object.Key) bool) {
 	before := len(f.errs)
 	if maps.DeleteFunc(f.errs, func(key object.Key, _ []object.Error) bool { return !keep(key) }); len(f.errs) != before {
@@ -294,7 +297,8 @@ func (f *feed) absent(from time.Time) {
 	f.removeOthersLocked(nil, 0)
 }
 
-// take adds the state of the feed to r. It adds to dirty the keys of the objects that have changed since the last call.
+// take adds the state of the feed to r. It adds to the map dirty the keys of the objects that have changed since the
+// last call.
 func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -311,7 +315,7 @@ func (f *feed) errorsRevised() int {
 	return f.revised
 }
 
-// addErrors appends the errors in objects to all, and returns how often they have changed.
+// addErrors appends the errors in objects to a list. It returns the list, and how often the errors have changed.
 func (f *feed) addErrors(all []object.Error) ([]object.Error, int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -353,8 +357,8 @@ func (f *feed) status() source.Status {
 	return s
 }
 
-// selectors returns the discovery selectors in the settings of the mesh that the feed has; ok is false
-// until they are known.
+// selectors returns the discovery selectors of the mesh; ok is false until they are known. The feed must be the one for
+// the settings of the mesh.
 func (f *feed) selectors() (selectors []string, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -367,7 +371,7 @@ func (f *feed) selectors() (selectors []string, ok bool) {
 // unselected takes the place of an object whose namespace does not count. It has the version of the object.
 type unselected uint64
 
-// versionOf returns the version of the resource in an object; 0 if it is not a number.
+// versionOf returns a resourceVersion as a number; 0 if it is not a number.
 func versionOf(resourceVersion string) uint64 {
 	n, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {

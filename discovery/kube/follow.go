@@ -65,7 +65,7 @@ type health struct {
 	confirmed time.Time   // when the last complete list began
 	size      int         // number of objects in the last complete list
 	restart   func()      // makes syncStore list again; nil while syncStore does not run
-	silence   *time.Timer // calls silent when the API server has sent nothing for maxSilence; nil while syncStore does not run
+	silence   *time.Timer // calls the method silent if nothing comes for maxSilence; nil while syncStore does not run
 	unheard   bool        // silence was logged, and since then only lists have come
 	resumes   bool        // the next watch may continue where the last watch ended, or from the list
 }
@@ -177,8 +177,8 @@ func (h *health) takeResume() bool {
 	return resumes
 }
 
-// noteRequest notes the result of a request, unless ctx has ended. A request that succeeds does not end a failure yet:
-// the failure has ended when the API server has sent something, see heard.
+// noteRequest notes the result of a request, unless ctx has ended. When a request succeeds after a failure, it does not
+// log that yet. The method heard does, when the API server has sent something.
 func (h *health) noteRequest(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return

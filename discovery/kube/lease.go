@@ -23,7 +23,7 @@ const leases = "leases"
 
 // leaseTimes are the times of a Lease.
 type leaseTimes struct {
-	duration time.Duration // without a renewal, the Lease is free after this time; the Lease has it in seconds
+	duration time.Duration // a Lease that is not renewed is free after this time; the Lease has it in seconds
 	deadline time.Duration // a holder that cannot renew the Lease stops after this time, before another one may start
 	retry    time.Duration // between two tries; up to a fifth is added
 	request  time.Duration // bounds one request

@@ -10,8 +10,8 @@ import (
 // writeTimeout bounds one request that writes an object.
 const writeTimeout = 10 * time.Second
 
-// recheck bounds the time between two calls of the function that keepUp calls, because clocks jump
-// and machines are suspended.
+// recheck bounds how long keepUp waits between two calls of its function step, because clocks jump and machines are
+// suspended.
 const recheck = time.Hour
 
 // retry returns the pauses between failed requests: 0.5 s at first, and at most about 3 s. So the source has caught up
@@ -20,8 +20,8 @@ func retry() *wait.Backoff {
 	return &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 100, Cap: 2500 * time.Millisecond}
 }
 
-// keepUp calls the function step until ctx ends: after each change, and when the time that the last call has returned
-// is over. After an error, it calls step again earlier. It calls logResult with the error of each call, which may be
+// keepUp calls the function step until ctx ends. It calls step after each change, and when the time that the last call
+// has returned is over. After an error, it waits less. It calls logResult with the error of each call, which may be
 // nil.
 func keepUp(ctx context.Context, changed <-chan struct{}, step func(context.Context) (next time.Duration, err error), logResult func(error)) {
 	backoff := retry()
@@ -53,8 +53,7 @@ const (
 	// the pauses then grow from a second to maxPause.
 	restores = 10
 	maxPause = 5 * time.Minute
-	// quietTime is how long, beyond two pauses, an object must stay unchanged until no other program counts as writing
-	// it.
+	// Another program counts as writing an object until the object has stayed unchanged for two pauses and quietTime.
 	quietTime = time.Minute
 )
 

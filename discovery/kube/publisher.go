@@ -29,14 +29,13 @@ const (
 	maxWriters = 5
 )
 
-// isSystem reports whether a namespace is one of Kubernetes' own. These namespaces run no workloads of a mesh, and
-// istiod leaves them out, too.
+// isSystem reports whether a namespace is one of Kubernetes' own. As in istiod, these namespaces get no ConfigMap.
 func isSystem(namespace string) bool {
 	return namespace == metav1.NamespaceSystem || namespace == metav1.NamespacePublic || namespace == corev1.NamespaceNodeLease
 }
 
-// A publisher keeps the certificates of the authorities in a ConfigMap of each namespace, since a pod
-// can only mount ConfigMaps of its own namespace.
+// A publisher keeps the certificates of the authorities in a ConfigMap of each namespace, because a pod can only mount
+// ConfigMaps of its own namespace.
 type publisher struct {
 	name       string // of the ConfigMaps
 	clients    *clients

@@ -113,9 +113,8 @@ func typedLister(client *rest.RESTClient, resource, labels string, kind any) lis
 	})
 }
 
-// namedLister lists the objects of a built-in resource with a name, in one namespace or, without a
-// namespace, in all of them. The API server permits this to a role that names only this
-// resourceName.
+// namedLister lists those objects of a built-in resource that have a given name. If the name includes a namespace, it
+// lists only that namespace, otherwise all. A role whose resourceNames has only this name suffices for such a list.
 func namedLister(client *rest.RESTClient, resource string, name cache.ObjectName, kind any) lister {
 	return requestLister(kind, func(options metav1.ListOptions) *rest.Request {
 		options.FieldSelector = nameSelector(name.Name)
@@ -160,7 +159,7 @@ func (c *clients) definitionLister(name string) lister {
 	return metadataLister(c.metadata.Resource(definitions), nameSelector(name))
 }
 
-// networkLister lists the metadata of a namespace, whose label names the network of the cluster.
+// networkLister lists the metadata of one namespace. A label of this namespace names the network of the cluster.
 func (c *clients) networkLister(namespace string) lister {
 	return metadataLister(c.metadata.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), nameSelector(namespace))
 }
@@ -170,8 +169,8 @@ func namespaceLister(client metadata.Interface) lister {
 	return metadataLister(client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces")), "")
 }
 
-// metadataLister lists the metadata of the objects of a resource that a field selector selects; an
-// empty one selects all.
+// metadataLister lists the metadata of objects of a resource. The parameter selector is a field selector; an empty one
+// selects all objects.
 func metadataLister(r metadata.ResourceInterface, selector string) lister {
 	only := func(options metav1.ListOptions) metav1.ListOptions {
 		options.FieldSelector = selector

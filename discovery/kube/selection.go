@@ -105,8 +105,8 @@ func (n *selection) watch(ctx context.Context) {
 	}
 }
 
-// use sets the namespaces that count. The selectors have selected names by the labels in labels; labels is nil if there
-// are no selectors.
+// use sets the namespaces that count. The parameter names has these namespaces, which the selectors have selected. The
+// parameter labels is the mirror of labels that was used for that; nil if there are no selectors.
 func (n *selection) use(selectors []string, names namespaces, labels *mirror[klabels.Set]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)
@@ -133,7 +133,7 @@ func (n *selection) status() []source.Status {
 	return []source.Status{n.labels.status()}
 }
 
-// namespaces are the namespaces that count; nil for all. It does not change.
+// namespaces has the namespaces that count; nil for all. It does not change.
 type namespaces map[string]bool
 
 // include reports whether a namespace counts. Objects without a namespace always count.

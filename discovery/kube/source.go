@@ -26,7 +26,7 @@ type Source struct {
 	feeds     []*resource
 	customs   []*customFeed
 
-	// The fields below are for the caller of Read.
+	// The fields below are owned by the goroutine that calls Read.
 	errs    []object.Error // of the last reading
 	revised []int          // of the feeds, when errs was made
 }

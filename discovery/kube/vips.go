@@ -27,8 +27,8 @@ import (
 const (
 	// writeEvery bounds how often the VIPs are compared with the status of all ServiceEntries.
 	writeEvery = time.Second
-	// writeAgain is the time after which the Writer tries again, after a failed write or while istiod's controller
-	// writes the VIPs.
+	// writeAgain is how long the Writer waits before it tries again, if a write has failed or istiod's controller writes
+	// the VIPs.
 	writeAgain = 15 * time.Second
 )
 
@@ -163,8 +163,7 @@ func (w *Writer) write(ctx context.Context, entries dynamic.ResourceInterface, n
 	return err
 }
 
-// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if it cannot find out whether a
-// controller does.
+// istiodIsAway returns an error if a controller of istiod writes the VIPs, or if this cannot be found out.
 func (w *Writer) istiodIsAway(ctx context.Context) error {
 	lock := new(corev1.ConfigMap)
 	err := w.clients.core.Get().Namespace(w.cfg.RootNamespace).Resource("configmaps").Name(istiodLock).Do(ctx).Into(lock)

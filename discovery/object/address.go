@@ -37,7 +37,7 @@ type VIPStatus struct {
 	VIPs  []VIP
 }
 
-// AddVIPs adds addresses of the status to the VIPs of the hosts.
+// AddVIPs adds VIPs from the status to e.VIPs. If a VIP is of a host that is not in e.Hosts, it sets StaleVIPs instead.
 func (e *ServiceEntry) AddVIPs(all ...VIP) {
 	hosts := make(map[string]bool, len(e.Hosts))
 	for _, host := range e.Hosts {

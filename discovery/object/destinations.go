@@ -63,8 +63,8 @@ func (d Destination) Compare(other Destination) int {
 type Destinations struct{ text unique.Handle[string] }
 
 // NewDestinations returns where connections to the hosts of a ServiceEntry lead. Ports for UDP and ports without a
-// number are left out. Endpoints are left out unless the resolution is STATIC, DNS or DNS_ROUND_ROBIN: with others,
-// connections do not lead to endpoints.
+// number are left out. Endpoints are left out unless the resolution is STATIC, DNS or DNS_ROUND_ROBIN: with other
+// resolutions, connections do not lead to endpoints.
 func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndpoint) Destinations {
 	switch resolution {
 	case ResolutionStatic, ResolutionDNS, ResolutionRoundRobin:

@@ -21,9 +21,10 @@ type ExportTo struct {
 	Namespaces []string // sorted; only meaningful if Restricted
 }
 
-// NewExportTo returns the ExportTo for the scopes in the exportTo of an object in namespace. The scope "*" means all
-// namespaces, "." the object's own, and "~" none; other scopes are names of namespaces. As in istiod, "*" prevails over
-// all others, and "~" over the rest. The error names a scope that is not valid; the other scopes count.
+// NewExportTo returns the ExportTo for the scopes in the exportTo of an object. The parameter namespace is that of the
+// object. The scope "*" means all namespaces, "." the object's own, and "~" none; other scopes are names of namespaces.
+// As in istiod, "*" prevails over all others, and "~" over the rest. The error names a scope that is not valid; the
+// other scopes count.
 func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	e := ExportTo{Restricted: true}
 	var err error

@@ -24,10 +24,10 @@ const (
 	KindConfigMap     = "ConfigMap" // with the settings of the mesh; read at the API server only
 )
 
-// MaxInTables bounds the size of the hosts of a ServiceEntry in tables, and of a host of several objects, in bytes. In a
-// table, each host of a ServiceEntry has all addresses, and each port of a host may have all endpoints, so an object of
-// 1 MiB could need 1 GiB. Istio's definition of the resource permits 256 hosts with 256 addresses; they need less than
-// MaxInTables.
+// MaxInTables bounds how many bytes of a table all hosts of one ServiceEntry may need. It also bounds a single host
+// that several objects name. In a table, each host of a ServiceEntry has all addresses, and each port of a host may
+// have all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of the resource permits 256 hosts with
+// 256 addresses; they need less than MaxInTables.
 const MaxInTables = 4 << 20
 
 // Labels, annotations and values of fields.

@@ -126,8 +126,8 @@ func (s *shown) covers(host string) bool {
 // FromOwn reports whether e shows hosts because they are in the workload's own namespace.
 func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] != nil }
 
-// FromAny reports whether e may show hosts of one of the namespaces, which are the keys of the map, to workloads of any
-// namespace.
+// FromAny reports whether e may show hosts of one of the given namespaces to workloads of any namespace. The namespaces
+// are the keys of the map.
 func FromAny[T any](e *Egress, namespaces map[string]T) bool {
 	switch {
 	case e == nil || e.from[anything] != nil:

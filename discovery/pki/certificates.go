@@ -12,7 +12,8 @@ import (
 	"slices"
 )
 
-// The keys of the data of a Secret. The keys for the server's certificate are those of the type kubernetes.io/tls.
+// The keys of the data of a Secret. The keys for the server's certificate are those of a Secret of the type
+// kubernetes.io/tls.
 const (
 	keyCertificate  = "tls.crt"
 	keyPrivate      = "tls.key"
@@ -29,7 +30,7 @@ const (
 // ErrForeign is returned for data that another program has made.
 var ErrForeign = errors.New("nametap-discovery has not made it")
 
-// Certificates are shared by the replicas. A value never changes. Make one with [Policy.Renewed] or
+// Certificates has the certificates that the replicas share. It never changes. Make one with [Policy.Renewed] or
 // [Parse].
 type Certificates struct {
 	authorities []authority // in the order of their ends
@@ -112,8 +113,8 @@ func (c *Certificates) signedBy(a authority) bool {
 	return c.server.Leaf.CheckSignatureFrom(a.certificate) == nil
 }
 
-// parseAuthorities returns the authorities whose certificates are in certificates, in PEM. The parameter keys has the
-// private keys of those authorities that may sign.
+// parseAuthorities returns authorities. The parameter certificates has their certificates in PEM. The parameter keys
+// has the private keys of those that may sign.
 func parseAuthorities(certificates, keys []byte) ([]authority, error) {
 	var all []authority
 	for _, der := range decode(blockCertificate, certificates) {

@@ -22,7 +22,7 @@ const (
 	// ClockTolerance is how much the clocks of machines may differ. A certificate becomes valid this much before it is
 	// made.
 	ClockTolerance = 5 * time.Minute
-	// spread is how much the times at which replicas renew a certificate differ, as a part of the certificate's life.
+	// spread bounds how much later one replica renews a certificate than another, as a part of the certificate's life.
 	spread = 0.05
 )
 
@@ -72,7 +72,8 @@ func (p Policy) Renewed(c *Certificates, now time.Time) (*Certificates, error) {
 	return next, nil
 }
 
-// Due returns the time at which the next certificate of c is due, or an authority ends.
+// Due returns the time at which a certificate of c is next to be renewed, or at which an authority ends, whichever is
+// earlier.
 func (p Policy) Due(c *Certificates) time.Time {
 	due := p.dueOf(c.server.Leaf)
 	last := c.authorities[len(c.authorities)-1]
@@ -91,7 +92,7 @@ func (p Policy) dueOf(certificate *x509.Certificate) time.Time {
 }
 
 // wantsAuthority reports whether there is no authority, or the last one is due or has no key. The authorities must be
-// sorted by the ends of the authorities.
+// sorted by the times at which they end.
 func (p Policy) wantsAuthority(authorities []authority, now time.Time) bool {
 	return len(authorities) == 0 || authorities[len(authorities)-1].key == nil || !now.Before(p.dueOf(authorities[len(authorities)-1].certificate))
 }
@@ -103,8 +104,8 @@ func (p Policy) wantsServer(c *Certificates, now time.Time) bool {
 		slices.ContainsFunc(p.Names, func(name string) bool { return !slices.Contains(c.server.Leaf.DNSNames, name) })
 }
 
-// names returns the DNS names of the next certificate. If server is not due yet, the next certificate keeps the names
-// of server: another replica may want them, for example during the rollout of another setting.
+// names returns the DNS names of the next certificate. If the current certificate in the parameter server is not due
+// yet, its names are kept: another replica may want them, for example during the rollout of another setting.
 func (p Policy) names(server *tls.Certificate, now time.Time) []string {
 	names := slices.Clone(p.Names)
 	if server != nil && now.Before(p.dueOf(server.Leaf)) {

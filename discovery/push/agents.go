@@ -25,7 +25,8 @@ type Agent struct {
 	TLS     bool   `json:"tls"`
 	// Software is the name and the version of the client's program, if it sends them.
 	Software string `json:"software"`
-	// Mode is what a change sends: "hosts" or "whole". Variant is the ADS variant.
+	// Mode is what the client is sent after a change: the hosts that have changed ("hosts"), or its whole table ("whole").
+	// Variant is the ADS variant.
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
 	// View describes what selects the client's hosts, for example "namespace shop, IPv4, automatic VIPs".
@@ -44,9 +45,8 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream. Before the client rejects one on this stream,
-	// Nack may be from its previous stream: the push that the client rejected there, if this was its last answer.
-	// Otherwise Nack is nil.
+	// Nack is the last push that the client has rejected on this stream. If there is none, Nack may be from the client's
+	// previous stream: the push that the client rejected with its last answer there. nil means that there is none.
 	Nack *Nack `json:"nack"`
 }
 

@@ -1,7 +1,7 @@
 package push
 
-// maxEncoded bounds the kept bytes of encoded shards, and likewise of encoded resources. (A single shard or resource
-// may be larger.) Each client says which shards it has, so there may be any number of different resources.
+// maxEncoded bounds the bytes of encoded shards that are kept. It also bounds the bytes of encoded resources,
+// separately. A single shard or resource may be larger.
 const maxEncoded = 32 << 20
 
 // A cache holds encoded values, by keys that say from what they were made.
@@ -15,8 +15,8 @@ func newCache[K comparable, V any](limit int, sizeOf func(V) int) cache[K, V] {
 	return cache[K, V]{encoded: map[K]V{}, limit: limit, sizeOf: func(v V) int { return sizeOf(v) + overhead }}
 }
 
-// overhead is about how many bytes a cache needs for an element, in addition to the element's own bytes. It counts
-// because many elements are small.
+// overhead is about how many bytes a cache needs for an element, in addition to the element's own bytes. Many elements
+// are smaller than that, so it is part of the size of each element.
 const overhead = 400
 
 // add adds an encoded value. If the cache would have too many bytes, add drops other values, in no particular order.

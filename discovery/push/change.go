@@ -17,13 +17,13 @@ const (
 	fieldRevision = 4
 )
 
-// A position says which table a client that merges hosts has: its table in a generation, without the missing shards.
-// Generations number the changes of the hosts. A position is guarded by tables.mu.
+// A position says what a client that merges hosts has: its table in a generation, except for the shards in the field
+// missing. Generations number the changes of the hosts. A position is guarded by tables.mu.
 type position struct {
 	generation generation
 	missing    digest.Set
-	// rejected is true if the client has rejected the table with the checksum sum. The client is sent its whole table,
-	// but only after the table has changed: the client might reject the same content again.
+	// rejected is true if the client has rejected its table; the field sum is the checksum of that table. The client is
+	// sent its whole table, but only after the table has changed: the client might reject the same content again.
 	rejected bool
 	sum      digest.Sum
 }
@@ -54,8 +54,8 @@ type deltaID struct {
 	base *identity
 }
 
-// maxSpans bounds the kept bytes of spans, and likewise of deltas: each client that is behind may be at a different
-// generation. changeSize is about how many bytes a span has for each change, and for each namespace of its index.
+// maxSpans bounds the bytes of spans that are kept. It also bounds the bytes of deltas, separately. changeSize is about
+// how many bytes a span has for each change, and for each namespace of its index.
 const (
 	maxSpans   = 8 << 20
 	changeSize = 150
@@ -150,7 +150,7 @@ func appendVisible(to []entryChange, v *hosts.Viewer, changes []hosts.HostChange
 	return to
 }
 
-// encode sets added and removed.
+// encode sets the fields added and removed.
 func (d *delta) encode() {
 	var entries []*hosts.Entry
 	for _, e := range d.entries {
@@ -163,8 +163,8 @@ func (d *delta) encode() {
 	d.added = mem.SliceBuffer(concatenate(entries))
 }
 
-// without returns the entries of d, except the entries in the shards of complete and the entries of the hosts in
-// others.
+// without returns the entries of d. It leaves out those in the shards of the parameter complete, and those of the hosts
+// in the parameter others.
 func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []entryChange {
 	var left []entryChange
 	keys := make(map[string]bool, len(others))
@@ -179,8 +179,8 @@ func (d *delta) without(complete *digest.Set, others []hosts.HostChange) []entry
 	return left
 }
 
-// visibleTo returns what a view sees of the changes since a generation, except for the shards in complete. The
-// parameter special has the changes that the view may see in another way than its base.
+// visibleTo returns what a view sees of the changes since a generation. It leaves out the shards in the parameter
+// complete. The parameter special has the changes that the view may see in another way than its base.
 func (r *recent) visibleTo(v *view, g generation, special []hosts.HostChange, complete *digest.Set) *delta {
 	d := r.visibleToBase(v.base, g)
 	if len(special) == 0 && *complete == (digest.Set{}) {

@@ -17,12 +17,11 @@
 //     encoded. codec.go sends these bytes without a copy for each client.
 //  6. request.go decodes what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
 //
-// What a change sends to a client depends on what the client can merge. The client says it in the node metadata
+// What a client is sent after a change depends on what it can merge. The client says this in the node metadata
 // NAMETAP_MERGE:
 //
-//   - Nothing (Istio's agent): there is one unnamed table. A change sends all of it.
-//   - Hosts ("hosts"): there is one unnamed table. A change sends the hosts that have changed, and
-//     the checksum of the table with the change. A client that connects says which hosts it has, by
-//     256 checksums, and is sent the shards that differ. If a client lacks changes that are no
-//     longer kept, it is sent the shards that have changed.
+//   - Nothing (Istio's agent): there is one unnamed table. After a change, the client is sent all of it.
+//   - Hosts ("hosts"): there is one unnamed table. After a change, the client is sent the hosts that have changed, and
+//     the checksum of the new table. A client that connects says which hosts it has, by 256 checksums, and is sent the
+//     shards that differ. If a client lacks changes that are no longer kept, it is sent the shards that have changed.
 package push

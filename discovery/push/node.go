@@ -74,8 +74,8 @@ const (
 )
 
 // parseNode returns what a node says of its client. The node id has Istio's form:
-// sidecar~<ip>~<pod>.<namespace>~<domain>. parseNode refuses what istiod refuses: a client that works
-// with nametap-discovery also works with istiod.
+// sidecar~<ip>~<pod>.<namespace>~<domain>. parseNode refuses what istiod refuses, so a client that works with
+// nametap-discovery also works with istiod.
 func parseNode(node *corev3.Node) (subscriber, error) {
 	if node.GetId() == "" {
 		return subscriber{}, refuse("the first request carries no node id: want sidecar~<ip>~<pod>.<namespace>~<domain>")

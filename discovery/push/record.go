@@ -30,7 +30,7 @@ type nack struct {
 	reason string
 }
 
-// maxNacks bounds the clients without a stream whose NACK is kept.
+// maxNacks bounds how many NACKs of clients without a stream are kept.
 const maxNacks = 1 << 10
 
 // nacks keeps the NACKs of clients whose stream has ended, if the last answer on the stream was a NACK. An agent that

@@ -103,7 +103,7 @@ func (r *Request) part(n protowire.Number) part {
 // wildcard is the name of all resources. A first request without names means the same.
 const wildcard = "*"
 
-// readPart reads a field with the part p of a request, and keeps what is used of it.
+// readPart reads a field that contains the part p of a request, and keeps what is used of it.
 func (r *Request) readPart(w wire, p part, size int) (err error) {
 	switch p {
 	case partNode:
@@ -168,8 +168,8 @@ type wire struct{ *mem.Reader }
 
 var errMalformed = errors.New("malformed message of protobuf")
 
-// eachField calls handle for each length-delimited field in the next n bytes. It skips the bytes of the field that
-// handle has not read.
+// eachField calls the function handle for each length-delimited field in the next n bytes. It skips the bytes of the
+// field that the function has not read.
 func (w wire) eachField(n int, handle func(field protowire.Number, size int) error) error {
 	for end := w.Remaining() - n; w.Remaining() > end; {
 		tag, err := binary.ReadUvarint(w)
@@ -213,7 +213,7 @@ func (w wire) bytes(size int) []byte {
 	return data[:n]
 }
 
-// text reads a text of size bytes, cut to bound bytes.
+// text reads a text. The parameter size is its length; at most bound bytes of it are read.
 func (w wire) text(size, bound int) string { return string(w.bytes(min(size, bound))) }
 
 // node reads a node.
@@ -243,8 +243,8 @@ func (w wire) node(size int) (*corev3.Node, error) {
 	return node, err
 }
 
-// metadata reads a key of the metadata and its value into the map to, if the key is used. Encoders write the key before
-// the value.
+// metadata reads a key of the metadata and its value. If the key is used, it adds both to the given map. Encoders write
+// the key before the value.
 func (w wire) metadata(size int, to map[string]*structpb.Value) error {
 	key := ""
 	return w.eachField(size, func(n protowire.Number, size int) error {

@@ -10,7 +10,7 @@ import (
 // TypeURL is the type of the resource that is sent.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
 
-// A response has the content of a response of either variant, not encoded yet.
+// A response has the fields from which a DiscoveryResponse or a DeltaDiscoveryResponse is encoded.
 type response struct {
 	nonce, version string
 	resource       *resource // nil for none

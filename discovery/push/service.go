@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// firstReadWait is how long a stream waits for the first reading of all sources. If the server refused the agent at
-	// once, the agent would wait before it connects again. After an outage, it would wait up to 30 s.
+	// firstReadWait is how long a stream waits for the first reading of all sources. If the server refused an agent at
+	// once, the agent would connect again only after a pause of up to 30 s.
 	firstReadWait = 10 * time.Second
 	// catchUpWait is how long a client waits if the objects of this replica may be older than the client's table.
 	// catchUpPoll is the time between two checks whether the replica is behind.
@@ -43,20 +43,21 @@ type Config struct {
 	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream ends.
 	// Requests for other types do not count: Istio's agent sends the requests of its Envoy on the same stream.
 	AckTimeout time.Duration
-	// Check returns an error if a client may not claim to be node, in the namespace that node names. ctx is the context
-	// of the client's stream. The error ends the stream. If Check is nil, nothing is checked.
+	// Check returns an error if a client may not claim to be a node. The parameter namespace is the namespace that the
+	// node names, and ctx is the context of the client's stream. The error ends the stream. If Check is nil, nothing is
+	// checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded
-	// for some namespaces only. A client that does not read keeps its table in memory, and with Sidecars, each client
-	// may have a table of its own. The error ends the stream of the client. If Room is nil, there is always room.
+	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded for
+	// some namespaces only. The error ends the stream of the client. If Room is nil, there is always room.
 	Room func() error
 	// Replica is the name of this replica in the state of clients.
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
-	// Behind reports whether the objects that are served may be older than the objects of a client's table, which has a
-	// revision. At the time heldAt, the client had this table, from this or another replica. Behind reports true until
-	// it is known that the objects are not older. If Behind is nil, the objects are never behind.
+	// Behind reports whether the objects that are served may be older than the objects in a client's table. The parameter
+	// revision is the revision of this table. The client had the table at the time heldAt, perhaps from another replica.
+	// Behind reports true until it is known that the objects are not older. If Behind is nil, the objects are never
+	// behind.
 	Behind func(revision []byte, heldAt time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
@@ -107,10 +108,10 @@ func (s *Service) SetMissing(clusters map[string]string) {
 }
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
-// calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table
-// with them. No client waits for report, and report does not wait for clients.
+// calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table of
+// these objects. No client waits for report, and report does not wait for clients.
 //
-// revision identifies the state of the sources with these changes; nil means that it is not known.
+// The parameter revision identifies the state of the sources after these changes; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) hosts.Update {
 	u, woken := s.tables.update(changes, revision, report)
 	s.rounds.add(woken)
@@ -207,8 +208,8 @@ func (s *Service) receive(client *session, next func(any) error) error {
 	}
 }
 
-// awaitFirstRead waits until all sources were read for the first time, at most for firstReadWait
-// or until ended is closed.
+// awaitFirstRead waits until all sources were read for the first time, until firstReadWait has passed, or until the
+// channel done is closed.
 func (s *Service) awaitFirstRead(done <-chan struct{}) {
 	timer := time.NewTimer(firstReadWait)
 	defer timer.Stop()
@@ -220,8 +221,8 @@ func (s *Service) awaitFirstRead(done <-chan struct{}) {
 }
 
 // awaitRevision waits while the objects that are served may be older than revision, the revision of the client's table.
-// It waits at most for catchUpWait, or until ended is closed. If the objects may still be older after catchUpWait, it
-// returns an error. The error refuses the client, so the client keeps its table.
+// It also returns when the channel done is closed. If the objects may still be older after catchUpWait, it returns an
+// error. The error refuses the client, which keeps its table.
 func (s *Service) awaitRevision(revision []byte, done <-chan struct{}) error {
 	began := time.Now()
 	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
@@ -244,7 +245,7 @@ func (s *Service) awaitRevision(revision []byte, done <-chan struct{}) error {
 	return nil
 }
 
-// rejected counts and logs a NACK. Nothing else in the logs shows that the client keeps its previous table.
+// rejected counts and logs a NACK.
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
@@ -265,8 +266,7 @@ func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(vari
 
 // Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "", of all
 // namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the iteration
-// reaches it. A push to a client may wait while the state of that client is read, but not while the caller handles the
-// state.
+// reaches it. No lock is held while the caller handles a state.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {

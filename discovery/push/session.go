@@ -30,7 +30,7 @@ type session struct {
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
 	tls       bool
-	connected time.Duration // a time as in record
+	connected time.Duration // a time as in the type record
 
 	mu      sync.Mutex // guards the fields up to record
 	client  subscriber
@@ -50,7 +50,8 @@ type session struct {
 	view     *view // nil until joined is set
 	position position
 	accepted string // the version of the last push that the client has accepted
-	// woken is the time, as in record, of the first change that was not sent to the client; 0 if there is none.
+	// woken is the time of the first change that was not sent to the client, in the form of the type record; 0 if there is
+	// none.
 	woken time.Duration
 }
 

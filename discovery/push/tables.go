@@ -27,14 +27,14 @@ type tables struct {
 	// a change could lack the change.
 	making sync.Mutex
 
-	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts. With
-	// making locked, set may be read without mu.
+	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts. While
+	// making is held, set may be read without mu.
 	mu          sync.Mutex
 	waiting     string            // why no table is served yet; empty if tables are served
 	missing     map[string]string // why the objects of a cluster are missing, by name
 	scene       *hosts.Scene
 	set         hosts.Set
-	unusedViews int // views without sessions that are kept
+	unusedViews int // number of views without sessions that are kept
 	recent      recent
 	revision    []byte // of the objects (see [Service.Update])
 	bases       map[hosts.Base]*base
@@ -51,7 +51,7 @@ func newTables(all *hosts.Hosts) *tables {
 	}
 }
 
-// elapsed returns the time since began. Sessions keep times in this form, which takes eight bytes.
+// elapsed returns the time since began. Sessions keep times in this form.
 func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 
 // A change has what an update changes in the bases.
@@ -162,8 +162,8 @@ func (t *tables) affectedLocked(c *change, visit func(*session)) {
 	}
 }
 
-// specialLocked calls visit for each view of a base that may see some of the changes in another way than the base, with
-// these changes.
+// specialLocked calls visit for each view of a base that may see some of the changes in another way than the base. It
+// passes these changes to visit.
 func (t *tables) specialLocked(c *change, b *base, visit func(*view, []hosts.HostChange)) {
 	if c.Views || len(c.span.Changes) == 0 {
 		return
@@ -247,7 +247,7 @@ func (t *tables) moveLocked(c *change, woken []*session) []*session {
 	for s, to := range moved {
 		old, p := s.view, s.position
 		if delete(old.sessions, s); len(old.sessions) == 0 {
-			t.dropLocked(old) // after the change, no client may see what this view has
+			t.dropLocked(old) // it is not kept, because no client may see its hosts any more
 		}
 		t.enterLocked(s, to)
 		p.missing.Join(old.changedSince(p.generation))
@@ -321,8 +321,8 @@ func (t *tables) enterLocked(s *session, b *base) {
 }
 
 const (
-	// keepViews is how long a view without sessions is kept. Without it, the only client of a namespace, if it connects
-	// again and again, would make the server look at all hosts each time.
+	// keepViews is how long a view without sessions is kept. If it were dropped at once, a client that connects again and
+	// again, and is the only one of its namespace, would make the server look at all hosts each time.
 	keepViews = 10 * time.Second
 	// maxUnused bounds the number of views that are kept without sessions.
 	maxUnused = 1 << 10
@@ -404,8 +404,8 @@ func (t *tables) next(s *session) (r *resource, version string, needsRoom bool) 
 	return t.wholeLocked(s.view), version, needsRoom
 }
 
-// maxSmall is the size of the smallest large resource, in bytes. Most changes are smaller, and are sent without a call
-// of Config.Room.
+// A resource of maxSmall bytes or more counts as large. Most changes are smaller, and are sent without a call of
+// Config.Room.
 const maxSmall = 64 << 10
 
 // nextChangeLocked returns the change from the table of a client that merges hosts to the current table. Unless s.owed

@@ -101,7 +101,7 @@ type view struct {
 	differs map[int]difference // by shard
 	sumDiff digest.Sum         // sum of the checksums in differs
 	hosts   int                // number of hosts in differs
-	entries int                // how many more than the base has
+	entries int                // number of entries in the table, minus those of the base
 	last    generation         // latest generation in differs
 	// textOf is a checksum that the table has had, and text is this checksum as text.
 	text      string
@@ -110,8 +110,9 @@ type view struct {
 	dropTimer *time.Timer // drops the view; nil while it has sessions
 }
 
-// A difference is how a shard of a view differs from its base: by which checksum, in how many hosts, and since which
-// generation.
+// A difference says how a shard of a view differs from that of its base. The field sum is the checksum in the view
+// minus the checksum in the base, hosts is the number of hosts that differ, and changed is the generation in which the
+// difference last changed.
 type difference struct {
 	sum     digest.Sum
 	hosts   int

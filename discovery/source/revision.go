@@ -43,11 +43,11 @@ func (h *Heard) Add(upTo uint64, from time.Time) {
 	h.upTo, h.from = append(h.upTo, upTo), append(h.from, from)
 }
 
-// Lacks reports whether the API server may have a change of a resource that it has not sent yet. It does if the
-// revision r, which a client had at the time heldAt, has a later version of the resource. Lacks reports false if the
-// last list of the resource began after heldAt. This list has the newest state, so r is from another API server, or
-// from a time before etcd was restored, or it is invented. Lacks also reports false for revisions of another release,
-// which may read other resources.
+// Lacks reports whether the API server may have a change of a resource that it has not sent yet. This is so if the
+// revision r, which a client had at the time heldAt, has a later version of the resource. But if the last list of the
+// resource began after heldAt, Lacks reports false. Such a list has the newest state, so r must be from another API
+// server, from before etcd was restored, or invented. Lacks also reports false for revisions of another release, which
+// may read other resources.
 func (h Heard) Lacks(resource int, r Revision, heldAt time.Time) bool {
 	return len(r) == len(h.upTo) && h.upTo[resource] < r[resource] && h.from[resource].Before(heldAt)
 }

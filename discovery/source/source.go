@@ -1,7 +1,6 @@
-// Package source has the interfaces between the control plane and the sources of objects. The control plane
-// has a list of [Source], and an [API] for everything else that it needs of an API server. Only package
-// discovery/clusters, with discovery/kube below it, links Kubernetes' client, so a program that only reads files does
-// not link it.
+// Package source has the interfaces between the control plane and the sources of objects. The control plane has a list
+// of [Source], and an [API] for everything else that it needs of an API server. Only the packages discovery/clusters
+// and discovery/kube link Kubernetes' client library, so a program that only reads files does not have it.
 package source
 
 import (
@@ -37,9 +36,9 @@ type Reading struct {
 	Changes []hosts.Change
 	Errors  []object.Error // all current errors, sorted; not to be changed
 	Notes   []string       // why objects without errors make no host, sorted
-	Kept    int            // number of objects in use in their last good form, or as they were saved
-	// Waiting is the reason why this reading must not be the first one that is served; "" means that it may be, once Read is
-	// set.
+	Kept    int            // number of objects in use in their last good form or their saved form
+	// Waiting is the reason why this reading must not be the first one that is served. If it is "" and Read is set, this
+	// reading may be the first.
 	Waiting string
 	// Read is set once all objects were read, or once reading has failed in a way that will not end
 	// soon. Streams wait until Read is set, but not for long.
@@ -59,8 +58,8 @@ const (
 	StepSaveCluster = "save_cluster" // saving the objects of a cluster
 )
 
-// An API is an API server. Its methods make the things that the control plane needs of the API server. They check their
-// configurations, and send no request.
+// An API is an API server. Its methods make what the control plane needs of the API server. Each method checks its
+// configuration, and sends no request.
 type API interface {
 	// NewObjects returns the objects of the API server.
 	NewObjects(cfg ObjectsConfig) (Objects, error)
@@ -145,14 +144,14 @@ func (s Status) Waiting() string {
 type ClustersConfig struct {
 	// Namespace is the namespace of the Secrets.
 	Namespace string
-	// RootNamespace is the namespace in each cluster whose label names the cluster's network.
+	// RootNamespace is a namespace in each cluster. One of its labels names the cluster's network.
 	RootNamespace string
 	// Own is the name of the own cluster. No Secret may name it.
 	Own string
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
-	// Wait is how long [Reading.Waiting] names a missing cluster, from the time when a Secret first named the
-	// cluster. After a quarter of Wait the cluster's saved objects are used, if there are any.
+	// Wait is how long [Reading.Waiting] names a cluster that has no objects in use yet. The time begins when a Secret
+	// first names the cluster. After a quarter of Wait, the cluster's saved objects are used, if there are any.
 	Wait time.Duration
 	// State is the directory in which the last objects of each cluster are saved; nil for none.
 	State *statedir.Dir
