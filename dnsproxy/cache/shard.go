@@ -39,7 +39,7 @@ type entry struct {
 	isAnswer    bool  // reply is an answer, not a failure
 	hits        uint8 // how often the fresh reply was used, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
-	visited     bool  // used since the hand of the shard last passed it (SIEVE's bit)
+	visited     bool  // used since shard.hand last passed it (SIEVE's bit)
 	provisional bool  // see Value.Provisional
 }
 
@@ -221,7 +221,7 @@ const (
 	maxFails   = 8 // more doublings would overflow
 )
 
-// fail records that nameservers were asked for a reply in place of e, and that they failed.
+// fail records that nameservers were asked for a newer reply than that of e, and failed.
 func (s *shard) fail(e *entry, now time.Duration, text string) {
 	e.retryAt = now + min(minRecheck<<e.fails, maxRecheck)
 	e.failure, e.refreshing, e.fails = text, false, min(e.fails+1, maxFails)
@@ -243,7 +243,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 // insert adds e as the newest entry. There must be no entry with its hash.
 func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
-		return // it would evict all other entries, and then itself
+		return // there is no room for it, even if all other entries are evicted
 	}
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e
