@@ -57,7 +57,7 @@ type Query struct {
 	Expired   time.Duration // how long ago a stale reply has expired
 	Who       Who
 
-	// These are only for [Exchanges], and are not in a slot.
+	// These fields are only for [Exchanges], and are not kept in a ring.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
 	Response []byte                // empty if there was no response
@@ -134,7 +134,7 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// cut is the end of a text that was cut.
+// cut replaces the end of a text that was too long.
 const cut = "..."
 
 // packText writes the length of a text, and then the text, to b at the offset n. It cuts the text to limit bytes. It
