@@ -226,7 +226,7 @@ func (h *Host) mayBePod(c *Cluster) bool {
 	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
 }
 
-// podOf reports whether the host is a pod of service, a headless Service.
+// podOf reports whether the host is a pod of the headless Service whose name is service.
 func (h *Host) podOf(service wire.Name) bool {
 	parent, grandparent := h.servicesOfPod()
 	return h.Kubernetes() && !h.headless() && (parent == service || grandparent == service && grandparent != wire.Root)

@@ -297,7 +297,7 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 		n++
 		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
 	})
-	var havePods [2]bool // by the method side
+	var havePods [2]bool // indexed by the result of the method side
 	for _, service := range s.services {
 		t.pods(service, packed, func(pod Host) bool {
 			havePods[t.side(service)] = true
