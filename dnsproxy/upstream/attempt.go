@@ -60,7 +60,7 @@ func (a *attempt) expired(now time.Time) bool {
 	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
 }
 
-// end ends the attempt with a reply or an error. It keeps the memory of the reply.
+// end ends the attempt with a reply or an error. It does not copy the reply.
 func (a *attempt) end(reply []byte, err error) {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded

@@ -76,8 +76,8 @@ type history struct {
 // A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
 type standing struct {
 	state     State
-	silent    bool          // two probes are unanswered, the second for longer than patience
-	full      bool          // a probe is unanswered for longer than patience, and the server owes many replies (rule 7)
+	silent    bool          // two probes are unanswered, the second for longer than history.patience
+	full      bool          // many queries are unanswered, and a probe for longer than history.patience (rule 7)
 	rtt       time.Duration // SRTT; a guess before the first reply
 	lateAfter time.Duration // how long after a query the server is late
 }
@@ -218,7 +218,7 @@ const (
 )
 
 // A budget bounds how often the queries of a group are sent again because a server is late
-// (rule 7). In the zero budget nothing is spent. A budget is safe for concurrent use.
+// (rule 7). In the zero budget nothing is spent yet. A budget is safe for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	spent  float64

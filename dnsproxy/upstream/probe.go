@@ -91,7 +91,7 @@ func loopSuffix() wire.Name {
 type Arrival struct {
 	// From is the address that the question came from.
 	From netip.AddrPort
-	// To is the original destination of a captured question that will be forwarded there, and
-	// not valid for other questions.
+	// To is the original destination of a captured question that will be forwarded there. For other questions, To is
+	// not valid.
 	To netip.AddrPort
 }

@@ -21,7 +21,7 @@ import (
 type schedule struct {
 	// Set before start.
 	options  Options
-	tries    []try // a server each, in the order of configuration
+	tries    []try // one for each server, in the order of configuration
 	deadline time.Time
 	budget   *budget // of rule 7, shared by all queries of the group
 	sendOnce bool    // the query must not be sent twice (rule 8)
@@ -72,7 +72,7 @@ type outcome struct {
 	stream, noOPT bool    // how the server was asked
 }
 
-// An action is something that the exchange has to do for the schedule, to the server with the index try.
+// An action is something that the exchange has to do for the schedule. It concerns the server with the index try.
 type action struct {
 	kind actionKind
 	try  int
@@ -410,8 +410,8 @@ func (s *schedule) hold(o outcome, now time.Time) {
 	}
 }
 
-// precedes reports whether t must be asked before other, whatever their order in the configuration. It must if it was
-// asked fewer times, or if rule 3 puts it first. byTime is true if SRTT counts for this, too.
+// precedes reports whether t must be asked before other, whatever their order in the configuration. This is so if t was
+// asked fewer times, or if rule 3 puts it first. If byTime is true, SRTT counts for rule 3.
 func (t *try) precedes(other *try, byTime bool) bool {
 	x, y := t.standing, other.standing
 	switch {

@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets are open, a server
-// that has not replied yet gets no new socket. While maxElsewhereSockets are open, no such server gets one. Each
-// socket costs a descriptor and one or two goroutines.
+// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets of them are open, such
+// a server gets a new socket only if it has replied before. While maxElsewhereSockets are open, none of these servers
+// gets one. Each socket costs a descriptor and one or two goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -60,7 +60,7 @@ type server struct {
 
 	mu             sync.Mutex
 	history        history
-	options        Options        // options of the group that last took this server
+	options        Options        // options of the group that the server was put into last
 	nextProbe      probeQuestion  // question of the next probe
 	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
@@ -524,8 +524,8 @@ func (s *server) status(now time.Time) Status {
 	}
 }
 
-// sweep sweeps the server's sockets. If the server owes replies and is not down, it also probes the server when a
-// probe is due, even if no query follows, and reports true.
+// sweep sweeps the server's sockets. If the server owes replies and is not down, sweep reports true. In this case it
+// also probes the server if a probe is due, because there may be no further query that would do so.
 func (s *server) sweep(now time.Time) (owes bool) {
 	if s.udp != nil {
 		s.udp.sweep(now)

@@ -106,7 +106,7 @@ func (w *wheel) fire() {
 	}
 }
 
-// A dueTimer is a timer that was due.
+// A dueTimer has what is needed to notify the exchange of a timer that was due.
 type dueTimer struct {
 	notify     func(generation uint64)
 	generation uint64
