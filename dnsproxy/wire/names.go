@@ -13,9 +13,9 @@ import (
 )
 
 // A Name is a domain name in the wire form of RFC 1035, section 3.1, but in lower case and without the root label at
-// its end. For example, the Name of www.Example. is "\x03www\x07example". A Name without its first or last labels is
-// a slice of it. Names are the keys of tables and caches, so escapes, case and trailing dots are handled only once:
-// where a name comes in.
+// its end. For example, the Name of www.Example. is "\x03www\x07example". To remove the first or the last labels of a
+// Name, it is enough to slice it. Names are the keys of tables and caches, so escapes, case and trailing dots are
+// handled only once: where a name comes in.
 type Name string
 
 // WildcardLabel is the first label of the name of a wildcard.
@@ -186,7 +186,7 @@ func (n Name) Below(suffix Name) bool {
 	return n == suffix
 }
 
-// BelowAny returns the first of suffixes that n equals or is below.
+// BelowAny returns the first element of suffixes that n equals or is below.
 func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
 	for _, suffix := range suffixes {
 		if n.Below(suffix) {
