@@ -27,9 +27,8 @@ const udpReceiveBuffer = 4 << 20
 
 // A udpListener reads one socket on one goroutine, which also runs the fast path.
 //
-// It reads packets until the socket is empty, and only then waits in Go's netpoller. The system
-// calls that read and send never block, so they are made without telling Go's scheduler:
-// that would take as long as making the answer.
+// It reads packets until the socket is empty, and only then waits in Go's netpoller. The system calls that read and
+// send never block. So Go's scheduler is not told of them, because telling it would take as long as making the answer.
 type udpListener struct {
 	handler  *front
 	address  Addr
@@ -47,7 +46,7 @@ type udpListener struct {
 	idle     atomic.Int64 // how many workers wait for a task
 	workers  sync.WaitGroup
 
-	waiting sync.WaitGroup // for each udpClient
+	waiting sync.WaitGroup // counts the udpClients
 	answers sync.Pool      // of *udpAnswer
 
 	// If many tasks wait, workers read the socket, too (see fewStarting).
@@ -193,7 +192,7 @@ type udpReader struct {
 	buffer  []byte           // memory for the response
 	scratch *table.Scratch
 	left    int   // how many packets may still be read after stop
-	err     error // the error of the socket, if it ended reading
+	err     error // the error that ended reading; nil for none
 }
 
 func (l *udpListener) newReader() udpReader {

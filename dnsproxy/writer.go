@@ -142,8 +142,8 @@ const fixedLen = 12
 // host's records of the queried type. If the host has no such records, mesh writes the SOA record that lets clients
 // cache the negative answer (RFC 2308). t is the table of the match.
 //
-// If the host of an autopath name has no records of the queried type, there is no CNAME record either: glibc would
-// end its search at a CNAME record, but a later name of the search list may have such records.
+// If the host of an autopath name has no records of the queried type, there is no CNAME record either: glibc would end
+// its search at a CNAME record, but with a later domain of the search list the name may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	if m.Rule == table.RuleAutopath && !w.hasRecords(m, t) {
@@ -251,7 +251,7 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	}
 	header := w.buf[w.start:]
 	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
-	// TC makes a client ask again over TCP. At the limit of TCP, this would not help.
+	// TC makes a client ask again over TCP. If the limit is already that of TCP, this would not help.
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
@@ -357,8 +357,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// If there are more than maxShuffled times as many addresses as fit, the addresses are not shuffled, but a sample is
-// drawn: shuffling would take too many random numbers for addresses that are left out.
+// If there are more than maxShuffled times as many addresses as fit, a random sample is drawn instead of shuffling all
+// addresses. Shuffling would take too many random numbers for addresses that are left out.
 const maxShuffled = 2
 
 // shuffle shuffles the packed addresses and writes the first n of them.
@@ -393,7 +393,7 @@ func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 // from maxSampled consecutive addresses, the first of which is chosen at random.
 const maxSampled = 1 << 14
 
-// sample writes a random sample of n of the packed addresses. There must be more than maxShuffled times n.
+// sample writes a random sample of n of the packed addresses. There must be more than maxShuffled times n addresses.
 func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
 	var taken [maxSampled / 64]uint64
 	size := wire.AddressLen(rrtype)
