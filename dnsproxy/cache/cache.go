@@ -65,7 +65,7 @@ type Hit struct {
 	Reply   *reply.Reply // set if State is Fresh, Stale or StaleNow; may be set if it is Failed
 	Server  string       // the nameserver that sent Reply: see Value.Server
 	Age     reply.Age    // of Reply, for [reply.Reply.Append]
-	Failure string       // why asking failed, if State is StaleNow, or Failed without a Reply; may be empty
+	Failure string       // why asking failed, if State is StaleNow, or is Failed and Reply is nil; may be empty
 }
 
 // A Value is the result of asking nameservers a question.
@@ -94,8 +94,8 @@ type Stats struct {
 	Entries int   // replies and failures
 	Bytes   int64 // bytes that the entries occupy, with the index
 
-	// How often Get has returned the state Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and Failed
-	// (Failures). Questions with the state Miss or Stale are counted by CountMiss.
+	// The numbers of questions for which Get returned Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and
+	// Failed (Failures). After Miss and Stale, a question counts only if the caller calls CountMiss.
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that were removed to make room
 }
@@ -105,7 +105,7 @@ type Stats struct {
 // package clock.
 type Cache struct {
 	seed   maphash.Seed
-	origin time.Time // the times in entries count from here: 8 bytes for each time instead of 24
+	origin time.Time // the times in entries count from here, so that each takes 8 bytes instead of 24
 	shards [shardCount]shard
 	off    atomic.Bool // the cache keeps nothing
 

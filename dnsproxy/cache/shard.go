@@ -213,8 +213,8 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 }
 
 // If a reply is to be replaced, and asking fails, the question is asked again after minRecheck at the earliest. This
-// time doubles with each failure, up to maxRecheck, the failure recheck timer of RFC 8767, section 5. The first times
-// may be shorter than that timer, because no client waits for these attempts.
+// time doubles with each failure, up to maxRecheck, the failure recheck timer of RFC 8767, section 5. The first of
+// these times may be shorter than the RFC says, because no client waits for these attempts.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
