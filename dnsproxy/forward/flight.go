@@ -25,7 +25,7 @@ const (
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
-	cache.Key // of a relayed message, only the name, type and class of the question
+	cache.Key // for a relayed message, only the name, type and class are set
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
 	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty if the cache is
 	// on, and the client's transport if the cache is off.

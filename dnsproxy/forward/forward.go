@@ -412,8 +412,8 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	return content.Total, nil
 }
 
-// flush removes the replies to the questions for which match returns true from the cache, or all replies if match is
-// nil. Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
+// flush removes replies from the cache: those to the questions for which match returns true, or all if match is nil.
+// Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
 // nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
