@@ -43,8 +43,8 @@ type Age struct {
 	Stale bool
 }
 
-// Append appends the response to q to dst. The memory of dst and of q.Query must not overlap. Append
-// does not allocate if dst has room for Limit bytes.
+// Append appends to dst the response to q. The memory of dst and of q.Query must not overlap. Append does not allocate
+// if dst has room for Limit bytes.
 func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 	start := len(dst)
 	stale := age.Stale && q.EDNS

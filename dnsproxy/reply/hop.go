@@ -15,9 +15,8 @@ import (
 // the OPT record, and options that are only for neighbours are removed. Other options, such as the client's subnet,
 // stay.
 //
-// If edns is true, and a reply has no OPT record, the copy gets one. Without it, the client would conclude
-// that this agent does not support EDNS. A message that is signed as a whole, or is malformed,
-// is copied as it is.
+// If edns is true, and msg is a reply without an OPT record, the copy gets one. Without it, the client would conclude
+// that this agent does not support EDNS. A message that is signed as a whole, or is malformed, is copied as it is.
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {
