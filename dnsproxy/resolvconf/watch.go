@@ -52,7 +52,7 @@ type identity struct {
 	settled      bool // a change from now on is certain to give another identity
 }
 
-// A fileIdentity is the inode of a file and the time of its last change; zero if the file is missing.
+// A fileIdentity has the inode of a file, its size and the time of its last change. It is zero if the file is missing.
 type fileIdentity struct {
 	dev, inode uint64
 	size       int64
