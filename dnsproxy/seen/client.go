@@ -195,8 +195,8 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 }
 
 // byPortLocked asks for the UDP sockets with the port of the client. For an IPv4 client, it also looks at IPv6
-// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. It takes 40 µs
-// for UDP; for TCP it would take a millisecond, so byPortLocked does nothing for TCP.
+// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. This takes 40 µs for
+// UDP. For TCP it would take a millisecond, so byPortLocked does nothing for TCP.
 func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
 		return owner{}
