@@ -87,7 +87,7 @@ func recordLen(b []byte) int {
 	return len(b) - len(rest)
 }
 
-// Kubernetes reports whether the host comes from the registry Kubernetes: a Service.
+// Kubernetes reports whether the host is a Service: whether it comes from the registry Kubernetes.
 func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
 func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
 func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
