@@ -57,14 +57,14 @@ func (s State) String() string {
 // the server guards it with its mutex.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
-	replies      int           // so far, up to rttGain
+	replies      int           // how many replies have come, up to rttGain
 	heard        time.Time     // when the last reply came, to a query or a probe
 	probed       time.Time     // when the last probe was sent
 
-	// Since the last reply (rule 2).
+	// These fields describe what has happened since the last reply (rule 2).
 	waiting     time.Time // when the first query was sent; zero if none was
 	probes      int
-	refusals    int       // of connections
+	refusals    int       // how often a connection was refused
 	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
 	looping bool

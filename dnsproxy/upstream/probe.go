@@ -45,9 +45,9 @@ func (p probeQuestion) question(known []byte) []byte {
 // the server has forwarded it.
 
 const (
-	// LoopZone is the domain that the names of loop probes end in. A name has one label before this domain, so it
-	// has two labels: forwarders do not forward names of one label. The domain is not one of the special names of
-	// RFC 6761, because many forwarders do not forward these either.
+	// LoopZone is the domain that the names of loop probes end in. A name has one more label before this domain,
+	// because forwarders do not forward names of one label. The domain is not one of the special names of RFC 6761,
+	// because many forwarders do not forward these either.
 	LoopZone = "nametap-loop-probe."
 
 	probeLen = 16 // random bytes in a name; its first label has them in hex

@@ -19,7 +19,7 @@ import (
 // carries out the actions in the field actions. This goes on until the schedule is over, or the caller cancels the
 // query.
 type schedule struct {
-	// Set before start.
+	// These fields are set before the method start is called.
 	options  Options
 	tries    []try // one for each server, in the order of configuration
 	deadline time.Time
@@ -37,7 +37,7 @@ type schedule struct {
 
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
-	// The end. The answer may be replaced after it was given, until the schedule is over.
+	// These fields describe the result. The answer may be replaced after it was given, until the schedule is over.
 	answered    bool   // the fields winner, reply, provisional, noOPT and cause are set
 	over        bool   // nothing is awaited any more
 	replaced    bool   // an earlier server's answer replaced the answer (rule 6)

@@ -41,7 +41,7 @@ func withoutZone(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// sockets are the sockets of one kind to a server.
+// sockets are all UDP sockets to a server, or all connections to it.
 type sockets[S interface {
 	comparable
 	// send sends a packet and takes over the attempt. It reports false if the socket

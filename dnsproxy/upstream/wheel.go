@@ -12,7 +12,7 @@ const (
 	wheelSlots = 1024 // a turn is wheelSlots ticks; a timer due after more than a turn is looked at once in each turn
 )
 
-// A timer calls notify once it is due. The wheel's mutex guards its other fields.
+// A timer calls notify once it is due. The wheel's mutex guards the other fields of the timer.
 type timer struct {
 	notify     func(generation uint64) // never changes
 	generation uint64                  // of the exchange, when the timer was set
