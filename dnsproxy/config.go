@@ -33,9 +33,8 @@ const DefaultEDNSUDPSize = 1232
 // A Config configures a [Server]. The zero value of a field means the default named in its
 // comment.
 type Config struct {
-	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
-	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
-	// For port 0 the kernel chooses a free port. Default localhost:15053.
+	// Addr is the host:port to listen on, over UDP and TCP. The host is an IP address, "localhost" (127.0.0.1 and ::1)
+	// or empty (all addresses, both families). For port 0 the kernel chooses a free port. Default localhost:15053.
 	Addr string
 	// Sockets are UDP sockets and listening TCP sockets that are open already, because a service manager keeps them
 	// open across restarts. They must be on the port of Addr. The server serves them instead of opening Addr. Run

@@ -79,7 +79,7 @@ type rules struct {
 	meantSpecial []wire.Name
 }
 
-// signed reports whether a query is signed as a whole.
+// signed reports whether a query is signed as a whole (TSIG, SIG(0)).
 func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
 // answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,

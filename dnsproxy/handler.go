@@ -291,7 +291,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, forward.ErrEcho):
-		// REFUSED, because a forwarder that gets no answer retries.
+		// REFUSED, so that the forwarder that sent the probe back does not send it again.
 		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
 	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther

@@ -28,13 +28,13 @@ import (
 // Timeouts of a client's connection.
 const (
 	tcpIdleTimeout  = 10 * time.Second // until the next query (RFC 7766, section 6.2.3)
-	tcpBriefTimeout = time.Second      // until the first query, for a connection with a reserved descriptor (tcpReserve)
+	tcpBriefTimeout = time.Second      // until the first query of a connection with a reserved descriptor (tcpReserve)
 	tcpWriteTimeout = 10 * time.Second // until a client has read an answer
 )
 
-// tcpDeferAccept is how long the kernel keeps a new connection, in seconds, until a query has arrived on it. Until
-// then the connection belongs to the listening socket and not to this process: if the process ends, the next process
-// that inherits the socket gets the connection.
+// tcpDeferAccept is how long the kernel waits for the first query on a new connection, in seconds. In this time the
+// connection belongs to the listening socket and not to this process: if the process ends, the next process that
+// inherits the socket gets the connection.
 const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
@@ -197,7 +197,7 @@ type tcpConn struct {
 	// became more than 0.
 	idleSince   atomic.Int64
 	answered    atomic.Bool  // a query was answered
-	pendingCost atomic.Int64 // of the queries that workers have (tcpMaxPending)
+	pendingCost atomic.Int64 // cost of the queries that workers have (see tcpMaxPending)
 	heldBytes   atomic.Int64 // bytes of long queries, and of answers that are not yet written
 	progress    atomic.Int64
 	shed        atomic.Bool   // tcpClients has closed the connection to make room

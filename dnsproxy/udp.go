@@ -362,7 +362,7 @@ func (l *udpListener) readFirst() {
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task while other workers wait, too. If no other worker waits, it
+// workerIdle is how long a worker waits for another task while other workers wait, too. If only one worker waits, it
 // waits without a limit. So a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 

@@ -18,7 +18,7 @@ type answerer struct {
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// respondMesh appends the response to a query for a mesh name to dst. The response has at most limit bytes.
+// respondMesh appends to dst the response to a query for a mesh name. The response has at most limit bytes.
 func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	if d.action == actPointers {
@@ -38,15 +38,15 @@ func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
 	return w.buf
 }
 
-// respondNegative appends a response without answers to dst. The response has at most limit bytes. But a query
-// for the zone's SOA record gets that record as its answer.
+// respondNegative appends to dst a response without answers. The response has at most limit bytes. But a query for the
+// zone's SOA record gets that record as its answer.
 func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.negative(n)
 	return w.buf
 }
 
-// respondFailure appends the response to q for a failure to dst.
+// respondFailure appends to dst the response to q for a failure.
 func (a *answerer) respondFailure(dst []byte, q *wire.Query, f failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
 	w.failure(f)
@@ -65,7 +65,7 @@ func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
 	return w.buf
 }
 
-// respondSpecial appends the response for a name in a special-use zone to dst. The response has at most limit bytes.
+// respondSpecial appends to dst the response for a name in a special-use zone. The response has at most limit bytes.
 func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.special(zone)
