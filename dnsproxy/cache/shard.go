@@ -23,7 +23,7 @@ const (
 type entry struct {
 	key        Key
 	hash       uint64
-	prev, next *entry // in the shard's ring
+	prev, next *entry // the neighbours in the shard's ring
 	size       int32
 	maxTTL     uint32 // the longest TTL that clients get, in seconds
 
@@ -46,7 +46,7 @@ type entry struct {
 // A shard is a part of the cache with a lock of its own.
 type shard struct {
 	mu         sync.Mutex
-	generation uint64            // of the last flush
+	generation uint64            // the generation of the last flush
 	entries    map[uint64]*entry // by hash; a new entry replaces one with the same hash
 	ring       entry             // the sentinel of the ring of entries: next is the newest entry, prev the oldest
 	hand       *entry            // where the search for an entry to evict continues
@@ -178,9 +178,9 @@ type lifetime struct {
 	provisional bool
 }
 
-// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. If
-// the reply is a failure such as SERVFAIL, and there is an answer that is fresh or may be used stale, the answer
-// stays, and the failure counts as a failed attempt to ask.
+// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. A
+// failure such as SERVFAIL does not replace an answer that can still be used, fresh or stale. It only counts as a
+// failed attempt to ask.
 func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
