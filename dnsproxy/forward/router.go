@@ -22,7 +22,7 @@ import (
 // A router makes the routing, and makes it again when the settings, resolv.conf or the addresses of this host change.
 // Its methods are safe for concurrent use.
 type router struct {
-	config  Config // as New got it; the settings that Configure changes are in settings
+	config  Config // the Config that New got; settings that Configure changes are in the field settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
 	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
