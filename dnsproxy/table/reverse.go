@@ -37,9 +37,9 @@ func (r reverseIndex) update(previous, hosts *hostSet, changed []int) reverseInd
 	return r
 }
 
-// A pointer leads from a key to a host. From high to low bits, it consists of a tag of the key, a bit that
-// is set if the host is not of the registry Kubernetes, the shard of the host, and the low half of the
-// hash of the host's name. Hashes may collide, so a lookup must check the host's record.
+// A pointer leads from a key to a host. Its bits are, from high to low: a tag of the key; a bit that is set if the host
+// is not of the registry Kubernetes; the shard of the host; the low half of the hash of the host's name. Hashes may
+// collide, so a lookup must check the host's record.
 type pointer uint64
 
 const (

@@ -159,7 +159,7 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 // A content is a hash of the entries of a shard. It does not depend on their order. Two different sets of entries
 // have the same content with a probability of 2^-64.
 type content struct {
-	sum     uint64 // of the entries' hashes
+	sum     uint64 // the sum of the entries' hashes
 	entries int
 }
 

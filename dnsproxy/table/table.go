@@ -21,9 +21,9 @@ type Table struct {
 	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
 	claimed *claimedNames
 
-	ancestors *ancestors // of all names; nil if neither this table nor a previous one was made by WithAncestors
+	ancestors *ancestors // nil unless this table, or a table from which it was made, was made by WithAncestors
 
-	collisionsOnce sync.Once   // for findCollisions
+	collisionsOnce sync.Once   // calls findCollisions
 	collisions     []Collision // set by findCollisions
 }
 
