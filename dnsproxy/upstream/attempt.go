@@ -29,8 +29,8 @@ type attempt struct {
 	probe           probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
 	loopProbe       *loopProbe    // nil if the attempt is no loop probe
 	failedForOthers bool          // see exchange.failedForOthers; if true, a failure does not count for refusals
-	opcode          byte          // as it is in the header
-	question        []byte        // as sent, in wire form
+	opcode          byte          // the opcode as it is in the header
+	question        []byte        // the question as it was sent, in wire form
 	packet          []byte        // the whole query, if sent over a connection
 }
 

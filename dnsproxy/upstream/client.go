@@ -245,10 +245,9 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// Suspect sends a loop probe to each server of the group for which a probe is due. It is to be
-// called when the agent receives a question that it has itself sent to the group, while the servers
-// have not answered yet: a server may have sent the question back. Suspect does not block. [Client.Echo] recognises
-// the probes that come back.
+// Suspect sends a loop probe to each server of the group for which a probe is due. The agent calls Suspect when it
+// receives a question that it has sent to the group, and that no server has answered yet. A server may have sent the
+// question back. Suspect does not block. [Client.Echo] recognises the probes that come back.
 func (g *Group) Suspect() {
 	now := time.Now()
 	for _, s := range g.servers {

@@ -53,11 +53,11 @@
 //     it is sent only probes, every 250 ms, until it has sent a reply. Queries wait for this reply. If the server
 //     is down, and no other server is left, queries fail at once.
 //
-//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
-//     server, and to the next only if the best could not be reached: the message may change data,
-//     and must not do so twice. Any response code is an answer to it. After a truncated reply a
-//     query is sent again over TCP, and when TCP is late or fails, to the next server. If no
-//     whole reply has come after 1 s, or all servers have failed, the truncated reply is the answer.
+//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server, and to the next
+//     one only if the best could not be reached. It is not sent again, because it may change data, and must
+//     not do so twice. Any response code is an answer to it. After a truncated reply a query is sent again
+//     over TCP, and when TCP is late or fails, to the next server. If no whole reply has come after 1 s, or
+//     all servers have failed, the truncated reply is the answer.
 //
 // # Files
 //

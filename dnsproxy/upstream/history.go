@@ -15,8 +15,8 @@ const (
 	maxSample = time.Second
 
 	// The first eight replies count equally in the average. A later reply counts for one eighth (RFC 6298). A reply
-	// after a pause of rttPause counts for one half, because the replies before the pause say little about the server
-	// now, and a first reply that was slow should soon be forgotten.
+	// after a pause of rttPause counts for one half. The replies before the pause say little about the server now, and
+	// a slow first reply should soon be forgotten.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second

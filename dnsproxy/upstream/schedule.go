@@ -65,7 +65,7 @@ type try struct {
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try, sends    int // from the attempt
+	try, sends    int // copied from the attempt
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply

@@ -43,7 +43,7 @@ const (
 // A server is a nameserver, with its sockets and its history.
 type server struct {
 	spec   Spec
-	name   string // of spec
+	name   string // the text of spec
 	shared *shared
 	udp    carrier // nil for TLS
 	stream carrier
@@ -81,7 +81,7 @@ type server struct {
 // also queried over UDP.
 type tcpFailures struct {
 	first, last time.Time // when the first and the last failure were; zero if there is none
-	err         string    // of the last failure
+	err         string    // the error of the last failure
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
@@ -175,7 +175,7 @@ func (s *server) rtt() time.Duration {
 // one is due.
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
-	st := s.history.standing(now) // without the probe that is due now
+	st := s.history.standing(now) // the probe that is due now does not count yet
 	st.full = s.history.silence(now) > s.history.patience() && s.owes.Load() >= maxSilent
 	due := s.history.probeDue(now, s.options.Fastest, st.full)
 	fell := st.state == Down && !s.loggedDown

@@ -64,8 +64,8 @@ type transferEnd struct {
 	incremental  bool   // the query is an IXFR
 	clientSerial uint32 // the serial that the client has, if the query is an IXFR
 
-	records  int    // received so far
-	serial   uint32 // of the zone
+	records  int    // how many were received so far
+	serial   uint32 // the serial of the zone
 	soaCount int    // how often the zone's SOA record was received so far
 	soaTotal int    // how often the zone's SOA record is sent in the whole transfer
 }
