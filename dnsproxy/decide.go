@@ -23,8 +23,8 @@ const (
 	actHold                    // no table yet: wait, then decide again
 	actPointers                // PTR records from the table
 	actAddresses               // addresses or ports from the table, or NODATA
-	actForward                 // to a nameserver
-	actTarget                  // to a nameserver, for the target of a mesh name
+	actForward                 // forward to a nameserver
+	actTarget                  // forward to a nameserver, with the target of a mesh name as the name
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
@@ -263,7 +263,7 @@ const holdTimeout = 2 * time.Second
 // A failure is the content of a response that says why there is no answer.
 type failure struct {
 	rcode int
-	code  uint16 // of the Extended DNS Error (RFC 8914)
+	code  uint16 // the code of the Extended DNS Error (RFC 8914)
 	err   error  // the text of the Extended DNS Error; nil for none
 }
 

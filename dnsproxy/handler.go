@@ -211,7 +211,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 		failed := failureOf(forward.ErrBadReply)
 		return h.respondFailure(nil, q, failed), outcome{failed.rcode, found.Source}
 	}
-	if found.Relayed != nil { // for this client alone
+	if found.Relayed != nil { // the reply is for this client alone
 		parsed, err := reply.Parse(found.Relayed)
 		if err != nil {
 			return bad()

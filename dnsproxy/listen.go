@@ -180,7 +180,7 @@ const reopenInterval = time.Second
 func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
-	for missing := ls.missing; len(missing) > 0; { // only this goroutine changes it
+	for missing := ls.missing; len(missing) > 0; { // only this goroutine changes ls.missing
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():

@@ -23,7 +23,7 @@ import (
 // start it with [Server.Run]. Its other methods are safe for concurrent use.
 type Server struct {
 	handler front
-	config  Config // as New got it; the settings that Configure changes are in the handler in use
+	config  Config // the Config that New got; settings that Configure changes are in the handler in use
 	cluster table.Cluster
 	log     *slog.Logger
 

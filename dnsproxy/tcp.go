@@ -187,7 +187,7 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
-	task     *task // of the query that is being read
+	task     *task // the task of the query that is being read
 	scratch  table.Scratch
 	brief    bool          // the connection ends after its first answers
 	readDone chan struct{} // closed when reading has ended

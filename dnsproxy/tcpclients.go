@@ -171,12 +171,12 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 		p.closeLocked(other)
 	}
 	p.mu.Unlock()
-	if isNew { // or there is none
+	if isNew { // there are only new connections, or none
 		reserved = p.reserve.Spend()
 		return reserved, reserved
 	}
 	select {
-	case <-other.readDone: // before that, the descriptor is in use
+	case <-other.readDone: // until then, the descriptor is in use
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

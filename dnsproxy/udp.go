@@ -186,8 +186,8 @@ const udpLastPackets = 8192
 // A udpReader has what a goroutine needs to read a socket.
 type udpReader struct {
 	*udpListener
-	task    *task            // of the packet that is being answered
-	from    *arrival         // of the packet
+	task    *task            // the task of the packet that is being answered
+	from    *arrival         // how the packet came
 	message *sockets.Message // the message with the packet
 	buffer  []byte           // memory for the response
 	scratch *table.Scratch
@@ -252,9 +252,9 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 }
 
-// startForwarding begins to forward the query of the task. n is the length of its packet. It does nothing and reports
-// false if the query is unusual, if the decision is not actForward, if the lookup of the original destination failed,
-// or if long queries have too much memory already.
+// startForwarding begins to forward the query of the task. n is the length of its packet. In the following cases it
+// does nothing and reports false: the query is unusual, the decision is not actForward, the lookup of the original
+// destination failed, or long queries have too much memory already.
 func (r *udpReader) startForwarding(n int) bool {
 	t := r.task
 	h := t.handler
@@ -280,7 +280,7 @@ type udpClient struct {
 	listener *udpListener
 	handler  *handler
 	message  *sockets.Message
-	server   netip.AddrPort // from forward.Query.Server
+	server   netip.AddrPort // the value of forward.Query.Server
 	began    seen.Moment
 }
 

@@ -13,7 +13,7 @@ import (
 
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
-	ttl         uint32 // of every record, in seconds
+	ttl         uint32 // the TTL of every record, in seconds
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
@@ -120,7 +120,7 @@ type writer struct {
 	query *wire.Query
 	buf   []byte // holds the response from start on
 	start int
-	limit int // of the response's length, in bytes
+	limit int // how long the response may be, in bytes
 	// zone is the owner of the SOA record in negative answers: a suffix of the name that has no records. The root
 	// stands for that name itself.
 	zone wire.Name
@@ -142,8 +142,8 @@ const fixedLen = 12
 // host's records of the queried type. If the host has no such records, mesh writes the SOA record that lets clients
 // cache the negative answer (RFC 2308). t is the table of the match.
 //
-// If the host of an autopath name has no records of the queried type, there is no CNAME record either: glibc would end
-// its search at a CNAME record, but with a later domain of the search list the name may have such records.
+// If the host of an autopath name has no records of the queried type, there is no CNAME record either. glibc would end
+// its search at a CNAME record, although with a later domain of the search list the name may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	if m.Rule == table.RuleAutopath && !w.hasRecords(m, t) {
