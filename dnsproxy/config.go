@@ -33,9 +33,8 @@ const DefaultEDNSUDPSize = 1232
 // A Config configures a [Server]. The zero value of a field means the default named in its
 // comment.
 type Config struct {
-	// Addr is the host:port to listen on, UDP and TCP. The host is an IP address,
-	// "localhost" (127.0.0.1 and ::1) or empty (all addresses, both families).
-	// For port 0 the kernel chooses a free port. Default localhost:15053.
+	// Addr is the host:port to listen on, over UDP and TCP. The host is an IP address, "localhost" (127.0.0.1 and ::1)
+	// or empty (all addresses, both families). For port 0 the kernel chooses a free port. Default localhost:15053.
 	Addr string
 	// Sockets are UDP sockets and listening TCP sockets that are open already, because a service manager keeps them
 	// open across restarts. They must be on the port of Addr. The server serves them instead of opening Addr. Run
@@ -54,8 +53,8 @@ type Config struct {
 	// Logger and Registerer of Forward are not used: those of this Config take their place. The
 	// search list of Forward.ResolvConf is also used for mesh names.
 	Forward forward.Config
-	// Bypass lists suffixes. Names below them are forwarded as if the table had no hosts there, except names below a
-	// longer suffix of LocalOnly. Default none.
+	// Bypass lists suffixes. Names below them are forwarded as if the table had no hosts there. A longer suffix in
+	// LocalOnly takes precedence. Default none.
 	Bypass []string
 	// LocalOnly lists suffixes. Names below them are never forwarded; if the table does not have such a name, the
 	// answer is NXDOMAIN. Default none.
@@ -66,15 +65,14 @@ type Config struct {
 	// EDNSUDPSize bounds the length of a UDP response in bytes, 512 to 65534.
 	// Default 1232.
 	EDNSUDPSize int
-	// MaxTCPConns bounds the client connections of all listeners together, 1 or more. At
-	// the bound, a new connection replaces the connection that has been idle the
-	// longest. The bound is at most half of the process's limit of open files. Default
-	// 1,000.
+	// MaxTCPConns is the largest number of client connections that all listeners together keep open. It must be at
+	// least 1. If there are that many, a new connection replaces the one that has been idle the longest. The server
+	// never keeps more connections open than half of the process's limit of open files. Default 1,000.
 	MaxTCPConns int
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
-	// Version and ID are the answers for version.bind and id.server (RFC 4892). Default
-	// none; then these queries are REFUSED.
+	// Version and ID are the answers to queries for version.bind and id.server (RFC 4892). Default none: such queries
+	// are REFUSED.
 	Version, ID string
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger

@@ -23,21 +23,21 @@ const (
 	actHold                    // no table yet: wait, then decide again
 	actPointers                // PTR records from the table
 	actAddresses               // addresses or ports from the table, or NODATA
-	actForward                 // to a nameserver
-	actTarget                  // to a nameserver, for the target of a mesh name
+	actForward                 // forward to a nameserver
+	actTarget                  // forward to a nameserver, with the target of a mesh name as the name
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
-// A decision says what is done with a query, and why. It is valid only as long as the question is, because it refers
-// to names in it.
+// A decision says what is done with a query, and why. It is valid only as long as the question is, because it refers to
+// names in the question.
 type decision struct {
 	action action
 	match  table.Match
 	rcode  int   // for actReject: the response code
 	reason error // why the query is rejected, special, or forwarded although the table may have the name; may be nil
 	// zone is the owner of the SOA record in negative answers. It is the local-only suffix or the special-use zone
-	// of the name. If the name has a search domain after the local-only suffix, zone includes this domain. If the
-	// name has no such suffix, zone is the root; then the name itself is the owner.
+	// of the name. If the name has a search domain after the local-only suffix, zone includes this domain. If the name
+	// has neither of these, zone is the root, and the owner of the record is the name itself.
 	zone wire.Name
 	// local is the name without its search domain, for actUnknown.
 	local wire.Name
@@ -64,7 +64,7 @@ const (
 	sourceStale    = forward.SourceStale
 	sourceUpstream = forward.SourceUpstream
 	sourceSelf     = forward.SourceSelf
-	sourceProbe    = "probe" // nametap, for a question of class CH, such as the agent's own probes
+	sourceProbe    = "probe" // nametap itself, for questions of class CH; the agent's own probes are such questions
 )
 
 // rules decide what is done with a question. They are immutable, except for the search list,
@@ -74,16 +74,16 @@ type rules struct {
 	cluster    table.Cluster
 	beforeSync BeforeSync
 	suffixes   table.Suffixes
-	// meantSpecial lists the suffixes in special-use zones that settings mention. Names below them are no special-use
-	// names for nametap.
+	// meantSpecial lists the suffixes that are in a special-use zone, but are mentioned in a setting. The rule for
+	// special-use names does not apply to names below them.
 	meantSpecial []wire.Name
 }
 
-// signed reports whether a query is signed as a whole.
+// signed reports whether a query is signed as a whole (TSIG, SIG(0)).
 func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
-// answersFor reports whether the table answers a question for a mesh name. If it does not, the question is
-// forwarded, because a host that is not a Service may have records of other types.
+// answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,
+// because nameservers may have records of other types for a host that is not a Service.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	alias := m.Host.Alias() != wire.Root
 	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
@@ -137,7 +137,7 @@ func (d *decision) source() string {
 	}
 }
 
-// failure returns the failure of a query that is neither answered nor forwarded.
+// failure returns the content of the response to a query that is neither answered nor forwarded.
 func (d *decision) failure() failure {
 	f := failure{rcode: d.rcode, code: dns.ExtendedErrorCodeOther, err: d.reason}
 	if d.rcode == dns.RcodeServerFailure {
@@ -220,7 +220,8 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	return decision{action: actTarget, match: m, target: target}
 }
 
-// special returns the special-use zone of a name, unless a setting gives it another meaning.
+// special returns the special-use zone of a name. It reports false if there is none, or if a setting gives the name
+// another meaning.
 func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 	if zone, found = name.SpecialZone(); found {
 		_, meant := name.BelowAny(r.meantSpecial)
@@ -231,7 +232,8 @@ func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 
 // answersPointer reports whether the table answers a question of the type qtype for the PTR name of an
 // address. It answers PTR, and the types that it answers for every mesh name. It answers other types if only Services
-// have the address. If other hosts have it, a nameserver may have records of these types, so they are forwarded.
+// have the address. If another host has the address, the question is forwarded, because a nameserver may have records
+// of the type.
 func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
 	if qtype == dns.TypePTR || answersAlways(qtype) {
 		return true
@@ -261,7 +263,7 @@ const holdTimeout = 2 * time.Second
 // A failure is the content of a response that says why there is no answer.
 type failure struct {
 	rcode int
-	code  uint16 // of the Extended DNS Error (RFC 8914)
+	code  uint16 // the code of the Extended DNS Error (RFC 8914)
 	err   error  // the text of the Extended DNS Error; nil for none
 }
 

@@ -42,13 +42,14 @@
 //     sorted, at most 64. For a headless Service, the record has the FQDN of the endpoint with the
 //     address. If all these hosts are Services, types other than PTR are answered as for the name of
 //     a Service. Otherwise they are answered as for the name of an external host.
-//  9. A mesh name. The order of a push's entries does not matter: a. a host's FQDN; of two hosts with the
-//     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key; b. a part
+//  9. A mesh name. The forms of mesh names are tried in this order: a. a host's FQDN (if two hosts have the
+//     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key); b. a part
 //     of a host (an endpoint of a headless Service, or a port) followed by the host's FQDN; c. a wildcard,
 //     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
 //     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
-//     of a to e, followed by a domain of the search list; the first such domain of the list wins. Autopath answers
-//     with a CNAME record. Its target is an FQDN if d or e applies, otherwise the name without the search domain.
+//     of a to e, followed by a domain of the search list; the first such domain of the list wins. Autopath
+//     answers with a CNAME record. Its target is an FQDN if d or e applies, otherwise the name without the
+//     search domain.
 //  10. A local-only name, with or without a search domain after it: NODATA if the name is the
 //     suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
@@ -74,9 +75,9 @@
 // The same goroutine forwards a query over UDP, and keeps a copy of the query's packet in a [udpClient]. The
 // goroutine that reads the nameserver's socket sends the response to the client.
 //
-// All other queries are passed to a worker goroutine, together with the results so far. These are queries over TCP that
-// are forwarded, queries that wait for the first table, and rare or malformed queries. The worker takes the slow path
-// ([handler.answerSlow]). A query that has waited for the first table is decided on again.
+// The fast path passes all other queries to a worker goroutine, together with its results so far. Such queries are
+// forwarded queries over TCP, queries that wait for the first table, and rare or malformed queries. The worker takes
+// the slow path ([handler.answerSlow]). A query that has waited for the first table is decided on again.
 //
 // # Ownership
 //

@@ -17,21 +17,21 @@ const (
 	deferred                // the slow path answers
 )
 
-// A verdict says what the fast path has made of a query.
+// A verdict says what the fast path has done with a query.
 type verdict uint8
 
-// The fast path measures the time of one in measuredOf queries that it answers. Measuring takes longer than the
-// answer, because it reads the clock twice and adds to a histogram. If one query in 16 were measured, answers would
-// be more than 5 % slower.
+// Of every 1,024 queries that the fast path answers, it measures the time of only one. Measuring takes longer than the
+// answer, because it reads the clock twice and adds to a histogram. If one query in 16 were measured, answers would be
+// more than 5 % slower.
 const measuredOf = 1024
 
 // answerFast is the fast path. It runs on the goroutine that has read the query, and appends to dst the response to a
 // query that need not wait. Answers from the table and the cache take no allocation. The length of the response is
 // within the limit of its transport.
 //
-// All other queries are left to [handler.answerSlow]; dst is then unchanged. These are forwarded queries, queries
-// before the first table, and rare or malformed queries. The scratch belongs to the goroutine, and t does not refer to
-// it after answerFast has returned.
+// All other queries are left to [handler.answerSlow], and dst is unchanged. Such queries are forwarded queries, queries
+// before the first table, and rare or malformed queries. The scratch s belongs to the goroutine; t does not refer to s
+// after answerFast has returned.
 func (h *handler) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
 	t.began, t.measured = h.seen.Start(), false
 	if t.count++; t.count%measuredOf == 0 {
@@ -120,9 +120,9 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	return found, ok
 }
 
-// refuse appends the response to a query that answerFast has left to the slow path, if no worker can take the query.
-// The response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be forwarded,
-// refuse reports false, and dst is unchanged.
+// refuse appends the response to a query that answerFast has left to the slow path. It is called if no worker can take
+// the query. The response is an expired reply if the cache has one, otherwise SERVFAIL. If the query is not to be
+// forwarded, refuse reports false, and dst is unchanged.
 func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 	if !t.usual || !t.decision.forwards() {
 		return dst, false

@@ -19,7 +19,7 @@ func (f *front) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdi
 	return t.handler.answerFast(dst, t, s)
 }
 
-// newPacer returns the pacer of a listener's retries after transient errors.
+// newPacer returns the Pacer by which a listener waits before it retries after a transient error.
 func newPacer(h *front, listener Addr) *sockets.Pacer {
 	return &sockets.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
 }

@@ -63,8 +63,8 @@ type arrival struct {
 	original func() (netip.AddrPort, error)
 	// local returns the address of the agent to which the query came.
 	local func() netip.AddrPort
-	// send sends one message of a zone transfer to the client; the last message is the response of the handler. It is
-	// nil over UDP.
+	// send sends one message of a zone transfer to the client. It is not called for the last message, because the
+	// handler returns that message as its response. Over UDP, send is nil.
 	send func(message []byte) error
 	// hold is called before a response is made. It counts the n bytes of the response as memory of the connection,
 	// and reports false if the connection was closed. It is nil over UDP.
@@ -86,13 +86,13 @@ func (a *arrival) SentTo() (addr netip.AddrPort, sure bool) {
 // from which the slow path continues.
 //
 // A goroutine that reads queries uses one task for all queries that the fast path answers. If a query is for the slow
-// path, the goroutine passes the task to a worker and allocates another one. That task is not used again, because
-// background work may need its names after the query is answered, and the names point to memory of the task. For the
-// same reason a task must not be copied.
+// path, the goroutine passes the task to a worker and allocates another one for itself. A task that was passed is not
+// used again, because background work may need its names after the query is answered, and the names point to memory of
+// the task. For the same reason a task must not be copied.
 type task struct {
 	packet  []byte
 	from    *arrival
-	handler *handler // of front.answerFast
+	handler *handler // set by front.answerFast
 
 	usual     bool // the packet has the shape that wire.Query describes
 	query     wire.Query
@@ -104,7 +104,7 @@ type task struct {
 	measured  bool            // the time since began goes into metrics
 	count     uint32          // how many queries the goroutine has read, plus a random number
 	found     *forward.Result // the result of the forwarder; nil if the forwarder was not asked
-	source    *Provenance     // of found, if the client asks for it
+	source    *Provenance     // where found came from; set if the client asks for it
 }
 
 // newTask returns the first task of a goroutine that reads queries. The field count begins at a random number: if it
@@ -128,8 +128,9 @@ func (t *task) keep(packet []byte, from *arrival) {
 	}
 }
 
-// measure makes the query's time go into metrics, and reads the clock if it was not read. The fast path measures a
-// few of the queries that it answers, and all other queries, because only these may be slow.
+// measure makes the query's time go into metrics, and reads the clock if it was not read. The fast path calls it for a
+// few of the queries that it answers. It also calls it for every query that it leaves to the slow path, because only
+// such a query may be slow.
 func (t *task) measure() {
 	t.measured = true
 	if t.began == 0 {
@@ -210,7 +211,7 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 		failed := failureOf(forward.ErrBadReply)
 		return h.respondFailure(nil, q, failed), outcome{failed.rcode, found.Source}
 	}
-	if found.Relayed != nil { // for this client alone
+	if found.Relayed != nil { // the reply is for this client alone
 		parsed, err := reply.Parse(found.Relayed)
 		if err != nil {
 			return bad()
@@ -238,7 +239,8 @@ func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome
 	return h.respondReply(nil, q, &derived, limit)
 }
 
-// respondReply appends the response to q that has the records of found.Reply. This must be a reply to q's question.
+// respondReply appends the response to q that has the records of found.Reply. found.Reply must be a reply to q's
+// question.
 func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
 	request := reply.Request{
 		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
@@ -289,7 +291,7 @@ func failureOf(err error) failure {
 	case errors.As(err, &cached):
 		f.code = dns.ExtendedErrorCodeCachedError
 	case errors.Is(err, forward.ErrEcho):
-		// REFUSED, because a forwarder that gets no answer retries.
+		// REFUSED, so that the forwarder that sent the probe back does not send it again.
 		f.rcode, f.code = dns.RcodeRefused, dns.ExtendedErrorCodeOther
 	case errors.Is(err, forward.ErrTooMany), errors.Is(err, errOrigin):
 		f.code = dns.ExtendedErrorCodeOther
@@ -316,7 +318,7 @@ func (h *handler) addProvenance(response []byte, start int, t *task, result outc
 	limit := h.limit(t.query.UDPSize, t.from.protocol)
 	for {
 		text, err := json.Marshal(p)
-		if err != nil { // never: p has texts and numbers
+		if err != nil { // never, because p has only texts and numbers
 			return response
 		}
 		option := wire.AppendProvenance(nil, text)

@@ -22,8 +22,8 @@ import (
 // addrSetting names [Config.Addr] in errors.
 const addrSetting = "DNS address"
 
-// portAttempts is how often another port is tried for port 0. The port that the kernel chooses for the first socket
-// may not be free for the others.
+// If Config.Addr has port 0, the kernel chooses the port of the first socket. This port may not be free for the other
+// sockets; then another port is tried, up to portAttempts times.
 const portAttempts = 10
 
 // A missingListener is a listener that could not be opened, and why.
@@ -46,8 +46,8 @@ type listeners struct {
 }
 
 // open opens UDP and TCP sockets on every address of [Config.Addr], all on one port. If there are [Config.Sockets],
-// it uses these instead, and opens only the missing sockets if [Config.OpenOthers] is set. It logs the sockets that
-// it could not open, and fails if there is no socket.
+// open uses these sockets instead, and opens others only if [Config.OpenOthers] is set. It logs the sockets that it
+// could not open, and fails if there is no socket.
 func (ls *listeners) open(ctx context.Context) error {
 	hosts, port, err := sockets.SplitAddr(addrSetting, ls.config.Addr)
 	if err != nil {
@@ -85,9 +85,9 @@ func (ls *listeners) unopened() (reasons []string) {
 // close releases spare descriptors. It must be called after all listeners have ended.
 func (ls *listeners) close() { ls.clients.close() }
 
-// openOnOnePort opens all sockets that were not adopted. All sockets have the same port. For port 0 the kernel
-// chooses the port for the first socket; if it is not free for all other sockets, openOnOnePort starts again with
-// another port.
+// openOnOnePort opens all sockets of [Config.Addr] that are not among [Config.Sockets]. All sockets have the same port.
+// If port is 0, the kernel chooses a port for the first socket. If this port is not free for the others, openOnOnePort
+// starts again with another port.
 func (ls *listeners) openOnOnePort(
 	ctx context.Context, hosts []netip.Addr, port uint16,
 ) ([]listener, []missingListener, error) {
@@ -180,7 +180,7 @@ const reopenInterval = time.Second
 func (ls *listeners) openMissing(ctx context.Context, group *errgroup.Group) {
 	ticker := time.NewTicker(reopenInterval)
 	defer ticker.Stop()
-	for missing := ls.missing; len(missing) > 0; { // only this goroutine changes it
+	for missing := ls.missing; len(missing) > 0; { // only this goroutine changes ls.missing
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
@@ -218,8 +218,8 @@ func (ls *listeners) add(group *errgroup.Group, l listener) {
 	ls.changed()
 }
 
-// openAll opens the UDP and TCP sockets of every host that were not adopted. It returns all open listeners, including
-// the adopted ones, the listeners that it could not open, and their joined errors.
+// openAll opens the UDP and TCP sockets of every host that are not open yet. It returns all open listeners, also those
+// that were open before. It also returns the listeners that it could not open, and the joined errors of opening them.
 func (ls *listeners) openAll(
 	ctx context.Context, hosts []netip.Addr, port uint16,
 ) (listeners []listener, missing []missingListener, err error) {

@@ -16,7 +16,7 @@ type metrics struct {
 	requests prometheus.Counter // its name is the same as in Istio's agent, so that dashboards for that agent work
 
 	queries        *prometheus.CounterVec                // by type, protocol, rcode, source
-	answers        [transports]map[string]answerCounters // counters of queries, by protocol and source
+	answers        [transports]map[string]answerCounters // the most used counters of queries, by protocol and source
 	durations      *prometheus.HistogramVec              // by source
 	truncated      prometheus.Counter
 	originErrors   prometheus.Counter

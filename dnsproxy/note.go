@@ -15,7 +15,7 @@ import (
 )
 
 // observe is called when the response to a query is made, before it is sent. It adds to the metrics. It also records
-// the query if its kind is not Ordinary or a reader wants it. For other queries it does not allocate.
+// the query if a reader wants the query, or if its kind is not Ordinary. For other queries it does not allocate.
 func (h *handler) observe(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.measure(t, took, result.source, response)
@@ -167,7 +167,7 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 // has the form of a Service's name and does not exist.
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
-	if d.action == actForward && d.match.Rule == "" { // a udpClient has forgotten the match: decide again
+	if d.action == actForward && d.match.Rule == "" { // a udpClient does not keep the match: decide again
 		again := h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
 		d = &again
 	}

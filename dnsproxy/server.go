@@ -23,7 +23,7 @@ import (
 // start it with [Server.Run]. Its other methods are safe for concurrent use.
 type Server struct {
 	handler front
-	config  Config // as New got it; the settings that Configure changes are in the handler in use
+	config  Config // the Config that New got; settings that Configure changes are in the handler in use
 	cluster table.Cluster
 	log     *slog.Logger
 
@@ -96,7 +96,7 @@ func (s *Server) Configure(cfg Config) error {
 	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
 	// A name may be local-only in one of the two configurations, and have its own nameservers in the other. While the
-	// forwarder changes, the name must not be sent to other nameservers, so it is local-only until then.
+	// forwarder changes, such a name must not be sent to other nameservers. So during this time it is local-only.
 	between := *previous
 	between.suffixes = previous.suffixes.Strictest(names.suffixes)
 	s.handler.inUse.Store(&between)
@@ -185,8 +185,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, forwarder.Wait())
 }
 
-// HandOver makes Run leave unread packets in the sockets when it ends. It is to be called if another process has the
-// same sockets and will read them.
+// HandOver makes Run leave unread packets in the sockets when it ends. HandOver is for a server whose sockets another
+// process also has, and will read.
 func (s *Server) HandOver() { s.handler.handOver.Store(true) }
 
 // EndForwarding fails the forwarded queries in flight, and all later ones, so that Run can end
@@ -259,8 +259,8 @@ func (s *Server) ReadExchanges(onDrop func(messages int)) *seen.Exchanges {
 // they are. Every query that arrives after Load has returned is answered from the new table. On an error the current
 // table stays in use. The cost depends only on the shards that differ.
 //
-// Load logs the entries that the new table leaves out, unless the current table leaves them out, too. Load
-// must not be called concurrently. It does not keep the memory of shards.
+// Load logs the entries that the new table leaves out, unless the previous table left them out, too. Load must not be
+// called concurrently. It does not keep the memory of shards.
 func (s *Server) Load(shards map[int][]byte) error {
 	s.building.Lock()
 	defer s.building.Unlock()

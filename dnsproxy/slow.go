@@ -28,7 +28,7 @@ func (h *handler) answerSlow(t *task) []byte {
 	return h.withProvenance(response, 0, t, result)
 }
 
-// respondSlow returns the response to a query for which respond has reported false. t must have the decision.
+// respondSlow returns the response to a query for which [handler.respond] has reported false. t must have the decision.
 func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	if t.decision.action == actHold {
 		t.decision = h.hold(t)

@@ -28,13 +28,13 @@ import (
 // Timeouts of a client's connection.
 const (
 	tcpIdleTimeout  = 10 * time.Second // until the next query (RFC 7766, section 6.2.3)
-	tcpBriefTimeout = time.Second      // until the first query, for a connection with a descriptor of the reserve
+	tcpBriefTimeout = time.Second      // until the first query of a connection with a reserved descriptor (tcpReserve)
 	tcpWriteTimeout = 10 * time.Second // until a client has read an answer
 )
 
-// tcpDeferAccept is how long the kernel keeps a new connection, in seconds, until a query has arrived on it. Until
-// then the connection belongs to the listening socket and not to this process: if the process ends, the next process
-// that inherits the socket gets the connection.
+// tcpDeferAccept is how long the kernel waits for the first query on a new connection, in seconds. In this time the
+// connection belongs to the listening socket and not to this process: if the process ends, the next process that
+// inherits the socket gets the connection.
 const tcpDeferAccept = 1
 
 // tcpReadBuffer is the size of the read buffer in bytes, enough for some fifty queries.
@@ -95,7 +95,7 @@ func (l *tcpListener) addr() Addr { return l.address }
 // after temporary errors, and frees a descriptor when the process has none left.
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
-	reserved := false // whether the next connection gets a descriptor of the reserve
+	reserved := false // whether the next connection gets a reserved descriptor
 	for {
 		conn, err := l.listener.AcceptTCP()
 		if err == nil {
@@ -115,8 +115,8 @@ func (l *tcpListener) serve() error {
 	}
 }
 
-// afterError waits, after an error of accept, until accept may be called again. It reports
-// whether the next connection gets a descriptor of the reserve.
+// afterError waits, after an error of accept, until accept may be called again. It reports whether the next connection
+// gets a reserved descriptor.
 func (l *tcpListener) afterError(err error) (reserved bool) {
 	if sockets.OutOfDescriptors(err) {
 		// accept returns this error even if no client waits for a connection.
@@ -132,8 +132,8 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 	return false
 }
 
-// start begins to serve a connection. If there is no room for it, another connection is closed. reserved reports
-// whether the connection has a descriptor of the reserve; such a connection ends after its first answers.
+// start begins to serve a connection. If there is no room for it, another connection is closed. reserved is true if the
+// connection has a reserved descriptor (tcpReserve); such a connection ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
@@ -187,7 +187,7 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
-	task     *task // of the query that is being read
+	task     *task // the task of the query that is being read
 	scratch  table.Scratch
 	brief    bool          // the connection ends after its first answers
 	readDone chan struct{} // closed when reading has ended
@@ -197,11 +197,11 @@ type tcpConn struct {
 	// became more than 0.
 	idleSince   atomic.Int64
 	answered    atomic.Bool  // a query was answered
-	pendingCost atomic.Int64 // of the queries that workers have (tcpMaxPending)
+	pendingCost atomic.Int64 // cost of the queries that workers have (see tcpMaxPending)
 	heldBytes   atomic.Int64 // bytes of long queries, and of answers that are not yet written
 	progress    atomic.Int64
-	shed        atomic.Bool   // clients has closed the connection
-	finished    chan struct{} // has an element after a query has ended, for awaitRoom
+	shed        atomic.Bool   // tcpClients has closed the connection to make room
+	finished    chan struct{} // gets an element when a query has ended; awaitRoom waits for it
 	waiting     sync.WaitGroup
 
 	writing sync.Mutex // guards writing to the connection
@@ -221,7 +221,8 @@ func getBuffer() *[]byte {
 	return &b
 }
 
-// maxBatch is the length in bytes above which collected answers are written.
+// Answers of one connection are collected, and written when they have more than maxBatch bytes or no further query has
+// arrived.
 const maxBatch = 16 << 10
 
 // lengthOf returns the length prefix of a message.
@@ -246,7 +247,7 @@ func (c *tcpConn) serve() {
 	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
 	for served := false; ; {
-		// Answers to queries that arrived together are written together: when there is no further whole query.
+		// Answers to queries that arrived together are written together, when there is no further whole query.
 		if !c.buffered() {
 			wrote := len(answers) > 0
 			if c.write(answers) != nil || c.brief && served {
@@ -277,8 +278,8 @@ func (c *tcpConn) serve() {
 	}
 }
 
-// releaseQuery reports whether the buffer of a query is long. A long buffer was counted with hold; releaseQuery ends
-// this, and the caller must not use the buffer again.
+// releaseQuery reports whether the buffer of a query is long. The memory of a long buffer was counted with hold;
+// releaseQuery subtracts it, and the caller must not use the buffer again.
 func (c *tcpConn) releaseQuery(query []byte) bool {
 	long := cap(query) > tcpReadBuffer
 	if long {
@@ -287,8 +288,9 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 	return long
 }
 
-// answer answers a query, or passes it to a worker. It appends the response to answers, the responses that are not
-// written yet, and returns the result. It writes them when they exceed maxBatch.
+// answer answers a query, or passes it to a worker. The parameter answers has the responses that are not written yet.
+// answer appends the response to them, writes them if they exceed maxBatch, and returns those that are still not
+// written.
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
@@ -450,8 +452,8 @@ func (c *tcpConn) write(framed []byte) error {
 func (c *tcpConn) writeHeld(framed, message []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// idleSince is set before the client gets the answer. So if one client gets its answer before another client, its
-	// connection has the earlier time.
+	// idleSince is set before the client gets the answer. So of two clients, the one that gets its answer first has the
+	// connection with the earlier time.
 	c.idleSince.Store(c.listener.clients.elapsed())
 	c.answered.Store(true)
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
@@ -466,7 +468,7 @@ func (c *tcpConn) writeHeld(framed, message []byte) error {
 }
 
 // writePart writes the first part of framed and message, and returns the rest of both. If a client reads a long answer
-// slowly, each part that is written shows that it still reads.
+// slowly, each part that is written shows that the client still reads.
 func (c *tcpConn) writePart(framed, message []byte) (restOfFramed, restOfMore []byte, err error) {
 	if len(message) == 0 || len(framed) >= tcpNotSent {
 		n := min(len(framed), tcpNotSent)
@@ -485,8 +487,8 @@ func (c *tcpConn) writePart(framed, message []byte) (restOfFramed, restOfMore []
 // await waits for the client's next query. It reports false if the connection is to be closed.
 // answered is true if an answer was just written.
 //
-// After the listener has stopped, the connection is closed right after an answer. At this moment it is the least
-// likely that the client has sent another query. The connection is also closed if no query arrives for tcpDrainTime.
+// After the listener has stopped, the connection is closed right after an answer, because at this moment the client is
+// the least likely to have sent another query. It is also closed if no query arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
 	if !answered {
 		c.idleSince.Store(c.listener.clients.elapsed())

@@ -102,8 +102,8 @@ func (p *tcpClients) leastNeededLocked() (victim *tcpConn, isNew bool) {
 }
 
 // hold adds n to the number of bytes that a connection holds; n may be negative. If all connections together hold
-// more than tcpMaxHeld, hold closes the connections whose clients have read nothing for the longest time. It does
-// not count the bytes of connections that it has closed, which are soon released.
+// more than tcpMaxHeld, hold closes the connections whose clients have read nothing for the longest time. It does not
+// count the bytes of connections that it has closed, because these bytes are soon released.
 func (p *tcpClients) hold(c *tcpConn, n int64) {
 	if c.heldBytes.Add(n) == n {
 		c.progress.Store(p.elapsed())
@@ -171,12 +171,12 @@ func (p *tcpClients) freeDescriptor() (freed, reserved bool) {
 		p.closeLocked(other)
 	}
 	p.mu.Unlock()
-	if isNew { // or there is none
+	if isNew { // there are only new connections, or none
 		reserved = p.reserve.Spend()
 		return reserved, reserved
 	}
 	select {
-	case <-other.readDone: // before that, the descriptor is in use
+	case <-other.readDone: // until then, the descriptor is in use
 	case <-time.After(tcpDrainTime):
 	}
 	return true, false

@@ -27,9 +27,8 @@ const udpReceiveBuffer = 4 << 20
 
 // A udpListener reads one socket on one goroutine, which also runs the fast path.
 //
-// It reads packets until the socket is empty, and only then waits in Go's netpoller. The system
-// calls that read and send never block, so they are made without telling Go's scheduler:
-// that would take as long as making the answer.
+// It reads packets until the socket is empty, and only then waits in Go's netpoller. The system calls that read and
+// send never block. So Go's scheduler is not told of them, because telling it would take as long as making the answer.
 type udpListener struct {
 	handler  *front
 	address  Addr
@@ -47,7 +46,7 @@ type udpListener struct {
 	idle     atomic.Int64 // how many workers wait for a task
 	workers  sync.WaitGroup
 
-	waiting sync.WaitGroup // for each udpClient
+	waiting sync.WaitGroup // counts the udpClients
 	answers sync.Pool      // of *udpAnswer
 
 	// If many tasks wait, workers read the socket, too (see fewStarting).
@@ -187,13 +186,13 @@ const udpLastPackets = 8192
 // A udpReader has what a goroutine needs to read a socket.
 type udpReader struct {
 	*udpListener
-	task    *task            // of the packet that is being answered
-	from    *arrival         // of the packet
+	task    *task            // the task of the packet that is being answered
+	from    *arrival         // how the packet came
 	message *sockets.Message // the message with the packet
 	buffer  []byte           // memory for the response
 	scratch *table.Scratch
 	left    int   // how many packets may still be read after stop
-	err     error // the error of the socket, if it ended reading
+	err     error // the error that ended reading; nil for none
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -253,9 +252,9 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	}
 }
 
-// startForwarding begins to forward the query of the task. n is the length of its packet. It does nothing and reports
-// false if the query is unusual, if the decision is not actForward, if the lookup of the original destination failed,
-// or if long queries have too much memory already.
+// startForwarding begins to forward the query of the task. n is the length of its packet. In the following cases it
+// does nothing and reports false: the query is unusual, the decision is not actForward, the lookup of the original
+// destination failed, or long queries have too much memory already.
 func (r *udpReader) startForwarding(n int) bool {
 	t := r.task
 	h := t.handler
@@ -281,7 +280,7 @@ type udpClient struct {
 	listener *udpListener
 	handler  *handler
 	message  *sockets.Message
-	server   netip.AddrPort // from forward.Query.Server
+	server   netip.AddrPort // the value of forward.Query.Server
 	began    seen.Moment
 }
 
@@ -363,7 +362,7 @@ func (l *udpListener) readFirst() {
 	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
-// workerIdle is how long a worker waits for another task while other workers wait, too. If no other worker waits, it
+// workerIdle is how long a worker waits for another task while other workers wait, too. If only one worker waits, it
 // waits without a limit. So a few queries a minute start no timers and no workers.
 const workerIdle = time.Second
 

@@ -13,12 +13,12 @@ import (
 
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
-	ttl         uint32 // of every record, in seconds
+	ttl         uint32 // the TTL of every record, in seconds
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// respondMesh appends the response to a query for a mesh name to dst. The response has at most limit bytes.
+// respondMesh appends to dst the response to a query for a mesh name. The response has at most limit bytes.
 func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	if d.action == actPointers {
@@ -38,15 +38,15 @@ func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
 	return w.buf
 }
 
-// respondNegative appends a response without answers to dst. The response has at most limit bytes. But a query
-// for the zone's SOA record gets that record as its answer.
+// respondNegative appends to dst a response without answers. The response has at most limit bytes. But a query for the
+// zone's SOA record gets that record as its answer.
 func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.negative(n)
 	return w.buf
 }
 
-// respondFailure appends the response to q for a failure to dst.
+// respondFailure appends to dst the response to q for a failure.
 func (a *answerer) respondFailure(dst []byte, q *wire.Query, f failure) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
 	w.failure(f)
@@ -65,7 +65,7 @@ func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
 	return w.buf
 }
 
-// respondSpecial appends the response for a name in a special-use zone to dst. The response has at most limit bytes.
+// respondSpecial appends to dst the response for a name in a special-use zone. The response has at most limit bytes.
 func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
 	w.special(zone)
@@ -120,7 +120,7 @@ type writer struct {
 	query *wire.Query
 	buf   []byte // holds the response from start on
 	start int
-	limit int // of the response's length, in bytes
+	limit int // how long the response may be, in bytes
 	// zone is the owner of the SOA record in negative answers: a suffix of the name that has no records. The root
 	// stands for that name itself.
 	zone wire.Name
@@ -142,8 +142,8 @@ const fixedLen = 12
 // host's records of the queried type. If the host has no such records, mesh writes the SOA record that lets clients
 // cache the negative answer (RFC 2308). t is the table of the match.
 //
-// If the host of an autopath name has no records of the queried type, there is no CNAME record either: glibc would
-// end its search at a CNAME record, but a later name of the search list may have such records.
+// If the host of an autopath name has no records of the queried type, there is no CNAME record either. glibc would end
+// its search at a CNAME record, although with a later domain of the search list the name may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
 	w.begin()
 	if m.Rule == table.RuleAutopath && !w.hasRecords(m, t) {
@@ -251,7 +251,7 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 	}
 	header := w.buf[w.start:]
 	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
-	// TC makes a client ask again over TCP. At the limit of TCP, this would not help.
+	// TC makes a client ask again over TCP. If the limit is already that of TCP, this would not help.
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
@@ -357,8 +357,8 @@ func (w *writer) shuffled(owner, rrtype uint16, packed []byte) uint16 {
 	return uint16(n) //nolint:gosec // in a message of at most 64 KiB
 }
 
-// If there are more than maxShuffled times as many addresses as fit, the addresses are not shuffled, but a sample is
-// drawn: shuffling would take too many random numbers for addresses that are left out.
+// If there are more than maxShuffled times as many addresses as fit, a random sample is drawn instead of shuffling all
+// addresses. Shuffling would take too many random numbers for addresses that are left out.
 const maxShuffled = 2
 
 // shuffle shuffles the packed addresses and writes the first n of them.
@@ -393,7 +393,7 @@ func (w *writer) shuffle(owner, rrtype uint16, packed []byte, n int) {
 // from maxSampled consecutive addresses, the first of which is chosen at random.
 const maxSampled = 1 << 14
 
-// sample writes a random sample of n of the packed addresses. There must be more than maxShuffled times n.
+// sample writes a random sample of n of the packed addresses. There must be more than maxShuffled times n addresses.
 func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
 	var taken [maxSampled / 64]uint64
 	size := wire.AddressLen(rrtype)

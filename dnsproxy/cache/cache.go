@@ -26,8 +26,8 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 )
 
-// failureTTL is how long a question is not asked again after no nameserver has answered it.
-// RFC 9520, section 3.2, requires at least 1 s, and clients retry after 5 s.
+// If no nameserver has answered a question, it is not asked again for failureTTL. RFC 9520, section 3.2, requires at
+// least 1 s, and clients retry after 5 s.
 const failureTTL = 2 * time.Second
 
 // A Key identifies a question. DO and CD belong to it, because a nameserver's reply depends on them (RFC 4035, section
@@ -65,7 +65,7 @@ type Hit struct {
 	Reply   *reply.Reply // set if State is Fresh, Stale or StaleNow; may be set if it is Failed
 	Server  string       // the nameserver that sent Reply: see Value.Server
 	Age     reply.Age    // of Reply, for [reply.Reply.Append]
-	Failure string       // why asking failed, if State is StaleNow, or Failed without a Reply; may be empty
+	Failure string       // why asking failed, if State is StaleNow, or is Failed and Reply is nil; may be empty
 }
 
 // A Value is the result of asking nameservers a question.
@@ -74,8 +74,8 @@ type Value struct {
 	// Server names the nameserver that sent Reply. All replies of a nameserver should share one string, because the
 	// cache does not count its memory.
 	Server string
-	// Failure says why there is no answer. It is used if Reply is nil, or if its response code is not NOERROR or
-	// NXDOMAIN.
+	// Failure says why there is no answer. It is used if Reply is nil, or if the response code of Reply is neither
+	// NOERROR nor NXDOMAIN.
 	Failure string
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
@@ -85,8 +85,8 @@ type Value struct {
 	Provisional bool
 }
 
-// MaxProvisional is how long a reply with Value.Provisional is kept, and the longest TTL in it that clients get.
-// So the answers of a nameserver that has come back are used after this time at the latest.
+// A reply with Value.Provisional is kept for at most MaxProvisional, and no client gets a longer TTL. So when the other
+// nameserver replies again, its answers are used after this time at the latest.
 const MaxProvisional = 30 * time.Second
 
 // Stats are counts of a cache.
@@ -94,8 +94,8 @@ type Stats struct {
 	Entries int   // replies and failures
 	Bytes   int64 // bytes that the entries occupy, with the index
 
-	// How often Get has returned the state Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and Failed
-	// (Failures). Questions with the state Miss or Stale are counted by CountMiss.
+	// The numbers of questions for which Get returned Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and
+	// Failed (Failures). After Miss and Stale, a question counts only if the caller calls CountMiss.
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that were removed to make room
 }
@@ -105,7 +105,7 @@ type Stats struct {
 // package clock.
 type Cache struct {
 	seed   maphash.Seed
-	origin time.Time // the times in entries count from here: 8 bytes for each time instead of 24
+	origin time.Time // the times in entries count from here, so that each takes 8 bytes instead of 24
 	shards [shardCount]shard
 	off    atomic.Bool // the cache keeps nothing
 
@@ -146,7 +146,7 @@ func New(cfg Config) *Cache {
 }
 
 // Configure changes the limits. They also hold for entries that are in the cache already: if there is no room for all
-// of them, some are evicted. Get and Put do not wait until all shards are changed, only until their shard is.
+// of them, some are evicted. A call of Get or Put waits only while the shard of its key is changed.
 func (c *Cache) Configure(cfg Config, now time.Time) {
 	cfg.MaxBytes = max(cfg.MaxBytes, 0)
 	c.changing.Lock()
@@ -259,7 +259,8 @@ func (c *Cache) hash(k Key) uint64 {
 		rest |= 1
 	}
 	// Multiplying by an odd number maps different values to different values. So two questions for the same name
-	// never have the same hash. For two names it is as improbable as for two random numbers of 64 bits.
+	// never have the same hash. Questions for two different names have the same hash as rarely as two random numbers of
+	// 64 bits are equal.
 	const odd = 0x9E3779B97F4A7C15
 	return maphash.String(c.seed, k.Name) ^ rest*odd
 }

@@ -12,11 +12,11 @@ type Entry struct {
 	Reply   *reply.Reply  // nil if no nameserver answered
 	Server  string        // the nameserver that sent Reply
 	Left    time.Duration // until Reply expires; negative if it has expired
-	Failure string        // why the last attempt to ask failed; empty if it did not
+	Failure string        // why the last attempt to ask failed; empty if it did not fail
 }
 
-// Entries returns up to limit entries of questions for which match returns true, in no order. It also returns
-// the number of all such entries. Entries does not count as a use of them.
+// Entries returns up to limit entries of questions for which match returns true, in no particular order. It also
+// returns the number of all such entries. Being listed does not count as a use of an entry.
 func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
 	for i := range c.shards {
 		s := &c.shards[i]

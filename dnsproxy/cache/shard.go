@@ -23,7 +23,7 @@ const (
 type entry struct {
 	key        Key
 	hash       uint64
-	prev, next *entry // in the shard's ring
+	prev, next *entry // the neighbours in the shard's ring
 	size       int32
 	maxTTL     uint32 // the longest TTL that clients get, in seconds
 
@@ -39,14 +39,14 @@ type entry struct {
 	isAnswer    bool  // reply is an answer, not a failure
 	hits        uint8 // how often the fresh reply was used, up to refreshHits
 	refreshing  bool  // a caller has been told to ask again
-	visited     bool  // used since the hand of the shard last passed it (SIEVE's bit)
+	visited     bool  // used since shard.hand last passed it (SIEVE's bit)
 	provisional bool  // see Value.Provisional
 }
 
 // A shard is a part of the cache with a lock of its own.
 type shard struct {
 	mu         sync.Mutex
-	generation uint64            // of the last flush
+	generation uint64            // the generation of the last flush
 	entries    map[uint64]*entry // by hash; a new entry replaces one with the same hash
 	ring       entry             // the sentinel of the ring of entries: next is the newest entry, prev the oldest
 	hand       *entry            // where the search for an entry to evict continues
@@ -178,9 +178,9 @@ type lifetime struct {
 	provisional bool
 }
 
-// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. If
-// the reply is a failure such as SERVFAIL, and there is an answer that is fresh or may be used stale, the answer
-// stays, and the failure counts as a failed attempt to ask.
+// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. A
+// failure such as SERVFAIL does not replace an answer that can still be used, fresh or stale. It only counts as a
+// failed attempt to ask.
 func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
@@ -213,15 +213,15 @@ func (s *shard) putFailure(hash uint64, k Key, text string, now time.Duration) {
 }
 
 // If a reply is to be replaced, and asking fails, the question is asked again after minRecheck at the earliest. This
-// time doubles with each failure, up to maxRecheck, the failure recheck timer of RFC 8767, section 5. The first times
-// may be shorter than that timer, because no client waits for these attempts.
+// time doubles with each failure, up to maxRecheck, the failure recheck timer of RFC 8767, section 5. The first of
+// these times may be shorter than the RFC says, because no client waits for these attempts.
 const (
 	minRecheck = 5 * time.Second
 	maxRecheck = 30 * time.Second
 	maxFails   = 8 // more doublings would overflow
 )
 
-// fail records that nameservers were asked for a reply in place of e, and that they failed.
+// fail records that nameservers were asked for a newer reply than that of e, and failed.
 func (s *shard) fail(e *entry, now time.Duration, text string) {
 	e.retryAt = now + min(minRecheck<<e.fails, maxRecheck)
 	e.failure, e.refreshing, e.fails = text, false, min(e.fails+1, maxFails)
@@ -243,7 +243,7 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 // insert adds e as the newest entry. There must be no entry with its hash.
 func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
-		return // it would evict all other entries, and then itself
+		return // there is no room for it, even if all other entries are evicted
 	}
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e

@@ -51,8 +51,8 @@ type Config struct {
 	// than the 5 s after which glibc tries the next server.
 	Timeout time.Duration
 	// MaxInflight bounds the number of queries that wait for a nameserver or for the first table. It must be 1
-	// or more. At the bound, a further query ends the oldest question in flight with SERVFAIL or a
-	// stale answer, and takes its place. Default 10,000.
+	// or more. If that many wait, a further query takes the place of the oldest question in flight, which ends with
+	// SERVFAIL or a stale answer. Default 10,000.
 	MaxInflight int
 	// CacheSize bounds the memory of the cache in bytes; negative disables the cache.
 	// Default 8 MiB.

@@ -25,10 +25,10 @@ const (
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
-	cache.Key // of a relayed message, only the name, type and class of the question
+	cache.Key // for a relayed message, only the name, type and class are set
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
-	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty. But if the
-	// cache is off, it is the client's transport.
+	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty if the cache is
+	// on, and the client's transport if the cache is off.
 	relay string
 }
 
@@ -140,10 +140,10 @@ func (e evictedFlight) end() (clients int) {
 // without a client takes a place, too, and so does each successful call of the method take.
 //
 // If no place is free, the oldest flight is evicted. Most nameservers answer within milliseconds, so the oldest
-// flight is one whose nameservers do not answer. So names with dead nameservers never keep other names from being
-// asked.
+// flight is one whose nameservers do not answer. In this way, names with dead nameservers never keep other names from
+// being asked.
 type flights struct {
-	places  int                                                       // how many there are; never changes
+	places  int                                                       // how many places there are; never changes
 	receive func(answered *flight, answer upstream.Answer, err error) // called with an answer; never changes
 
 	mu    sync.Mutex
@@ -224,7 +224,7 @@ func (f *flights) beginLocked(key flightKey) *flight {
 	return begun
 }
 
-// evictLocked removes the oldest flight other than except.
+// evictLocked removes the oldest flight. If that is the flight except, it removes the next one instead.
 func (f *flights) evictLocked(except *flight) (e evictedFlight) {
 	victim := f.ends.newer
 	if victim == except {
@@ -241,7 +241,7 @@ func (f *flights) evictLocked(except *flight) (e evictedFlight) {
 func (f *flights) endLocked(l *flight) []seat {
 	l.landed = true
 	l.older.newer, l.newer.older = l.newer, l.older
-	if f.byKey[l.key] == l { // false after shut
+	if f.byKey[l.key] == l { // false if shut has removed it already
 		delete(f.byKey, l.key)
 	}
 	if l.relays() {

@@ -54,8 +54,8 @@ func New(cfg Config) (*Forwarder, error) {
 }
 
 // Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other
-// fields of cfg. Queries that arrive after it has returned are answered by the new settings. If other nameservers
-// are asked for a question now, its replies are removed from the cache. On an error nothing changes.
+// fields of cfg. Queries that arrive after it has returned are answered by the new settings. If a question now goes to
+// other nameservers than before, the replies to it are removed from the cache. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -83,12 +83,12 @@ func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
 	return &q.found.result, q.found.final()
 }
 
-// Refresh begins to ask nameservers for a new reply to a question whose reply in the cache is about to expire. It
-// does not wait for the reply. It keeps no memory of q.
+// Refresh begins to ask nameservers for a new reply to a question whose reply in the cache is about to expire. It does
+// not wait for the reply, and does not refer to q after it has returned.
 func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
 
-// Begin begins to answer a query by the rules in the package comment, and returns. It keeps no memory of q.
-// It does not use q.Send. The client receives the result, perhaps before Begin returns.
+// Begin begins to answer a query by the rules in the package comment, and returns. It does not refer to q after it has
+// returned. It does not use q.Send. The client receives the result, perhaps before Begin returns.
 func (f *Forwarder) Begin(q *Query, client Client) {
 	switch {
 	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
@@ -156,8 +156,8 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	}
 }
 
-// renew asks nameservers a question for the cache alone. It does so only if a place is free, and evicts no flight.
-// state is the state of the question in the cache.
+// renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
+// if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
 	switch b := f.board(f.questionKey(q), seat{}, nil); {
 	case b.first:
@@ -245,7 +245,7 @@ func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
 	}
 	switch {
 	case result.Err == nil && answer.Plain && l.key.DO:
-		// Not cached: it lacks signatures, which other clients may get.
+		// Not cached, because it lacks signatures, which a later reply may have.
 	case result.Err == nil:
 		value.Reply, value.Server, value.Provisional = result.Reply, result.Server, answer.Provisional
 		value.Failure = result.Failure()
@@ -275,7 +275,7 @@ func nameserversFailed(err error) bool {
 // relay sends the message of a query to a nameserver, and passes the reply to the client. Only the OPT record of the
 // message is changed, because an OPT record is for two neighbours (RFC 6891, section 6.2.1). If several clients send
 // the same message at the same time, it is sent once, and all of them get the reply. This also ends loops: if a
-// nameserver forwards the message to this agent, it is not sent again.
+// nameserver forwards the message to this agent, the agent does not send it again.
 func (f *Forwarder) relay(q *Query, client Client) {
 	packet := reply.Hop(q.Message, true, ednsUDPSize)
 	group := func() *upstream.Group {
@@ -412,8 +412,8 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	return content.Total, nil
 }
 
-// flush removes the replies to the questions for which match returns true from the cache, or all replies if match is
-// nil. Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
+// flush removes replies from the cache: those to the questions for which match returns true, or all if match is nil.
+// Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
 // nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()

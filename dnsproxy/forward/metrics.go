@@ -70,7 +70,7 @@ type collector struct {
 	status func() []upstream.Status
 	stats  func() cache.Stats
 
-	requests, failures                          *prometheus.Desc // with the names of Istio's agent
+	requests, failures                          *prometheus.Desc // named as in Istio's agent
 	sent, unanswered, wrong, hedges, rtt, state *prometheus.Desc // by nameserver
 	responses                                   *prometheus.Desc // by nameserver and response code
 	hits, misses, stale, failed                 *prometheus.Desc // questions, by what the cache had for them

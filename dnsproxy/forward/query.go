@@ -60,7 +60,7 @@ type lookup struct {
 	result Result // the answer if the method final reports true; otherwise a stale reply, or none
 	// refresh is true if this caller, and no other, is to ask nameservers again.
 	refresh bool
-	// generation is the generation of the cache when the lookup began.
+	// generation is how often the cache was flushed before the lookup began (cache.Generation).
 	generation uint64
 }
 

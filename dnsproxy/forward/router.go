@@ -22,7 +22,7 @@ import (
 // A router makes the routing, and makes it again when the settings, resolv.conf or the addresses of this host change.
 // Its methods are safe for concurrent use.
 type router struct {
-	config  Config // as New got it; the settings that Configure changes are in settings
+	config  Config // the Config that New got; settings that Configure changes are in the field settings
 	client  *upstream.Client
 	failed  func()                           // called when resolv.conf becomes unusable
 	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
@@ -59,9 +59,9 @@ func (r *router) readResolvConf() {
 	r.useResolvConf(conf)
 }
 
-// readKept returns the resolv.conf that an earlier process has kept, if the current one cannot be used. conf is the
-// current one, or nil if it cannot be read. It cannot be used either if neither conf nor the settings have a
-// nameserver. If it can be used, or nothing was kept, readKept returns nil.
+// readKept returns the copy of resolv.conf that an earlier process has made, if the file itself cannot be used. conf is
+// the content of the file, or nil if the file cannot be read. A file without a nameserver cannot be used either, unless
+// the settings name nameservers. If the file can be used, or there is no copy, readKept returns nil.
 func (r *router) readKept(conf *resolvconf.Config) *resolvconf.Config {
 	if r.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(r.settings.Upstreams) > 0) {
 		return nil
@@ -256,8 +256,8 @@ func (r *router) followAddresses(ctx context.Context) {
 
 // useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
 // uses it. If this changes the nameservers for some questions, it calls changed with a function that selects these
-// questions, or with nil if they are all changed. The replies to these questions are then removed from the cache, and
-// replies in flight are not cached.
+// questions, or with nil if it changes them for all questions. The replies to these questions are then removed from the
+// cache, and replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{conf: conf, resolvedDomains: r.resolvedDomains, local: local}
 	next.readSearch()

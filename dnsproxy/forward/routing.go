@@ -122,8 +122,8 @@ func (r *routing) answersLike(other *routing) bool {
 		r.conf.TrustAD == other.conf.TrustAD
 }
 
-// changedQuestions returns a function that reports whether the two routings ask different nameservers for a question,
-// so that they may give different answers. It returns nil if all answers may differ.
+// changedQuestions returns a function that reports whether the two routings ask different nameservers for a question.
+// It returns nil if the answers to all questions may differ.
 func (r *routing) changedQuestions(other *routing) func(cache.Key) bool {
 	if r.conf.TrustAD != other.conf.TrustAD {
 		return nil

@@ -13,8 +13,8 @@ const staleTTL = 30
 
 // A Request says which query a response is for, and which form it must have.
 type Request struct {
-	// Query is the client's packet up to the end of its question section. The
-	// question must be the reply's; only the name's case may differ.
+	// Query is the client's packet up to the end of its question section. The question must be the same as that of the
+	// reply, except for the case of letters.
 	Query []byte
 	// EDNS reports that the query had an OPT record, and DO that its DO bit was set.
 	EDNS, DO bool
@@ -43,8 +43,8 @@ type Age struct {
 	Stale bool
 }
 
-// Append appends the response to q to dst. The memory of dst and of q.Query must not overlap. Append
-// does not allocate if dst has room for Limit bytes.
+// Append appends to dst the response to q. The memory of dst and of q.Query must not overlap. Append does not allocate
+// if dst has room for Limit bytes.
 func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
 	start := len(dst)
 	stale := age.Stale && q.EDNS
@@ -89,8 +89,8 @@ func (f *fit) leaveOutAdditional(r *Reply) {
 
 // fit returns the part of the reply that fits. If not everything fits, Extended DNS Errors are left out first, and
 // then records; the response has TC in both cases (RFC 8914, section 3). The OPT record is never left out (RFC 6891,
-// section 7). If not all additional records fit, all of them are left out, because an RRset must not be there in
-// part. If nothing else is left out, only a referral has TC (RFC 2181, section 9).
+// section 7). If not all additional records fit, all of them are left out, because an RRset must not be sent in part.
+// If nothing else is left out, only a referral has TC (RFC 2181, section 9).
 func (r *Reply) fit(q *Request, stale bool) fit {
 	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
 	room := q.Limit - len(q.Query) + r.questionEnd // how long the part of r.msg may be

@@ -119,7 +119,7 @@ func (c *cutter) leaveOut(section int) {
 			return // it signs the whole message
 		case dns.TypeOPT:
 			if len(c.opt) == 0 || &c.msg[w.Owner] != &c.opt[0] {
-				return // it is not kept
+				return // this OPT record is not kept
 			}
 			kept = 1
 		}

@@ -12,11 +12,11 @@ import (
 // Hop returns a copy of a relayed message of any opcode, changed for the next neighbour that gets it. What changes
 // is the OPT record, because an OPT record is only for two neighbours (RFC 6891, section 6.2). edns reports whether
 // the next neighbour uses EDNS. If it does not, the copy has no OPT record. If it does, udpSize replaces the size in
-// the OPT record, and options for neighbours only are removed. Other options, such as the client's subnet, stay.
+// the OPT record, and options that are only for neighbours are removed. Other options, such as the client's subnet,
+// stay.
 //
-// If edns is true, and a reply has no OPT record, the copy gets one. Without it, the client would conclude
-// that this agent does not support EDNS. A message that is signed as a whole, or is malformed,
-// is copied as it is.
+// If edns is true, and msg is a reply without an OPT record, the copy gets one. Without it, the client would conclude
+// that this agent does not support EDNS. A message that is signed as a whole, or is malformed, is copied as it is.
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {
@@ -87,8 +87,8 @@ func appendForOthers(dst, options []byte) []byte {
 
 // AddOption adds an EDNS option to a response that ends in an OPT record, and returns the response. It returns any
 // other response unchanged. If the response would become longer than limit, AddOption does not add the option but
-// sets TC, so that the client asks again over TCP. If limit is the limit of TCP, it does not set TC, because the
-// client could do nothing about it.
+// sets TC, so that the client asks again over TCP. If limit is the limit of TCP, it does not set TC, because there is
+// no other way to get a longer response.
 func AddOption(msg, option []byte, limit int) []byte {
 	opt, ok := findHopOPT(msg)
 	switch {

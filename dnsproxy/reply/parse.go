@@ -22,7 +22,7 @@ var (
 // may have no question either, because some servers send such failures. A truncated reply may end anywhere; Parse
 // keeps the records that are whole. It drops bytes after the last record.
 //
-// The Reply keeps the memory of msg, and the caller must not change it afterwards.
+// The Reply refers to the memory of msg, so the caller must not change msg afterwards.
 func Parse(msg []byte) (*Reply, error) {
 	r, err := parse(msg)
 	if err != nil {
@@ -78,7 +78,7 @@ type parser struct {
 	*Reply
 	leastTTL     uint32 // the least TTL so far
 	soa          int    // index of the SOA in the authority section, or -1
-	opt, optLast bool   // whether there was an OPT record, and whether it is the last record
+	opt, optLast bool   // whether there was an OPT record, and whether the last record so far is one
 }
 
 // walk walks all records.

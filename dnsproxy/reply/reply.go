@@ -4,8 +4,8 @@
 // A response and its reply differ only in the parts that belong
 // to one hop or one client: the ID, RD and CD, the OPT record, the spelling of the
 // question's name, and the TTLs of cached records. The client's question is as
-// long as the reply's, so everything after it has the same offset in both messages. So compressed names in
-// record data can be copied as they are, and reply need not know where they are in each type of record.
+// long as the reply's, so everything after it has the same offset in both messages. Compressed names in record data can
+// therefore be copied as they are, and this package need not know which types of records have names in their data.
 package reply
 
 import (
@@ -38,7 +38,7 @@ type Reply struct {
 	respell     bool                  // at least one record has respell set
 }
 
-// A record says where a record is in a Reply. A record begins where the previous one ends.
+// A record says where one DNS record is in the field msg of a Reply. Each record begins where the previous one ends.
 type record struct {
 	fixed uint16 // where its fixed part begins, after the owner's name
 	// respell is true if the owner's name is the question's name and begins with labels, and not with a pointer to the

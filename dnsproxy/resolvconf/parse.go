@@ -166,7 +166,7 @@ func (p *parser) option(option string) {
 		p.conf.TrustAD = true
 	case "debug", "inet6", "ip6-bytestring", "ip6-dotint", "ndots", "no-aaaa", "no-check-names", "no-ip6-dotint",
 		"no-reload", "no-tld-query", "no_tld_query", "single-request", "single-request-reopen", "strict-error":
-		// They change what the client asks, or how it reads replies.
+		// These options change what the client asks, or how it reads replies.
 	default:
 		p.ignore("option %s: want one from resolv.conf(5)", quote(option))
 	}

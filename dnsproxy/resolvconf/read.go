@@ -34,9 +34,9 @@ type Files struct {
 // If the file names systemd-resolved's stub, 127.0.0.53 or 127.0.0.54, the servers of f.Uplink
 // take its place in the list. The stub would forward queries to these servers, and its queries may be captured
 // and come back to the agent. The search list and the
-// options come from the file f.Path, except for trust-ad. This option means that the path to the servers
-// is trusted, so for the servers of f.Uplink it comes from f.Uplink. If f.Uplink has no
-// server, the stub stays in the list, and [Config.Ignored] has a sentence about it.
+// options come from the file f.Path, except for trust-ad. This option means that the path to the servers is trusted, so
+// for the servers of f.Uplink the option in f.Uplink counts. If f.Uplink has no server, the stub stays in the list, and
+// [Config.Ignored] has a sentence about it.
 func (f Files) Read() (*Config, error) {
 	if f.Path == "" {
 		f.Path = DefaultPath

@@ -45,14 +45,14 @@ type Watcher struct {
 	Failed func(error)
 }
 
-// An identity tells whether the files have changed since an earlier identity, without reading them: if their content
-// is different, their identity is.
+// An identity of the files changes when their content changes. By comparing it with an earlier one, a Watcher finds out
+// without reading the files whether they have changed.
 type identity struct {
 	path, uplink fileIdentity
 	settled      bool // a change from now on is certain to give another identity
 }
 
-// A fileIdentity is the inode of a file and the time of its last change; zero if the file is missing.
+// A fileIdentity has the inode of a file, its size and the time of its last change. It is zero if the file is missing.
 type fileIdentity struct {
 	dev, inode uint64
 	size       int64
@@ -101,7 +101,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if ticks == nil {
 		ticks = clock.New()
 	}
-	var seen identity // of the files when they were last read and the result was equal to last; zero if there is none
+	var seen identity // the identity at the last reading, if its result was the same as before; otherwise zero
 	var current identity
 	look := func() bool {
 		current = w.identify()

@@ -195,8 +195,8 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 }
 
 // byPortLocked asks for the UDP sockets with the port of the client. For an IPv4 client, it also looks at IPv6
-// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. It takes 40 µs
-// for UDP; for TCP it would take a millisecond, so byPortLocked does nothing for TCP.
+// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. This takes 40 µs for
+// UDP. For TCP it would take a millisecond, so byPortLocked does nothing for TCP.
 func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
 		return owner{}
@@ -210,8 +210,8 @@ func (c *clients) byPortLocked(q *Query) owner {
 		attr := b[diagSize:]
 		order.PutUint16(attr, filterSize)
 		order.PutUint16(attr[2:], attrBytecode)
-		// One operation: its code, the step if it is true, and the step if it is not; then the port that it compares.
-		// A step beyond the end means that the socket does not match.
+		// One operation: its code, the step if the comparison is true, the step if it is false, and the port to
+		// compare. A step beyond the end means that the socket does not match.
 		attr[4], attr[5] = opSourcePort, 8
 		order.PutUint16(attr[6:], 12)
 		order.PutUint16(attr[10:], q.Client.Port())

@@ -137,7 +137,7 @@ func (f *Filter) setClient(text string) {
 		return
 	}
 	f.wantOwner = true
-	const digits = 10 // of the largest uid; the number of a container has more digits, and may have no letter
+	const digits = 10 // how many the largest uid has; the ID of a container is longer, and may consist of digits only
 	if n, err := strconv.ParseUint(text, 10, 32); err == nil && len(text) <= digits {
 		uid := uint32(n)
 		f.uid = &uid

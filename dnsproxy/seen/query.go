@@ -49,15 +49,15 @@ type Query struct {
 	Class     uint16
 	Rcode     uint16
 	Truncated bool
-	Source    string        // as in metrics
+	Source    string        // where the answer comes from, as in metrics
 	Server    string        // the nameserver that sent the reply
-	Rows      []string      // of docs/behaviour.md
+	Rows      []string      // the rows of docs/behaviour.md that apply
 	Reason    string        // why there is no answer, or a stale one
 	Age       time.Duration // how long the reply was in the cache; 0 if it does not come from the cache
 	Expired   time.Duration // how long ago a stale reply has expired
 	Who       Who
 
-	// These are only for [Exchanges], and are not in a slot.
+	// These fields are only for [Exchanges], and are not kept in a ring.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
 	Response []byte                // empty if there was no response
@@ -67,7 +67,7 @@ type Query struct {
 type Who struct {
 	Known   bool   // whether the owner was found
 	skipped bool   // the owner was not looked up, because the budget was spent
-	UID     uint32 // of the user
+	UID     uint32 // the number of the user
 	Cgroup  uint64 // the inode of the cgroup's directory; 0 if it is unknown
 }
 
@@ -79,7 +79,7 @@ const (
 	maxServer = 80
 	maxRows   = 32
 	maxSource = 20
-	maxText   = 255 // of Reason; it may be cut shorter if the slot is full
+	maxText   = 255 // of Reason, which is cut shorter if the slot is full
 )
 
 const (
@@ -134,7 +134,7 @@ func flag(set bool, bit byte) byte {
 	return 0
 }
 
-// cut is the end of a text that was cut.
+// cut replaces the end of a text that was too long.
 const cut = "..."
 
 // packText writes the length of a text, and then the text, to b at the offset n. It cuts the text to limit bytes. It

@@ -50,7 +50,8 @@ func New() *Recorder {
 	return r
 }
 
-// Run finds the names of cgroups while they exist, until ctx ends. Then it closes what the Recorder has opened.
+// Run looks up the names of cgroups until ctx ends, because a name can only be found while its cgroup exists. It then
+// closes what the Recorder has opened.
 func (r *Recorder) Run(ctx context.Context) {
 	defer r.clients.close()
 	r.units.run(ctx)

@@ -148,7 +148,7 @@ func (u *units) walkLocked() {
 
 var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 
-// shortID is how many digits of a container's number are shown. Tools such as docker show as many.
+// shortID is how many digits of a container's ID are shown. Tools such as docker show as many.
 const shortID = 12
 
 // unitOf returns the systemd unit or the container in the path of a cgroup. It is the innermost part of the path
@@ -172,7 +172,7 @@ func unitOf(path string) string {
 	return unit
 }
 
-// isContainer reports whether the path of a cgroup has a container whose number begins with id. It reports false if
+// isContainer reports whether the path of a cgroup has a container whose whole ID begins with id. It reports false if
 // id has fewer than shortID digits.
 func isContainer(path, id string) bool {
 	return len(id) >= shortID && slices.ContainsFunc(containerID.FindAllString(path, -1),

@@ -11,10 +11,11 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// addresses are the addresses of a host or of a port. Near addresses are addresses in the agent's cluster.
+// addresses are the addresses of a host or of a port. The near addresses are those in the agent's cluster, which come
+// first in answers. If all addresses are near, there is nothing to put first, so they are stored as if none were near.
 type addresses struct {
 	V4, V6 []byte    // packed addresses without duplicates: first the near ones, then the others, both sorted
-	near   [2]uint32 // how many of V4 and of V6 are near; both are also 0 if all addresses are near
+	near   [2]uint32 // how many of V4, and how many of V6, are stored as near
 }
 
 // Near returns the packed addresses of the family of rrtype in two parts: the addresses in the agent's cluster, and
@@ -28,8 +29,8 @@ func (a *addresses) Near(rrtype uint16) (near, others []byte) {
 	return all[:split], all[split:]
 }
 
-// alike reports whether all addresses are near.
-func (a *addresses) alike() bool {
+// allNear reports whether all addresses are stored as near.
+func (a *addresses) allNear() bool {
 	_, others4 := a.Near(dns.TypeA)
 	_, others6 := a.Near(dns.TypeAAAA)
 	return len(others4)+len(others6) == 0

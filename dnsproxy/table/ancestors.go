@@ -9,8 +9,8 @@ import (
 )
 
 // ancestors has the ancestors of all hosts' names, and of all short names that are derived from them. It maps an
-// ancestor to the number of its children: names and other ancestors that are one label longer. The hash of an
-// ancestor chooses its part. Parts are immutable, and tables share them.
+// ancestor to the number of its children: names and other ancestors that are one label longer. The map is divided into
+// parts, and the hash of an ancestor chooses its part. Parts are immutable, and tables share them.
 type ancestors [partCount]map[wire.Name]uint32
 
 // newAncestors returns the ancestors of hosts.

@@ -36,7 +36,7 @@ func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: 
 //
 // With leaves out keys that are not valid names, and addresses that cannot be parsed; [Table.Skipped]
 // lists them. With returns an error if the bytes are not a NameTable, or if an entry
-// belongs to another shard. The table does not keep the memory of shards.
+// belongs to another shard. The table does not refer to the memory of shards.
 func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
 	var entries [digest.Count][][]byte
@@ -119,7 +119,7 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	for _, raw := range entries {
 		size += len(raw)
 	}
-	b.candidates = slices.Grow(b.candidates, len(entries)) // now, because to copy candidates later would be slow
+	b.candidates = slices.Grow(b.candidates, len(entries)) // now, because copying candidates later would be slow
 	b.names, s.records = slices.Grow(b.names, size), slices.Grow(s.records, size)
 	for _, raw := range entries {
 		entry, err := parseWireEntry(raw)
@@ -173,7 +173,7 @@ func (b *builder) addCandidate(s *shard) {
 	}
 	c.V4, c.near[0] = b.packNear(b.v4, b.near[0])
 	c.V6, c.near[1] = b.packNear(b.v6, b.near[1])
-	if c.alike() {
+	if c.allNear() {
 		c.near = [2]uint32{}
 	}
 	if c.info.registry == registryKubernetes {

@@ -91,8 +91,8 @@ func (c *candidate) claims(cl *Cluster) []claim {
 // A claim is a name that a host has besides its FQDN.
 type claim struct {
 	name wire.Name
-	fqdn wire.Name // of the host
-	key  string    // of the host
+	fqdn wire.Name // the FQDN of the host
+	key  string    // the key of the host
 }
 
 // appendRecord appends the record of a candidate to dst. It leaves out the texts of the candidate if they can be

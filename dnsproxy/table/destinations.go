@@ -4,11 +4,10 @@ import "encoding/binary"
 
 // A Destination says where connections to one TCP port of an external host go.
 type Destination struct {
-	// Port is the port that clients connect to. Target is the port of the host to which the connections go if there
-	// are no Endpoints.
+	// Port is the port that clients connect to. If there are no Endpoints, the connections go to the port Target of the
+	// host itself.
 	Port, Target uint16
-	// Endpoints are where the connections go, each as HOST:PORT. HOST is a hostname or an IP
-	// address. If there are none, the connections go to the host itself.
+	// Endpoints are where the connections go, each as HOST:PORT. HOST is a hostname or an IP address.
 	Endpoints []string
 }
 

@@ -94,11 +94,11 @@ func (f *fields) varint() uint64 {
 	return n
 }
 
-// number returns the current field as a uint32: its low 32 bits.
+// number returns the low 32 bits of the current field, which are its value if it is a uint32.
 func (f *fields) number() uint64 { return f.varint() & math.MaxUint32 }
 
-// wireEntries yields the entries of a NameTable in wire form. The entries share its memory. If the message is
-// malformed, the last thing that wireEntries yields is an error.
+// wireEntries yields the entries of a NameTable in wire form. The entries share the memory of the message. If the
+// message is malformed, the last thing that wireEntries yields is an error.
 func wireEntries(table []byte) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		f := fields{rest: table}

@@ -87,7 +87,7 @@ func recordLen(b []byte) int {
 	return len(b) - len(rest)
 }
 
-// Kubernetes reports whether the host comes from the registry Kubernetes: a Service.
+// Kubernetes reports whether the host is a Service: whether it comes from the registry Kubernetes.
 func (h *Host) Kubernetes() bool { return h.flags&flagKubernetes != 0 }
 func (h *Host) wildcard() bool   { return h.flags&flagWildcard != 0 }
 func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
@@ -226,7 +226,7 @@ func (h *Host) mayBePod(c *Cluster) bool {
 	return !local || head.Parent() != wire.Root && head.Parent().Parent() != wire.Root
 }
 
-// podOf reports whether the host is a pod of service, a headless Service.
+// podOf reports whether the host is a pod of the headless Service whose name is service.
 func (h *Host) podOf(service wire.Name) bool {
 	parent, grandparent := h.servicesOfPod()
 	return h.Kubernetes() && !h.headless() && (parent == service || grandparent == service && grandparent != wire.Root)

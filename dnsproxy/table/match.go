@@ -18,8 +18,8 @@ const (
 	RuleNone      Rule = "none"      // the table does not have the name
 )
 
-// A Match is the result of a lookup. It is valid as long as the name, the table and the
-// Scratch of the lookup.
+// A Match is the result of a lookup. It refers to the memory of the name, the table and the Scratch of the lookup, so
+// it is valid only as long as they are.
 type Match struct {
 	Rule Rule
 	// Host is the host that has the name. It is not set for RuleNone and RulePTR. For RuleEndpoint it

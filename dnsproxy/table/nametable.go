@@ -15,8 +15,8 @@ func (t *Table) NameTable() *api.NameTable {
 	return &api.NameTable{Table: maps.Collect(t.Infos)}
 }
 
-// Infos yields the entries of the table as entries of a NameTable, in no order. There is an entry for each host,
-// under the key that the control plane gave it. As in Istio's agent, there is also an entry for each short name
+// Infos yields the entries of the table as entries of a NameTable, in no particular order. There is an entry for each
+// host, under the key that the control plane gave it. As in Istio's agent, there is also an entry for each short name
 // that the table answers. Each key comes once. The entries belong to the caller.
 func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name

@@ -50,8 +50,8 @@ func (p protocol) String() string {
 	}
 }
 
-// maxPortNameLen is the length in bytes of the longest name of a port: its label begins with an
-// underscore.
+// maxPortNameLen is the length in bytes of the longest name of a port. Together with an underscore, the name must fit
+// in a label of 63 bytes.
 const maxPortNameLen = 62
 
 // somePorts is a bit in the byte of a port's protocol. It is set if the addresses of the port are stored.

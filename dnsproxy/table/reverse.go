@@ -11,8 +11,9 @@ import (
 )
 
 // A reverseIndex finds the hosts that have an address, and the pods of a headless Service that have an
-// address. A key of the index is an address, or an address together with a Service. The hash of the key chooses the
-// part. Each part is a sorted list of pointers. Parts are immutable, so tables share them.
+// address. A key of the index is an address, or an address together with a Service. The index is divided into parts,
+// and the hash of a key chooses its part. Each part is a sorted list of pointers. Parts are immutable, so tables share
+// them.
 type reverseIndex [partCount][]pointer
 
 // update returns the index of hosts. r must be the index of previous, and hosts may differ from previous only in the
@@ -36,9 +37,9 @@ func (r reverseIndex) update(previous, hosts *hostSet, changed []int) reverseInd
 	return r
 }
 
-// A pointer leads from a key to a host. From high to low bits, it consists of a tag of the key, a bit that
-// is set if the host is not of the registry Kubernetes, the shard of the host, and the low half of the
-// hash of the host's name. Hashes may collide, so a lookup must check the host's record.
+// A pointer leads from a key to a host. Its bits are, from high to low: a tag of the key; a bit that is set if the host
+// is not of the registry Kubernetes; the shard of the host; the low half of the hash of the host's name. Hashes may
+// collide, so a lookup must check the host's record.
 type pointer uint64
 
 const (
@@ -65,8 +66,8 @@ func newPointer(hash uint64, host hostRef, external bool) (part int, p pointer) 
 	return partOf(hash), p
 }
 
-// keyTag returns the tag of a key. The tag consists of the bits of the key's hash below the bits that choose the
-// part. key is this hash.
+// keyTag returns the tag of the key with this hash. The highest bits of the hash choose the part, and the bits below
+// them are the tag.
 func keyTag(key uint64) pointer {
 	return pointer(key << partBits >> pointerTagShift << pointerTagShift)
 }
@@ -134,8 +135,8 @@ func subtract(dst *[partCount][]pointer, list, excluded []partPointer) {
 	}
 }
 
-// merge returns the pointers in all that are not in removed, together with the pointers in added. The three
-// lists must be sorted and without duplicates.
+// merge returns the list all without the pointers of the list removed, and with the pointers of the list added. The
+// three lists must be sorted and without duplicates.
 func merge(all, removed, added []pointer) []pointer {
 	merged := make([]pointer, 0, len(all)-len(removed)+len(added))
 	for _, p := range all {

@@ -176,7 +176,7 @@ func (s *srv) targetsFrom(start int, yield func(Target) bool) {
 	}
 }
 
-// repeated reports whether a port before p, the nth port, has the same number.
+// repeated reports whether one of the ports before the port p has the same number. p is the nth port.
 func (s *srv) repeated(p *port, nth int) bool {
 	for earlier := range s.ports {
 		if nth--; nth == 0 {

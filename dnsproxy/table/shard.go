@@ -49,8 +49,8 @@ func (s *hostSet) claims() []claim {
 	return claims
 }
 
-// partCount is the number of parts of reverseIndex and ancestors. Shards are not used for these, because their keys
-// are not the names of hosts.
+// partCount is the number of parts of reverseIndex and ancestors. These two are not divided into shards, because a
+// shard is chosen by the name of a host, but their keys are addresses and ancestors.
 const (
 	partBits  = 8
 	partCount = 1 << partBits
@@ -64,8 +64,9 @@ func partOf(hash uint64) int { return int(hash >> (64 - partBits)) } //nolint:go
 type shard struct {
 	content content
 	records []byte
-	// index is a hash table with open addressing. It maps the hash of a name to the offset of the record plus
-	// one; 0 is a free slot. Its length is a power of two, and it is never full. If there are no records, it is nil.
+	// index is a hash table with open addressing. The hash of a name leads to a slot with the offset of the record plus
+	// one. A free slot has 0. The length of index is a power of two, and there is always a free slot. If there are no
+	// records, index is nil.
 	index []uint32
 	counts
 
@@ -89,8 +90,8 @@ func (s *shard) find(hash uint64, name wire.Name) (h Host, ok bool) {
 	return Host{}, false
 }
 
-// hostsWith calls yield for the hosts that have a packed address. It looks only at hosts with a certain hash of the
-// name: its low half must be nameHash. If yield returns false, hostsWith ends and returns false, too.
+// hostsWith calls yield for the hosts that have a packed address. The low half of the hash of the host's name must also
+// be nameHash. If yield returns false, hostsWith ends and returns false, too.
 func (s *shard) hostsWith(packed []byte, seed maphash.Seed, nameHash uint32, yield func(Host) bool) bool {
 	if len(s.index) == 0 {
 		return true
@@ -158,7 +159,7 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 // A content is a hash of the entries of a shard. It does not depend on their order. Two different sets of entries
 // have the same content with a probability of 2^-64.
 type content struct {
-	sum     uint64 // of the entries' hashes
+	sum     uint64 // the sum of the entries' hashes
 	entries int
 }
 
@@ -181,7 +182,7 @@ func (c *counts) addCounts(other *counts) {
 	c.ported += other.ported
 }
 
-// A Skipped says what was left out of the table, and why: a key, or a part of the entry with this key.
+// A Skipped is an entry that was left out of the table, or an entry of which a part was left out, with the reason.
 type Skipped struct {
 	Key    string `json:"key"`
 	Reason string `json:"reason"`

@@ -21,9 +21,9 @@ type Table struct {
 	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
 	claimed *claimedNames
 
-	ancestors *ancestors // of all names; nil if neither this table nor a previous one was made by WithAncestors
+	ancestors *ancestors // nil unless this table, or a table from which it was made, was made by WithAncestors
 
-	collisionsOnce sync.Once   // for findCollisions
+	collisionsOnce sync.Once   // calls findCollisions
 	collisions     []Collision // set by findCollisions
 }
 
@@ -32,7 +32,7 @@ func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 
 // Lookup finds the host with the name of a question. It finds none if the name or the host is bypassed according to
 // suffixes. search is the client's search list. If name ends in one of these domains, Lookup also looks for the name
-// without it (autopath). The first domain with which it finds a host wins.
+// without this domain (autopath). The first domain with which it finds a host wins.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -297,7 +297,7 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 		n++
 		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
 	})
-	var havePods [2]bool // by the method side
+	var havePods [2]bool // indexed by the result of the method side
 	for _, service := range s.services {
 		t.pods(service, packed, func(pod Host) bool {
 			havePods[t.side(service)] = true
@@ -370,9 +370,9 @@ func (t *Table) hostsAtKey(key uint64, packed []byte, yield func(Host) bool) {
 	}
 }
 
-// HasBelow reports whether name is an ancestor of a host's name, a wildcard, a port or a short
-// name. Such a name exists, but has no records (RFC 8020, RFC 4592). HasBelow walks all hosts, unless the table
-// was made by [Table.WithAncestors], or from such a table.
+// HasBelow reports whether there is a name below name: the name of a host, of a wildcard or of a port, or a short name.
+// Then name exists, but has no records (RFC 8020, RFC 4592). HasBelow walks all hosts, unless the table was made by
+// [Table.WithAncestors], or from such a table.
 func (t *Table) HasBelow(name wire.Name) bool {
 	known := t.ancestors
 	if known == nil {
@@ -411,8 +411,8 @@ func (t *Table) WithAncestors() *Table {
 
 // Domains returns the domains that the hosts outside of the cluster domain are in. The domain of a host is its own
 // name, and the domain of a wildcard is its suffix. If a domain is below another one, Domains leaves it out. So each
-// host outside of the cluster domain is at or below one of the domains. The domains come in no order, without
-// duplicates.
+// host outside of the cluster domain is at or below one of the domains. The domains come in no particular order,
+// without duplicates.
 //
 // The fingerprint depends on the names of all hosts. If one of two tables was made from the other by [Table.With],
 // and they have the same names, they have the same fingerprint.

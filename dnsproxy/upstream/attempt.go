@@ -29,8 +29,8 @@ type attempt struct {
 	probe           probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
 	loopProbe       *loopProbe    // nil if the attempt is no loop probe
 	failedForOthers bool          // see exchange.failedForOthers; if true, a failure does not count for refusals
-	opcode          byte          // as it is in the header
-	question        []byte        // as sent, in wire form
+	opcode          byte          // the opcode as it is in the header
+	question        []byte        // the question as it was sent, in wire form
 	packet          []byte        // the whole query, if sent over a connection
 }
 
@@ -60,7 +60,7 @@ func (a *attempt) expired(now time.Time) bool {
 	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
 }
 
-// end ends the attempt with a reply or an error. It keeps the memory of the reply.
+// end ends the attempt with a reply or an error. It does not copy the reply.
 func (a *attempt) end(reply []byte, err error) {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded

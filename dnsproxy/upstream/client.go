@@ -245,10 +245,9 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// Suspect sends a loop probe to each server of the group for which a probe is due. It is to be
-// called when the agent receives a question that it has itself sent to the group, while the servers
-// have not answered yet: a server may have sent the question back. Suspect does not block. [Client.Echo] recognises
-// the probes that come back.
+// Suspect sends a loop probe to each server of the group for which a probe is due. The agent calls Suspect when it
+// receives a question that it has sent to the group, and that no server has answered yet. A server may have sent the
+// question back. Suspect does not block. [Client.Echo] recognises the probes that come back.
 func (g *Group) Suspect() {
 	now := time.Now()
 	for _, s := range g.servers {
@@ -283,11 +282,11 @@ func (g *Group) Full() bool {
 // Echo is to be called with the name of every question below [LoopZone] that the agent
 // receives.
 //
-// It reports whether the question is a probe of this client that came back. If it was sent by another host or program,
-// the probe's server loops. If it came from a socket of this client, the kernel has redirected it to the agent. The
-// kernel does so if the application has used the same port before, and the rules have no conntrack zone that separates
-// the two. That socket is used no more. If several probes in a row are redirected, the capture rules redirect all
-// queries of the agent, and the server counts as looping.
+// It reports whether the question is a probe of this client that came back. If another host or program has sent it, the
+// probe's server loops. If a socket of this client has sent it, the kernel has redirected it to the agent. The kernel
+// does so if the application has used the same port before, and the capture rules have no conntrack zone that separates
+// the agent from the application. The socket is then used no more. If several probes in a row are redirected, the
+// capture rules redirect all queries of the agent, and the server counts as looping.
 //
 // Echo reports false for a captured probe on its way to an address other than the server's. Such a probe has passed
 // through a forwarder on this host, which is not a loop.

@@ -10,7 +10,7 @@ import (
 
 // Config configures a Client. The zero Config is usable.
 type Config struct {
-	// Timeout ends every query; zero means 4 s.
+	// Timeout is how long a query may take; zero means 4 s.
 	Timeout time.Duration
 	// Check checks a reply to a QUERY. It returns the response code with all twelve bits, and
 	// whether the reply is a negative answer. A reply for which it returns an error is not used.
@@ -51,7 +51,8 @@ type Options struct {
 	Attempts int
 }
 
-// total returns how long a query to so many servers may take according to resolv.conf(5); zero means no bound.
+// total returns how long a query may take according to resolv.conf(5). servers is the number of servers in the group.
+// Zero means no bound.
 func (o Options) total(servers int) time.Duration {
 	const defaultTimeout, defaultAttempts = 5 * time.Second, 2
 	if o.Timeout <= 0 && o.Attempts <= 0 {

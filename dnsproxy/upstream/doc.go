@@ -32,19 +32,19 @@
 //     asked with another ID, and from another socket if it has several. All attempts stay in flight. The first
 //     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
-//  5. A server that fails for a question is not asked again for it, and the next server is asked at
-//     once. Failures are a response code other than NOERROR and NXDOMAIN, a malformed reply, and a refused
-//     connection. The response code includes the bits in the OPT record. When all servers have failed, the best
-//     failure is the answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. Servers that are down may
-//     be back. So before that, they are all asked at once, and the query waits until they are late. The next
-//     question begins with the best server again.
+//  5. A server that fails for a question is not asked again for it, and the next server is asked at once.
+//     Failures are a response code other than NOERROR and NXDOMAIN, a malformed reply, and a refused
+//     connection. The response code includes the bits in the OPT record. When all servers have failed, the
+//     best failure is the answer: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. But servers that are
+//     down may be back. So before a failure becomes the answer, all of these are asked at once, and the query
+//     waits until they are late. The next question begins with the best server again.
 //
-//  6. Without Options.Fastest, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while
-//     an earlier server lives and has neither answered nor failed, but not after the time is up.
-//     Earlier servers that were not asked yet are asked. A positive answer is not held. If an
-//     earlier server is late, and replies before the time is up, its reply replaces the positive answer
-//     in the cache. An answer is provisional, and kept for 30 s at most, unless all earlier servers have said
-//     REFUSED or NOTIMP. A server for internal names says so for all other names.
+//  6. Without Options.Fastest, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while an
+//     earlier server lives and has neither answered nor failed, at most until the time is up. Earlier servers
+//     that were not asked yet are asked. A positive answer is not held. If an earlier server is late, and
+//     replies before the time is up, its reply replaces the positive answer in the cache. An answer is
+//     provisional, and kept for 30 s at most, unless all earlier servers have said REFUSED or NOTIMP. A
+//     server for internal names says so for all other names.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. A query is repeated when a server is late. The first repetition is free if the server that
@@ -53,11 +53,11 @@
 //     it is sent only probes, every 250 ms, until it has sent a reply. Queries wait for this reply. If the server
 //     is down, and no other server is left, queries fail at once.
 //
-//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent once, to the best
-//     server, and to the next only if the best could not be reached: the message may change data,
-//     and must not do so twice. Any response code is an answer to it. After a truncated reply a
-//     query is sent again over TCP, and when TCP is late or fails, to the next server. If no
-//     whole reply has come after 1 s, or all servers have failed, the truncated reply is the answer.
+//  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server, and to the next
+//     one only if the best could not be reached. It is not sent again, because it may change data, and must
+//     not do so twice. Any response code is an answer to it. After a truncated reply a query is sent again
+//     over TCP, and when TCP is late or fails, to the next server. If no whole reply has come after 1 s, or
+//     all servers have failed, the truncated reply is the answer.
 //
 // # Files
 //
@@ -111,8 +111,8 @@
 //
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
 // to these servers, but they have bounds of their own: 512 servers are remembered, and at most 512 sockets are open to
-// all of them together. While 256 sockets or more are open, each new server evicts the servers asked least recently
-// that have not replied. At most one line a second is logged about such servers.
+// all of them together. While 256 sockets or more are open, each new server evicts servers that have not replied,
+// beginning with those asked least recently. At most one line a second is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
 // There are at most 16 transfers at a time.

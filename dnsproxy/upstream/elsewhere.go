@@ -10,8 +10,8 @@ import (
 const (
 	// maxElsewhere is how many such servers are remembered.
 	maxElsewhere = 512
-	// evictElsewhereSockets is a number of open sockets. While so many are open, each new server evicts servers that
-	// have not replied.
+	// While evictElsewhereSockets sockets or more are open to such servers, each new server evicts servers that have
+	// not replied.
 	evictElsewhereSockets = 256
 )
 

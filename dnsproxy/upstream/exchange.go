@@ -147,8 +147,9 @@ func (e *exchange) finish() {
 	e.shared.exchanges.Put(e)
 }
 
-// notify passes an event to the exchange. It calls record, which stores the event in the exchange, with mu held. Then
-// it runs the exchange, unless another goroutine does. If the exchange is over, notify does nothing.
+// notify passes an event to the exchange. With mu held, it calls the function record, which stores the event in the
+// exchange. Then it runs the exchange, unless another goroutine is running it. If the exchange is over, notify does
+// nothing.
 func (e *exchange) notify(generation uint64, record func(*exchange)) {
 	e.mu.Lock()
 	if e.generation.Load() != generation {

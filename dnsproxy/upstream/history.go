@@ -15,8 +15,8 @@ const (
 	maxSample = time.Second
 
 	// The first eight replies count equally in the average. A later reply counts for one eighth (RFC 6298). A reply
-	// after a pause of rttPause counts for one half, because the replies before the pause say little about the server
-	// now, and a first reply that was slow should soon be forgotten.
+	// after a pause of rttPause counts for one half. The replies before the pause say little about the server now, and
+	// a slow first reply should soon be forgotten.
 	rttGain   = 8
 	pauseGain = 2
 	rttPause  = 15 * time.Second
@@ -57,14 +57,14 @@ func (s State) String() string {
 // the server guards it with its mutex.
 type history struct {
 	srtt, rttvar time.Duration // srtt is zero before the first reply
-	replies      int           // so far, up to rttGain
+	replies      int           // how many replies have come, up to rttGain
 	heard        time.Time     // when the last reply came, to a query or a probe
 	probed       time.Time     // when the last probe was sent
 
-	// Since the last reply (rule 2).
+	// These fields describe what has happened since the last reply (rule 2).
 	waiting     time.Time // when the first query was sent; zero if none was
 	probes      int
-	refusals    int       // of connections
+	refusals    int       // how often a connection was refused
 	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
 	looping bool
@@ -76,8 +76,8 @@ type history struct {
 // A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
 type standing struct {
 	state     State
-	silent    bool          // two probes are unanswered, the second for longer than patience
-	full      bool          // a probe is unanswered for longer than patience, and the server owes many replies (rule 7)
+	silent    bool          // two probes are unanswered, the second for longer than history.patience
+	full      bool          // many queries are unanswered, and a probe for longer than history.patience (rule 7)
 	rtt       time.Duration // SRTT; a guess before the first reply
 	lateAfter time.Duration // how long after a query the server is late
 }
@@ -218,7 +218,7 @@ const (
 )
 
 // A budget bounds how often the queries of a group are sent again because a server is late
-// (rule 7). In the zero budget nothing is spent. A budget is safe for concurrent use.
+// (rule 7). In the zero budget nothing is spent yet. A budget is safe for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	spent  float64

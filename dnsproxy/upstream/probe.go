@@ -45,9 +45,9 @@ func (p probeQuestion) question(known []byte) []byte {
 // the server has forwarded it.
 
 const (
-	// LoopZone is the domain that the names of loop probes end in. A name has one label before this domain, so it
-	// has two labels: forwarders do not forward names of one label. The domain is not one of the special names of
-	// RFC 6761, because many forwarders do not forward these either.
+	// LoopZone is the domain that the names of loop probes end in. A name has one more label before this domain,
+	// because forwarders do not forward names of one label. The domain is not one of the special names of RFC 6761,
+	// because many forwarders do not forward these either.
 	LoopZone = "nametap-loop-probe."
 
 	probeLen = 16 // random bytes in a name; its first label has them in hex
@@ -91,7 +91,7 @@ func loopSuffix() wire.Name {
 type Arrival struct {
 	// From is the address that the question came from.
 	From netip.AddrPort
-	// To is the original destination of a captured question that will be forwarded there, and
-	// not valid for other questions.
+	// To is the original destination of a captured question that will be forwarded there. For other questions, To is
+	// not valid.
 	To netip.AddrPort
 }

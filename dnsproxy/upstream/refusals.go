@@ -18,7 +18,7 @@ const (
 // refusals counts the failures that a server has sent in a row, without an answer between them.
 type refusals struct {
 	count   int
-	domains []wire.Name // of the names: their last two labels; at most refusingDomains
+	domains []wire.Name // the last two labels of each name that failed; at most refusingDomains
 }
 
 // all reports whether the server refuses all queries, as far as is known.

@@ -19,9 +19,9 @@ import (
 // carries out the actions in the field actions. This goes on until the schedule is over, or the caller cancels the
 // query.
 type schedule struct {
-	// Set before start.
+	// These fields are set before the method start is called.
 	options  Options
-	tries    []try // a server each, in the order of configuration
+	tries    []try // one for each server, in the order of configuration
 	deadline time.Time
 	budget   *budget // of rule 7, shared by all queries of the group
 	sendOnce bool    // the query must not be sent twice (rule 8)
@@ -37,7 +37,7 @@ type schedule struct {
 
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
-	// The end. The answer may be replaced after it was given, until the schedule is over.
+	// These fields describe the result. The answer may be replaced after it was given, until the schedule is over.
 	answered    bool   // the fields winner, reply, provisional, noOPT and cause are set
 	over        bool   // nothing is awaited any more
 	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
@@ -65,14 +65,14 @@ type try struct {
 
 // An outcome is the end of an attempt.
 type outcome struct {
-	try, sends    int // from the attempt
+	try, sends    int // copied from the attempt
 	reply         []byte
 	reading       reading // of reply
 	err           error   // why there is no reply
 	stream, noOPT bool    // how the server was asked
 }
 
-// An action is something that the exchange has to do for the schedule, to the server with the index try.
+// An action is something that the exchange has to do for the schedule. It concerns the server with the index try.
 type action struct {
 	kind actionKind
 	try  int
@@ -410,8 +410,8 @@ func (s *schedule) hold(o outcome, now time.Time) {
 	}
 }
 
-// precedes reports whether t must be asked before other, whatever their order in the configuration. It must if it was
-// asked fewer times, or if rule 3 puts it first. byTime is true if SRTT counts for this, too.
+// precedes reports whether t must be asked before other, whatever their order in the configuration. This is so if t was
+// asked fewer times, or if rule 3 puts it first. If byTime is true, SRTT counts for rule 3.
 func (t *try) precedes(other *try, byTime bool) bool {
 	x, y := t.standing, other.standing
 	switch {

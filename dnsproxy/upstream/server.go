@@ -32,9 +32,9 @@ type carrier interface {
 	close()
 }
 
-// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets are open, a server
-// that has not replied yet gets no new socket. While maxElsewhereSockets are open, no such server gets one. Each
-// socket costs a descriptor and one or two goroutines.
+// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets of them are open, such
+// a server gets a new socket only if it has replied before. While maxElsewhereSockets are open, none of these servers
+// gets one. Each socket costs a descriptor and one or two goroutines.
 const (
 	newElsewhereSockets = 384
 	maxElsewhereSockets = 512
@@ -43,7 +43,7 @@ const (
 // A server is a nameserver, with its sockets and its history.
 type server struct {
 	spec   Spec
-	name   string // of spec
+	name   string // the text of spec
 	shared *shared
 	udp    carrier // nil for TLS
 	stream carrier
@@ -60,7 +60,7 @@ type server struct {
 
 	mu             sync.Mutex
 	history        history
-	options        Options        // options of the group that last took this server
+	options        Options        // options of the group that the server was put into last
 	nextProbe      probeQuestion  // question of the next probe
 	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
@@ -81,7 +81,7 @@ type server struct {
 // also queried over UDP.
 type tcpFailures struct {
 	first, last time.Time // when the first and the last failure were; zero if there is none
-	err         string    // of the last failure
+	err         string    // the error of the last failure
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
@@ -175,7 +175,7 @@ func (s *server) rtt() time.Duration {
 // one is due.
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
-	st := s.history.standing(now) // without the probe that is due now
+	st := s.history.standing(now) // the probe that is due now does not count yet
 	st.full = s.history.silence(now) > s.history.patience() && s.owes.Load() >= maxSilent
 	due := s.history.probeDue(now, s.options.Fastest, st.full)
 	fell := st.state == Down && !s.loggedDown
@@ -524,8 +524,8 @@ func (s *server) status(now time.Time) Status {
 	}
 }
 
-// sweep sweeps the server's sockets. If the server owes replies and is not down, it also probes the server when a
-// probe is due, even if no query follows, and reports true.
+// sweep sweeps the server's sockets. If the server owes replies and is not down, sweep reports true. In this case it
+// also probes the server if a probe is due, because there may be no further query that would do so.
 func (s *server) sweep(now time.Time) (owes bool) {
 	if s.udp != nil {
 		s.udp.sweep(now)

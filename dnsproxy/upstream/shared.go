@@ -11,7 +11,7 @@ import (
 // shared is the part of a [Client] that its servers use, too.
 type shared struct {
 	config  Config
-	latest  atomic.Pointer[Config] // of the last Configure
+	latest  atomic.Pointer[Config] // what Configure got last
 	longest atomic.Int64           // the longest Timeout so far, in ns
 	context context.Context        //nolint:containedctx // for dialling; ends with Close
 	cancel  context.CancelFunc

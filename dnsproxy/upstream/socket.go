@@ -41,7 +41,7 @@ func withoutZone(a netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
-// sockets are the sockets of one kind to a server.
+// sockets are all UDP sockets to a server, or all connections to it.
 type sockets[S interface {
 	comparable
 	// send sends a packet and takes over the attempt. It reports false if the socket
@@ -64,7 +64,7 @@ type sockets[S interface {
 // since returns the time since t on the client's clock.
 func (s *socket) since(t time.Time) time.Duration { return s.server.shared.config.Clock.Since(t) }
 
-// addLocked adds an attempt and returns its ID. No other attempt of the socket has this ID. It is unpredictable,
+// addLocked adds an attempt and returns its ID. No other attempt of the socket has this ID. The ID is unpredictable,
 // because the functions of package rand use ChaCha8 with a seed from the system.
 func (s *socket) addLocked(a *attempt) uint16 {
 	for {

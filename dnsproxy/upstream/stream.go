@@ -294,7 +294,7 @@ func (s *stream) close() {
 	defer s.mu.Unlock()
 	s.endLocked()
 	if s.conn != nil {
-		_ = s.conn.Close() // at most a second time
+		_ = s.conn.Close() // it may have been closed before, which does no harm
 	}
 	s.signal()
 }

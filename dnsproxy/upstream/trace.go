@@ -13,7 +13,7 @@ type Attempt struct {
 	// Protocol is udp, tcp or tls. It is empty for a server that was not asked.
 	Protocol string `json:"protocol,omitempty"`
 	// Sent is the time from the first attempt to this one, in seconds. Took is the time from this attempt to its
-	// result. If there is no result yet, Took is how long it has been waited for.
+	// result. If there is no result yet, Took is the time that has passed since this attempt.
 	Sent float64 `json:"sentSeconds"`
 	Took float64 `json:"tookSeconds,omitempty"`
 	// Result is a response code, the error, or why the server was not asked. It is empty if the attempt had no result

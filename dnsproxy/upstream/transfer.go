@@ -57,14 +57,15 @@ func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transfe
 
 // A transferEnd finds the last message of a zone transfer. The records of a transfer begin and end with the zone's
 // SOA record. If the transfer is incremental, the second record is the SOA record of an older version, and the
-// zone's SOA record also stands before the additions of the last difference. So it is sent three times.
+// zone's SOA record also stands before the additions of the last difference. So the zone's SOA record is sent three
+// times.
 type transferEnd struct {
 	id           uint16
 	incremental  bool   // the query is an IXFR
 	clientSerial uint32 // the serial that the client has, if the query is an IXFR
 
-	records  int    // received so far
-	serial   uint32 // of the zone
+	records  int    // how many were received so far
+	serial   uint32 // the serial of the zone
 	soaCount int    // how often the zone's SOA record was received so far
 	soaTotal int    // how often the zone's SOA record is sent in the whole transfer
 }

@@ -201,8 +201,8 @@ func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
 }
 
 // close makes the reader end. The reader then closes the socket and ends the attempts. close does not close the
-// socket itself, because that would wait for the reader, and the two could wait for each other: the reader may be
-// running an exchange that waits for the caller of close.
+// socket itself, because that would wait for the reader. The reader may be running an exchange that waits for the
+// caller of close, and then both would wait forever.
 func (s *udpSocket) close() {
 	s.mu.Lock()
 	first := s.endLocked()

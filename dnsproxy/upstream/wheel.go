@@ -12,10 +12,10 @@ const (
 	wheelSlots = 1024 // a turn is wheelSlots ticks; a timer due after more than a turn is looked at once in each turn
 )
 
-// A timer calls notify once it is due. The wheel's mutex guards its other fields.
+// A timer calls notify once it is due. The wheel's mutex guards the other fields of the timer.
 type timer struct {
 	notify     func(generation uint64) // never changes
-	generation uint64                  // of the exchange, when the timer was set
+	generation uint64                  // the generation of the exchange when the timer was set
 	dueAt      time.Time
 	prev, next *timer // in its slot; nil if it is not set
 }
@@ -91,9 +91,9 @@ func (w *wheel) setAlarm(tick int64) {
 	w.alarm.Reset(time.Until(w.origin.Add(time.Duration(tick) * wheelTick)))
 }
 
-// fire notifies the exchanges whose timers are due. If many are due, it pauses now and then: while a goroutine
-// runs, Go looks only every 10 ms for packets that have arrived, and queries for mesh names must not wait for
-// thousands of queries to silent nameservers.
+// fire notifies the exchanges whose timers are due. If many are due, it pauses now and then, because while a goroutine
+// runs, Go looks only every 10 ms for packets that have arrived. Queries for mesh names must not wait for thousands of
+// queries to silent nameservers.
 func (w *wheel) fire() {
 	const chunk, pause = 16, 20 * time.Microsecond
 	for due := w.due(time.Now()); len(due) > 0; due = w.due(time.Now()) {
@@ -106,7 +106,7 @@ func (w *wheel) fire() {
 	}
 }
 
-// A dueTimer is a timer that was due.
+// A dueTimer has what is needed to notify the exchange of a timer that was due.
 type dueTimer struct {
 	notify     func(generation uint64)
 	generation uint64

@@ -31,7 +31,7 @@ const (
 	RcodeMask  = 0x0F // in the byte after that
 )
 
-// numberedType is what the name of a type without a name of its own begins with, as in TYPE65 (RFC 3597, section 5).
+// A type that has no name is called numberedType followed by its number, such as TYPE65 (RFC 3597, section 5).
 const numberedType = "TYPE"
 
 // TypeName returns the name of a record type. It does not use the texts that the DNS library has for two types that
@@ -55,7 +55,7 @@ func ParseType(text string) (uint16, error) {
 	return 0, fmt.Errorf("type %q: want a record type such as A, or TYPE65", text)
 }
 
-// NumberedRcode is what the name of a response code without a name of its own begins with, as in RCODE3841.
+// NumberedRcode comes before the number of a response code that has no name, as in RCODE3841.
 const NumberedRcode = "RCODE"
 
 // RcodeName returns the name of a response code in a message. The DNS library calls code 16 BADSIG, which is its name

@@ -13,9 +13,9 @@ import (
 )
 
 // A Name is a domain name in the wire form of RFC 1035, section 3.1, but in lower case and without the root label at
-// its end. For example, the Name of www.Example. is "\x03www\x07example". A Name without its first or last labels is
-// a slice of it. Names are the keys of tables and caches, so escapes, case and trailing dots are handled only once:
-// where a name comes in.
+// its end. For example, the Name of www.Example. is "\x03www\x07example". To remove the first or the last labels of a
+// Name, it is enough to slice it. Names are the keys of tables and caches, so escapes, case and trailing dots are
+// handled only once: where a name comes in.
 type Name string
 
 // WildcardLabel is the first label of the name of a wildcard.
@@ -135,8 +135,8 @@ func PackName(presentation string) ([]byte, error) {
 	return buf[: n-1 : n-1], nil
 }
 
-// ParseName parses a name that a person has written: in presentation form, with or without the trailing dot, and "."
-// for the root.
+// ParseName parses a name that a person has written, in presentation form, with or without the trailing dot. The text
+// "." means the root.
 func ParseName(text string) (Name, error) {
 	if strings.ContainsFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) {
 		return "", fmt.Errorf("name %q: want it as programs ask for it, such as xn--bcher-kva.example", text)
@@ -186,7 +186,7 @@ func (n Name) Below(suffix Name) bool {
 	return n == suffix
 }
 
-// BelowAny returns the first of suffixes that n equals or is below.
+// BelowAny returns the first element of suffixes that n equals or is below.
 func (n Name) BelowAny(suffixes []Name) (suffix Name, found bool) {
 	for _, suffix := range suffixes {
 		if n.Below(suffix) {
@@ -259,7 +259,8 @@ func ReverseAddr(n Name) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// reverse4 reads an address from four decimal labels. The first label is the last byte (RFC 1035, section 3.5).
+// reverse4 reads an address from four decimal labels. The first label has the last byte of the address (RFC 1035,
+// section 3.5).
 func reverse4(n Name) (netip.Addr, bool) {
 	var addr [4]byte
 	for i := 3; i >= 0; i-- {
@@ -274,8 +275,8 @@ func reverse4(n Name) (netip.Addr, bool) {
 	return netip.AddrFrom4(addr), n == Root
 }
 
-// reverse6 reads an address from 32 labels of one hex digit. The first label is the last digit (RFC 3596, section
-// 2.5).
+// reverse6 reads an address from 32 labels of one hex digit. The first label has the last digit of the address (RFC
+// 3596, section 2.5).
 func reverse6(n Name) (netip.Addr, bool) {
 	var addr [16]byte
 	for i := 31; i >= 0; i-- {

@@ -12,7 +12,7 @@ const (
 	AnswerSection
 	AuthoritySection
 	AdditionalSection
-	Sections // their number
+	Sections // the number of sections
 )
 
 // The fixed part of a record, between its owner and its data: type, class, TTL and the
@@ -118,7 +118,7 @@ type Walker struct {
 	// is only a pointer to the question.
 	Spelled bool
 
-	// Err is the reason if Next has reported false before the end of the message; otherwise nil.
+	// Err says why Next has reported false before the end of the message. It is nil if Next has not.
 	Err error
 
 	msg  []byte
@@ -142,7 +142,7 @@ func (w *Walker) Next() bool {
 		w.left = Count(w.msg, w.Section)
 	}
 	w.left--
-	const pointer = PointerBits | HeaderLen // to the question's name, as nearly all owners are
+	const pointer = PointerBits | HeaderLen // a pointer to the question's name; nearly all owners are this pointer
 	msg, offset := w.msg, w.End
 	w.Owner, w.Spelled = offset, false
 	fixed := offset + 2
@@ -235,5 +235,5 @@ func pointerTarget(msg []byte, offset int) int {
 	return int(binary.BigEndian.Uint16(msg[offset:]) &^ PointerBits)
 }
 
-// IsPointer reports whether a compression pointer begins with b, and not a label.
+// IsPointer reports whether b is the first byte of a compression pointer, and not of a label.
 func IsPointer(b byte) bool { return b&labelType == labelType }
