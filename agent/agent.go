@@ -159,7 +159,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if a.handOver.Load() && a.capture != nil {
-		a.capture.extend(true) // renews the lease of the rules: a part of its time is over
+		a.capture.extend(true) // renews the lease of the rules until the next agent does so
 	}
 	a.log.Info("ended")
 	return nil
@@ -203,9 +203,8 @@ const (
 	handOverTimeout = time.Second
 )
 
-// drain waits until the agent must end, calls release, which starts to remove the capture
-// rules, and then waits for Config.Drain. It returns how long queries in flight may take after
-// the removal, 0 for no limit.
+// drain waits until the agent must end. Then it calls the function release, which starts to remove the capture rules,
+// and waits for the time Config.Drain. It returns how long queries in flight may take after that; 0 means no limit.
 func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duration {
 	select {
 	case <-ctx.Done():
@@ -271,9 +270,9 @@ func (a *Agent) Configure(cfg dnsproxy.Config) error {
 	return nil
 }
 
-// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without
-// a CaptureConfig, or if cfg equals the current CaptureConfig. After an error, such as a required family without
-// listeners, capture does not change until the cause of the error is removed.
+// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without a
+// CaptureConfig, or if cfg equals the current CaptureConfig. It returns an error, for example, if the agent listens
+// over no family that cfg captures. Then capture stays as it was until the cause of the error is removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
 		return nil
@@ -285,8 +284,8 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
 // HandOver ends the agent and leaves the capture rules to the next agent. It leaves only rules with a lease: if no
-// agent follows, the lease expires, and the kernel ends their capture. Rules without a lease are removed, unless their
-// Config.FailClosed keeps them.
+// agent follows, the lease expires, and the kernel ends their capture. Rules without a lease are removed, unless
+// FailClosed of the [iptables.Config] keeps them.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()

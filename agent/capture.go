@@ -22,7 +22,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A capture computes the desired state from its configuration, the nameservers of resolv.conf and the open
+// A capture computes the desired state of the rules from its configuration, the nameservers of resolv.conf and the open
 // listeners. Package iptables keeps the kernel in that state.
 type capture struct {
 	log    *slog.Logger
@@ -78,10 +78,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 // next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
 // retries later failures.
 //
-// A hand-over to the next agent needs rules with a lease. The kernel ends the capture when the lease has expired, so
-// the agents renew it in three steps. First, the method endSoon tells package iptables to leave the rules in place.
-// Next, [Agent.Run] renews the lease after this agent has answered its last query. Finally, the next agent renews the
-// lease in the method takeOver.
+// A hand-over to the next agent needs rules with a lease: if no agent renews the lease in time, the kernel ends the
+// capture. First, the method endSoon tells package iptables to leave the rules in place. Next, [Agent.Run] renews the
+// lease after this agent has answered its last query. Finally, the next agent renews the lease in the method takeOver.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -172,8 +171,8 @@ func (c *capture) awaitListening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// probeListener sends a probe over network to the listener to which the rules of family f redirect queries. It returns
-// an error if there is no such listener or no answer.
+// probeListener sends a probe to the listener to which the rules of family f redirect queries over network, which is
+// udp or tcp. It returns an error if there is no such listener or no answer.
 func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
 	if err := c.listenError(f); err != nil {
 		return err
@@ -334,8 +333,8 @@ type inputs struct {
 	CaptureConfig
 	servers  []netip.Addr            // the nameservers that resolv.conf has, or last had
 	unserved map[family.Family]error // families that the agent does not listen on, and why
-	// passing has the destinations to which queries pass through: the way to them is broken, or a firewall drops the
-	// agent's queries.
+	// passing has the destinations whose queries are not redirected, although capture is on: redirected queries would
+	// not reach the agent, or a firewall drops the queries of the agent.
 	passing map[family.Family][]netip.Prefix
 	vips    []netip.AddrPort // the listeners for connections to VIPs
 }

@@ -163,7 +163,7 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// If Resolved is true, the agent is registered with systemd-resolved while it captures, if the host has
+	// Resolved registers the agent with systemd-resolved while the agent captures. It has no effect on a host without
 	// systemd-resolved.
 	Resolved bool
 }

@@ -19,7 +19,7 @@
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
 //	dump.go           responses that grow with the table and the cache, entry by entry
-//	tail.go           sending queries to clients as they are answered
+//	tail.go           /debug/tail, which sends queries to its readers as the queries are answered
 //	private.go        the private socket: where it is, and which users may use it
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
 //	storedsockets.go  sockets that systemd stores for the next process

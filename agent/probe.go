@@ -157,9 +157,9 @@ const versionPrefix = "nametap "
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent
-// sets it because a sysctl, a route or a router may make [iptables.ProbeHops] the default of this host: then the
-// rules would redirect the agent's queries to the agent.
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent sets
+// it because a sysctl, a route or a router may change the default of this host. If the default were
+// [iptables.ProbeHops], the rules would take the agent's queries for probes and redirect them to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.

@@ -161,8 +161,8 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in another goroutine. It probes over UDP. Every wayTCP it also probes over
-// TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
+// probe probes the way to a nameserver in another goroutine. It probes over UDP. At intervals of wayTCP it also probes
+// over TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
 	now := time.Now()
@@ -279,8 +279,8 @@ func (w *ways) record(ctx context.Context, r probed) {
 	}
 }
 
-// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it
-// closes alive.
+// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it closes
+// the channel alive.
 func (w *ways) noteLease(f family.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)

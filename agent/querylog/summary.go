@@ -207,7 +207,7 @@ type key struct {
 	suffix string
 	result string // the response code
 	reason string
-	source string // of answers
+	source string // where the answers came from, if text is textAnswered
 }
 
 // The messages.

@@ -155,7 +155,7 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 	return l, nil
 }
 
-// matches reports whether the settings of an interface are the settings that r makes.
+// matches reports whether l has all settings that the registration r needs.
 func (l link) matches(r Registration) bool {
 	for _, mode := range modes() {
 		if l.modes[mode] != modeOff {

@@ -11,7 +11,7 @@ type State string
 // The states.
 const (
 	Absent     State = "absent"     // this host does not run systemd-resolved
-	Off        State = "off"        // not desired
+	Off        State = "off"        // no agent is registered, and no attempt has failed
 	Registered State = "registered" // in force
 	Failed     State = "failed"     // the last attempt to register, or Inspect, has failed
 )

@@ -30,7 +30,7 @@ type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command
 	hung     chan error              // gets the reason each time that the command hangs
-	life     int64                   // the fields below are about the start with this number (see starts)
+	life     int64                   // the number of the start that misses and answered are about
 	misses   int                     // failed probes in succession
 	answered map[netip.AddrPort]bool // sockets on which the command has answered since its start
 }
