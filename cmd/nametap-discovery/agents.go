@@ -229,8 +229,8 @@ func row(a *push.Agent) string {
 	return strings.Join(cells, "\t")
 }
 
-// printable makes a text that a client has sent safe for a terminal. If the text has a character that cannot be
-// printed, printable quotes the text.
+// printable returns text, which a client has sent, in a form that is safe for a terminal. If the text has a character
+// that cannot be printed, printable quotes the text.
 func printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return text

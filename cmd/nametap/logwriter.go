@@ -89,8 +89,8 @@ func (w *logWriter) close() {
 	}
 }
 
-// printError prints a message, but does not wait longer than logCloseTimeout for the reader. As in the output of a
-// command, nothing is left that a terminal obeys.
+// printError prints a message, but does not wait longer than logCloseTimeout for the reader. Characters that control a
+// terminal become "?", as in the output of commands.
 func printError(to io.Writer, message string) {
 	message = clip.Lines(message)
 	if inJournal(to) {

@@ -415,7 +415,7 @@ func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
 	c := &capturedQuery{Server: a.addr, UID: a.user.uid, By: byServer}
 	r.Captured = c
 	if r.From == nil {
-		return // no agent, and it may never answer a question about itself
+		return // the server is no agent, and may never answer a question about itself
 	}
 	var err error
 	if c.ID, err = a.id(ctx); err != nil {

@@ -164,7 +164,7 @@ func (r *reloader) apply(next settingsRead) {
 
 // A settingsRead has the settings that were read, and what follows from them for a running agent.
 type settingsRead struct {
-	read, inUse *options // see reloader
+	read, inUse *options // as last and inUse of the reloader
 	dns         dnsproxy.Config
 	capture     agent.CaptureConfig // only if the agent installs rules
 }

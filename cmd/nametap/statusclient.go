@@ -143,8 +143,8 @@ func (c *statusClient) read(ctx context.Context, method, path string, query url.
 	return body, nil
 }
 
-// tail requests queries, and calls take with each line of the reply until take returns false or an error. At the end of
-// the reply the error is [io.EOF].
+// tail requests queries, and calls the function take with each line of the reply until take returns false or an error.
+// At the end of the reply the error is [io.EOF].
 func (c *statusClient) tail(
 	ctx context.Context, params url.Values, take func(line *agent.TailLine) (more bool, err error),
 ) error {
@@ -207,7 +207,7 @@ func (c *statusClient) transport() http.RoundTripper {
 	}}
 }
 
-// cause returns the error of a request without the address, which is the same for all agents.
+// cause returns the error of a request without the URL, whose host is localhost for every agent.
 func cause(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err

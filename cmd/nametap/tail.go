@@ -95,8 +95,8 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read requests queries, and calls take with each query until take returns false or an error. It counts the queries
-// that were lost. It returns the error of [statusClient.tail].
+// read requests queries, and calls the function take with each query until take returns false or an error. It counts
+// the queries that were lost. It returns the error of [statusClient.tail].
 func (s *seenQueries) read(
 	ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error),
 ) error {
@@ -281,8 +281,8 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// If queries are like one that was printed less than repeatTime ago, they are counted and not printed. This is done for
-// at most maxRecent printed queries.
+// A query is a repeat if a query like it was printed less than repeatTime ago. Repeats are counted and not printed. At
+// most maxRecent printed queries are remembered.
 const (
 	repeatTime = time.Second
 	maxRecent  = 1000
@@ -294,9 +294,8 @@ type repeats struct {
 	count   int
 }
 
-// isRepeat reports whether r is like a query that was printed a moment ago, and counts r if it is. If it is not,
-// skipped is the number of queries like r that were not printed since the last one that was. Programs and forwarders
-// repeat questions that fail.
+// isRepeat reports whether r is a repeat, and counts it if it is. If r is no repeat, skipped is the number of repeats
+// since a query like r was last printed. Repeats are common: programs and forwarders repeat questions that fail.
 func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -341,8 +340,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// repeatText returns the end of the line of a query: the number of queries like it that came before it and were
-// skipped.
+// repeatText returns the end of the line of a query, such as ", 3 more before", if repeats came before the query.
 func repeatText(skipped int) string {
 	if skipped == 0 {
 		return ""

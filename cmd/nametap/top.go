@@ -198,7 +198,7 @@ type top struct {
 	began   time.Time
 	queries int
 	byKey   map[string]*topCount
-	all     []*topCount // of byKey
+	all     []*topCount // the values of byKey
 }
 
 // A topCount is the count of one key.
