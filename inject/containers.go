@@ -134,7 +134,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if p.hasIstio() {
 		list.set(variable("status-addr"), net.JoinHostPort(loopback, strconv.Itoa(besideIstio)))
 	}
-	if p.hasIstio() && carriesVIPs(cfg) { // Envoy carries the connections, if DNS has the VIPs
+	if p.hasIstio() && carriesVIPs(cfg) { // if the agent answers with VIPs, Envoy carries the connections to them
 		list.set(variable("dns-auto-allocate"), "true")
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Settings)) {
@@ -149,7 +149,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	return list
 }
 
-// An environ is a list of environment variables, in which each name is once.
+// An environ is a list of environment variables. Each name occurs once.
 type environ []corev1.EnvVar
 
 func (e *environ) field(name, path string) {

@@ -37,7 +37,8 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-server-name": "string", "xds-token-file": "string",
 }
 
-// reserved has the settings that follow from other fields or from the pod, with the name of what they follow from.
+// reserved has the settings that Config.Settings must not have, because they follow from other fields or from the pod.
+// The value of a setting says what it follows from.
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
