@@ -23,7 +23,7 @@ type Agent struct {
 	*core
 	status    *statusServer
 	diagnosis *diagnosis
-	hasten    func()           // closes hastened; may be called any number of times
+	hasten    func()           // closes the channel hastened; may be called any number of times
 	hastened  chan struct{}    // closed when the drain must end
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
@@ -181,7 +181,8 @@ func (a *Agent) awaitSnapshot(ctx context.Context) {
 	}
 }
 
-// announce closes ready, and logs that the agent is ready, when queries are answered from a table.
+// announce waits until queries are answered from a table. Then it closes the channel ready, and logs that the agent is
+// ready.
 func (a *Agent) announce(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{a.proxy.Ready(), a.client.Ready()} {
 		select {

@@ -216,9 +216,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf, except for
-// nameservers to which queries always pass through. If there is none, and queries to all servers are captured, probed
-// returns a loopback address. While queries over f are not captured, it returns no address.
+// probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf. It leaves out
+// nameservers for which the rules never redirect queries. If no nameserver is left, and queries to all servers are
+// captured, probed returns a loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listenError(f) != nil || c.kernel.Failure(f) != nil {
@@ -268,7 +268,7 @@ func (c *capture) awaitBegun(ctx context.Context) {
 
 // endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
 // agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the rules and
-// waits only briefly for replies. drains is true if the settings want a drain after rules were removed.
+// waits only briefly for replies. The parameter drains is true if the settings want a drain after rules were removed.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -281,9 +281,10 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	return true
 }
 
-// change calls edit with the inputs, computes the desired state from them, and passes it to package iptables. If there
-// is no desired state for the inputs, for example because resolv.conf has no nameservers, it returns an error, and the
-// rules stay unchanged. Until the method begin has waited for the listeners, change passes nothing to package iptables.
+// change calls the function edit with the inputs, computes the desired state from them, and passes it to package
+// iptables. If there is no desired state for the inputs, for example because resolv.conf has no nameservers, it returns
+// an error, and the rules stay unchanged. Until the method begin has waited for the listeners, change passes nothing to
+// package iptables.
 func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -150,7 +150,7 @@ func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
 }
 
 // A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent runs.
-// It changes neither which resolv.conf the agent follows nor on which port the agent listens.
+// SetCapture does not change the resolv.conf that the agent follows, or the port on which it listens.
 type CaptureConfig struct {
 	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool

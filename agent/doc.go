@@ -39,7 +39,7 @@
 // the workload stays broken, as in Istio's agent when a DNS listener fails.
 //
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
-//	                     query on the slow path (while there are many, workers read too); the
+//	                     query on the slow path; the
 //	                     watcher of resolv.conf; one that finds the names of cgroups; one that
 //	                     follows the addresses of this host; one that opens connection tracking,
 //	                     if that failed at first; one that opens missing listeners

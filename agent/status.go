@@ -218,7 +218,7 @@ func (s *statusServer) problems() string {
 // Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
 	Ready    bool            `json:"ready"`
-	Reason   string          `json:"reason,omitempty"` // why it is not ready
+	Reason   string          `json:"reason,omitempty"` // why the agent is not ready
 	Uptime   string          `json:"uptime"`
 	Version  string          `json:"version"`
 	DNS      []dnsproxy.Addr `json:"dns"`

@@ -25,7 +25,7 @@ const (
 
 // A summary counts queries, and makes the lines of the log when they are due.
 type summary struct {
-	domain string // without the last dot
+	domain string // the cluster domain, without the last dot
 	groups map[key]*group
 	logged time.Time // when the last line was logged
 	forgot time.Time // when forget was last called
@@ -159,7 +159,7 @@ func suffixOf(name, domain string) string {
 type group struct {
 	key
 	count   uint64
-	client  string    // of the first query
+	client  string    // the client of the first query
 	example string    // the question of the first query
 	row     string    // the rows of docs/behaviour.md of the first query
 	first   time.Time // when the first query was counted

@@ -103,7 +103,7 @@ type server struct {
 	Family  int32
 	Address []byte
 	Port    uint16
-	Name    string // for DNS over TLS
+	Name    string // the server's name in DNS over TLS
 }
 
 // A domain is a search or routing domain in the form of systemd-resolved.
@@ -117,7 +117,7 @@ type link struct {
 	servers []server
 	domains []domain
 	route   bool              // whether the interface also gets queries for names that are below no routing domain
-	modes   map[string]string // the values of the properties in modes, by name
+	modes   map[string]string // the values of the properties that the function modes names, by name
 	inUse   bool              // whether the interface is used for DNS: it is up and has an address
 }
 

@@ -12,7 +12,7 @@ type State string
 const (
 	Absent     State = "absent"     // this host does not run systemd-resolved
 	Off        State = "off"        // no agent is registered, and no attempt has failed
-	Registered State = "registered" // in force
+	Registered State = "registered" // an agent is registered
 	Failed     State = "failed"     // the last attempt to register, or Inspect, has failed
 )
 

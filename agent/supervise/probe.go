@@ -63,7 +63,7 @@ func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
 	return p, nil
 }
 
-// run probes all sockets, and sends to hung when the command hangs, until ctx ends.
+// run probes all sockets until ctx ends. When the command hangs, run sends the reason to the channel hung.
 func (p *prober) run(ctx context.Context) {
 	sent := map[netip.AddrPort]*query{}
 	defer func() { p.read(sent) }()

@@ -234,7 +234,8 @@ func (s *supervisor) signal(sig syscall.Signal) {
 	}
 }
 
-// exitCode returns the exit code of a command as a shell does: 128 plus the signal that ended the command.
+// exitCode returns the exit code of a command. If a signal has ended the command, that is 128 plus the number of the
+// signal, as in a shell.
 func exitCode(status syscall.WaitStatus) int {
 	if status.Signaled() {
 		return 128 + int(status.Signal())
