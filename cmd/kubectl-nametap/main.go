@@ -83,7 +83,7 @@ func run(args []string) int {
 // A request is a command line.
 type request struct {
 	command, pod string
-	args         []string // of the command in the pod
+	args         []string // arguments of the command in the pod
 	kubectl      []string // flags of kubectl
 
 	namespace, container, discovery string

@@ -92,7 +92,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 		case finding.OK:
 		case !slices.Contains(failed, l), !installed && !other:
 			continue
-		case full: // see fullTable
+		case full: // the full table explains the failure
 		case other:
 			finding.Advice = portAdvice
 			for _, taken := range programsAt(l.Address) {

@@ -45,7 +45,7 @@ func programsAt(addr string) (found []problems.Taken) {
 type boundSocket struct {
 	addr       netip.AddrPort
 	connected  bool
-	listens    bool // over TCP
+	listens    bool // whether it is a TCP socket that listens
 	uid, inode string
 }
 

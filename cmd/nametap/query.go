@@ -341,7 +341,8 @@ func (r *queryResult) printFrom(w io.Writer) {
 	}
 }
 
-// A capturedQuery says which server has answered a query that was sent as a client of this host sends it.
+// A capturedQuery is about a query that was sent in the same way as a client of this host would send it. It says which
+// server has answered.
 type capturedQuery struct {
 	Server string `json:"server"` // the first nameserver of resolv.conf
 	UID    int    `json:"uid"`    // the owner of the socket

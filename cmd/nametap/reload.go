@@ -77,7 +77,8 @@ func (r *reloader) showIn(cfg *agent.Config) {
 	}
 }
 
-// values returns the settings in use that were set and for which wanted returns true. It is safe for concurrent use.
+// values returns those settings in use that were set, if the function wanted returns true for their names. It is safe
+// for concurrent use.
 func (r *reloader) values(wanted func(name string) bool) map[string][]string {
 	return settings.Values(r.inUse.Load().flags, wanted)
 }

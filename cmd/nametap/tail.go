@@ -229,7 +229,7 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 	case isTerminal(w):
 		text, since := "", t.began.Add(-t.since)
 		if ctx.Err() != nil {
-			text = "\n" // after the ^C of the terminal
+			text = "\n" // ends the line in which the terminal shows ^C
 		}
 		if t.since == allOf {
 			text += fmt.Sprintf("-- %d of the queries that the agent has kept", t.shown)
@@ -416,7 +416,7 @@ func tookText(r *seen.Record) string {
 
 // clientNames names the clients of queries for people.
 type clientNames struct {
-	users map[uint32]string // "" without a name
+	users map[uint32]string // by uid; "" for a user without a name
 	host  seen.HostAddrs
 }
 
