@@ -198,13 +198,13 @@ func (c Config) checkEgress() error {
 	return nil
 }
 
-// carriesVIPs reports whether the agent carries connections to VIPs, by the settings.
+// carriesVIPs reports whether the settings make the agent carry connections to VIPs.
 func carriesVIPs(cfg Config) bool {
 	on, _ := strconv.ParseBool(cfg.Settings["egress"]) // checkSettings has checked the value
 	return on
 }
 
-// checkAddresses checks the addresses.
+// checkAddresses returns an error if ControlPlane or Nameservers cannot be used.
 func (c Config) checkAddresses() error {
 	if c.ControlPlane != "" {
 		host, port, err := net.SplitHostPort(c.ControlPlane)

@@ -142,7 +142,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 			continue // the rules would take the connections from Envoy
 		}
 		if name == "dns-addr" && cfg.Mode == Resolv {
-			continue // resolv.conf has the address
+			continue // in this mode, resolv.conf fixes the address
 		}
 		list.set(variable(name), cfg.Settings[name])
 	}

@@ -11,11 +11,11 @@ import (
 // edits are all changes of one pod. The parts that an earlier injection added are found by their names.
 type edits struct {
 	previous         status
-	initContainers   []*yaml.Node // before all others
-	volumes          []*yaml.Node // after all others
+	initContainers   []*yaml.Node // they are put before all others
+	volumes          []*yaml.Node // they are put after all others
 	sysctls          []corev1.Sysctl
 	imagePullSecrets []corev1.LocalObjectReference
-	ambient          bool           // switch off the DNS capture of ztunnel
+	ambient          bool           // whether to switch off the DNS capture of ztunnel
 	dns              *dnsFields     // nil leaves the fields of the DNS as they are
 	istioEnv         *corev1.EnvVar // set in the containers of Istio; nil sets none
 	status           string

@@ -11,7 +11,7 @@ import (
 // A Report is the result for one pod of a manifest.
 type Report struct {
 	Object  string // such as "Deployment shop/cart"
-	Line    int    // in the manifest
+	Line    int    // the line of the object in the manifest
 	Outcome Outcome
 	Reasons []string
 }

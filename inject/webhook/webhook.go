@@ -6,8 +6,8 @@
 //  3. review.go answers one question. It has no side effects, so it ignores dryRun.
 //  4. settings.go follows the file with the settings of injection.
 //
-// Every pod may be able to connect, and the webhook cannot tell the API server from other clients. So slow clients do
-// not keep other clients waiting, and the memory for all requests is bounded.
+// Every pod may be able to connect, and the webhook cannot tell the API server from other clients. Therefore the
+// webhook bounds the memory for all requests, and a slow client does not keep other clients waiting.
 package webhook
 
 import (
