@@ -33,9 +33,9 @@ type Agent struct {
 	ready     chan struct{} // closed when queries are answered from a table
 }
 
-// New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong
-// settings are reported before anything runs. An error names the setting and says what it should be. If another
-// program uses the port of one of these sockets, Run opens that socket later: DNS does not need it.
+// New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong settings
+// are reported before anything runs. If another program uses the port of one of these sockets, Run opens that socket
+// later: DNS does not need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(

@@ -123,9 +123,8 @@ func (c *Config) checkStateDir() error {
 	return nil
 }
 
-// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is
-// down loses the mesh names, but all other names are still answered. So a failure is only logged. If
-// StateDirRequired is set, [Config.Validate] has returned an error for most failures.
+// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is down
+// loses the mesh names, but all other names are still answered. So a failure is only logged.
 func (c *Config) prepareStateDir() {
 	if c.XDS.StateDir == "" {
 		return
@@ -182,8 +181,7 @@ const (
 // MarshalText returns the text that UnmarshalText reads.
 func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
 
-// UnmarshalText reads one of the values. The error names the values; the caller adds
-// the name of the setting and its value.
+// UnmarshalText reads one of the values.
 func (s *CaptureServers) UnmarshalText(text []byte) error {
 	return choice.Parse(s, text, AllServers, ResolvConfServers)
 }

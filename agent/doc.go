@@ -34,9 +34,8 @@
 //
 // # Goroutines
 //
-// One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a
-// process that runs but does not answer looks healthy to Kubernetes and systemd, while DNS of
-// the workload stays broken, as in Istio's agent when a DNS listener fails.
+// One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a process that runs but
+// does not answer looks healthy to Kubernetes and systemd, while DNS of the workload stays broken.
 //
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
 //	                     query on the slow path; the

@@ -36,9 +36,8 @@ type dump struct {
 // text writes a part of the response.
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes one element of a list, or one member of an object. The list or object is a member of the top-level
-// object. entry writes prefix, and then the JSON text in value, both indented by four spaces. first is true for the
-// first element or member.
+// entry writes one element of a list, or one member of an object. entry writes prefix, and then the JSON text in value,
+// both indented by four spaces. first is true for the first element or member.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {

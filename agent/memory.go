@@ -19,7 +19,7 @@ const (
 
 // memory returns free memory to the kernel when pushes pause. A push needs several times the size of its message, and
 // Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
-// allocating. `make bench ARGS=-memory` measures the memory.
+// allocating.
 type memory struct {
 	timer *time.Timer
 

@@ -104,8 +104,7 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until there is an answer, because the
 // kernel drops a question while the buffer of the listener is full. ask returns the text of the answer, or "" if the
-// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors. If conntrack is
-// full, the text of the error includes that.
+// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {

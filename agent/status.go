@@ -27,9 +27,8 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all
-// clients on the status address, and private endpoints on a unix socket. It serves until the end of the drain, so
-// clients can watch the drain.
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all clients
+// on the status address, and private endpoints on a unix socket. It serves until the end of the drain.
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis

@@ -34,14 +34,13 @@ const (
 	wayMissPause = wayInterval * 3 / 4
 )
 
-// ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
-// source address and the filters of a client's query, and passes the same rules. The agent's own queries are not
-// redirected, so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]). If
-// resolv.conf has no nameserver of a family, a loopback address is probed instead.
+// ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the source
+// address and the filters of a client's query, and passes the same rules. The agent's own queries are not redirected,
+// so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]).
 //
 // One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
 // without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
-// for whatever reason, the lease ends. Then the kernel ends the capture.
+// the lease ends. Then the kernel ends the capture.
 type ways struct {
 	log         *slog.Logger
 	clock       *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them

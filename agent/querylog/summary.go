@@ -18,8 +18,7 @@ const (
 	repeatTime = time.Minute
 	// pauseTime is the least time between any two lines.
 	pauseTime = time.Second
-	// maxGroups bounds how many pairs of suffix and reason are counted separately. It is the number of lines that
-	// the log may have in a minute.
+	// maxGroups bounds how many pairs of suffix and reason are counted separately.
 	maxGroups = 60
 )
 
@@ -49,7 +48,7 @@ func (s *summary) add(r *seen.Record, now time.Time) {
 	s.count(k, 1, now, r)
 }
 
-// addLost counts n queries that the reader has missed. Only their number is known.
+// addLost counts n queries that the reader has missed.
 func (s *summary) addLost(n uint64, now time.Time) {
 	if n > 0 {
 		s.count(key{text: textLost}, n, now, nil)

@@ -24,8 +24,7 @@ const (
 	unknownMethod = "org.freedesktop.DBus.Error.UnknownMethod"
 )
 
-// callTimeout is how long one call over D-Bus may take. systemd-resolved answers within
-// milliseconds.
+// callTimeout is how long one call over D-Bus may take.
 const callTimeout = 5 * time.Second
 
 // Errors that callers distinguish.

@@ -24,8 +24,8 @@ const (
 	hungProbes    = 4
 )
 
-// A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next
-// queries. So the process wakes up only once for each probe, and an answer may take as long as the time between probes.
+// A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next queries. So the
+// process wakes up only once for each probe.
 type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command

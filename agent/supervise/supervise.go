@@ -36,8 +36,7 @@ const (
 	steadyAfter = 10 * time.Second
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
-	// Abandoned is called when the command has ended abandonAfter times in succession: see [Config]. If the command
-	// ends at once each time, this is about 150 ms after the first start.
+	// Abandoned is called when the command has ended abandonAfter times in succession: see [Config].
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
