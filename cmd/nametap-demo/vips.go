@@ -79,7 +79,7 @@ func isForbidden(errno syscall.Errno) bool {
 }
 
 // runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client is in a network
-// namespace of its own, like a container. The rules end with the process's namespace.
+// namespace of its own, like a container.
 func runVIPs(ctx context.Context, out *printer, dir string) error {
 	interfaces, err := net.Interfaces()
 	switch {

@@ -14,7 +14,6 @@ import (
 const hostsFile = "/etc/hosts"
 
 // inPod is an environment variable that kubelet sets in each container. If it is not set, this process is not in a pod.
-// Then the DNS of the host may be captured, even if the host is a node.
 const inPod = "KUBERNETES_SERVICE_HOST"
 
 // hostIP is an environment variable with the address of a pod's node. The manifests set it by the downward API.

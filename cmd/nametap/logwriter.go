@@ -89,8 +89,7 @@ func (w *logWriter) close() {
 	}
 }
 
-// printError prints a message, but does not wait longer than logCloseTimeout for the reader. Characters that control a
-// terminal become "?", as in the output of commands.
+// printError prints a message, but does not wait longer than logCloseTimeout for the reader.
 func printError(to io.Writer, message string) {
 	message = clip.Lines(message)
 	if inJournal(to) {

@@ -341,8 +341,7 @@ func (r *queryResult) printFrom(w io.Writer) {
 	}
 }
 
-// A capturedQuery is about a query that was sent in the same way as a client of this host would send it. It says which
-// server has answered.
+// A capturedQuery says which server answers a query of a client of this host.
 type capturedQuery struct {
 	Server string `json:"server"` // the first nameserver of resolv.conf
 	UID    int    `json:"uid"`    // the owner of the socket
@@ -465,8 +464,7 @@ type vipUse struct {
 	Hosts []egress.HostStatus `json:"hosts,omitempty"`
 }
 
-// findEgress adds the use of the VIPs in the answer, if there are any. It adds nothing if the agent's status cannot be
-// read.
+// findEgress adds the use of the VIPs in the answer, if there are any.
 func (r *queryResult) findEgress(ctx context.Context, client *statusClient) {
 	var status agent.Status
 	if r.Rule == nil || !slices.ContainsFunc(r.Answer, hasVIP) || client.get(ctx, "/debug/status", nil, &status) != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// isLive reports whether a running agent takes changed values of a setting. It is the only place that says which
-// settings take effect while the agent runs. The changed values of all other settings take effect in the next process.
+// isLive reports whether a running agent takes changed values of a setting. The changed values of all other settings
+// take effect in the next process.
 func isLive(name string) bool {
 	return isOfDNS(name) || strings.HasPrefix(name, "capture-") ||
 		slices.Contains([]string{"log-level", "query-log", "dnstap"}, name)
@@ -58,7 +58,7 @@ type reloader struct {
 }
 
 // newReloader returns a reloader for an agent that was started with the settings o. The function current returns the
-// agent. It is called when settings have changed.
+// agent.
 func newReloader(o *options, log *slog.Logger, current func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run

@@ -53,7 +53,7 @@ func (c *statusClient) declareDNS() {
 	flag.Hidden, flag.Usage = false, "DNS address of the agent, `host:port` ["+settings.Env(flag)+"]"
 }
 
-// resolve reads the settings. It may be called again.
+// resolve reads the settings.
 func (c *statusClient) resolve() error {
 	if err := c.options.resolve(); err != nil {
 		return usageError{err}
@@ -61,7 +61,7 @@ func (c *statusClient) resolve() error {
 	return nil
 }
 
-// find reads the settings that say where the agent is. It may be called again.
+// find reads the settings that say where the agent is.
 func (c *statusClient) find() error {
 	if err := c.resolve(); err != nil {
 		return err

@@ -260,7 +260,7 @@ func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
 	return t.count == 0 || t.shown < t.count, err
 }
 
-// tailRow is the format of a line. The columns are as wide as most values; longer ones move the rest of the line.
+// tailRow is the format of a line. The columns are as wide as most values.
 const tailRow = "%-12s  %-26s  %-36s  %s  %-16s  %s\n"
 
 // resultColumn is the width of the column with the result, without its colour.
@@ -295,7 +295,7 @@ type repeats struct {
 }
 
 // isRepeat reports whether r is a repeat, and counts it if it is. If r is no repeat, skipped is the number of repeats
-// since a query like r was last printed. Repeats are common: programs and forwarders repeat questions that fail.
+// since a query like r was last printed.
 func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
 	if !r.Noteworthy {
 		return false, 0
