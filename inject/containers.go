@@ -97,9 +97,8 @@ func confined(user int64) *corev1.SecurityContext {
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
 const proxyConfig = "proxy.istio.io/config"
 
-// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the Config.
-// The annotation is not parsed, because it may have errors, which the agent reports. The pattern does not match
-// comments, longer keys, or keys without a value.
+// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the
+// Config. The annotation is not parsed, because it may have errors, which the agent reports.
 var discoveryAddress = regexp.MustCompile(`(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.

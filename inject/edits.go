@@ -11,8 +11,8 @@ import (
 // edits are all changes of one pod. The parts that an earlier injection added are found by their names.
 type edits struct {
 	previous         status
-	initContainers   []*yaml.Node // they are put before all others
-	volumes          []*yaml.Node // they are put after all others
+	initContainers   []*yaml.Node // go before all others
+	volumes          []*yaml.Node // go after all others
 	sysctls          []corev1.Sysctl
 	imagePullSecrets []corev1.LocalObjectReference
 	ambient          bool           // whether to switch off the DNS capture of ztunnel
@@ -27,8 +27,6 @@ type edits struct {
 const dnsCapture = "ISTIO_META_DNS_CAPTURE"
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
-// The changes depend only on the pod without the parts that its status lists, so a second injection makes the same
-// pod.
 func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	previous, err := parseStatus(p.Metadata.Annotations)
 	if err != nil {
