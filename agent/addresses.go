@@ -15,8 +15,8 @@ import (
 )
 
 // InstanceIPs returns the addresses of the node. The list begins with the address preferred, if that is valid. Then
-// come the global addresses of the interfaces, in the order of the kernel. From them the control plane knows which
-// families the node has: it sends only addresses of these families.
+// come the global addresses of the interfaces, in the order of the kernel. The control plane sends the node only
+// addresses of the families that occur in this list.
 func InstanceIPs(preferred netip.Addr) ([]netip.Addr, error) {
 	var ips []netip.Addr
 	if preferred.IsValid() {

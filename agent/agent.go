@@ -23,7 +23,7 @@ type Agent struct {
 	*core
 	status    *statusServer
 	diagnosis *diagnosis
-	hasten    func()           // closes hastened; may be called any number of times
+	hasten    func()           // closes the channel hastened; may be called any number of times
 	hastened  chan struct{}    // closed when the drain must end
 	quitting  chan struct{}    // closed when the agent must end
 	handOver  atomic.Bool      // whether the rules stay for the next agent
@@ -33,9 +33,9 @@ type Agent struct {
 	ready     chan struct{} // closed when queries are answered from a table
 }
 
-// New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong
-// settings are reported before anything runs. An error names the setting and says what it should be. If another
-// program uses the port of one of these sockets, Run opens that socket later: DNS does not need it.
+// New checks the configuration, and opens the sockets of the status endpoints and the sockets for VIPs: wrong settings
+// are reported before anything runs. If another program uses the port of one of these sockets, Run opens that socket
+// later: DNS does not need it.
 func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -159,7 +159,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	if a.handOver.Load() && a.capture != nil {
-		a.capture.extend(true) // renews the lease of the rules: a part of its time is over
+		a.capture.extend(true) // renews the lease of the rules until the next agent does so
 	}
 	a.log.Info("ended")
 	return nil
@@ -181,7 +181,8 @@ func (a *Agent) awaitSnapshot(ctx context.Context) {
 	}
 }
 
-// announce closes ready, and logs that the agent is ready, when queries are answered from a table.
+// announce waits until queries are answered from a table. Then it closes the channel ready, and logs that the agent is
+// ready.
 func (a *Agent) announce(ctx context.Context) error {
 	for _, ready := range []<-chan struct{}{a.proxy.Ready(), a.client.Ready()} {
 		select {
@@ -203,9 +204,8 @@ const (
 	handOverTimeout = time.Second
 )
 
-// drain waits until the agent must end, calls release, which starts to remove the capture
-// rules, and then waits for Config.Drain. It returns how long queries in flight may take after
-// the removal, 0 for no limit.
+// drain waits until the agent must end. Then it calls the function release, which starts to remove the capture rules,
+// and waits for the time Config.Drain. It returns how long queries in flight may take after that; 0 means no limit.
 func (a *Agent) drain(ctx, serving context.Context, release func()) time.Duration {
 	select {
 	case <-ctx.Done():
@@ -271,9 +271,9 @@ func (a *Agent) Configure(cfg dnsproxy.Config) error {
 	return nil
 }
 
-// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without
-// a CaptureConfig, or if cfg equals the current CaptureConfig. After an error, such as a required family without
-// listeners, capture does not change until the cause of the error is removed.
+// SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without a
+// CaptureConfig, or if cfg equals the current CaptureConfig. It returns an error, for example, if the agent listens
+// over no family that cfg captures. Then capture stays as it was until the cause of the error is removed.
 func (a *Agent) SetCapture(cfg CaptureConfig) error {
 	if a.capture == nil || reflect.DeepEqual(cfg, a.capture.current().CaptureConfig) {
 		return nil
@@ -285,8 +285,8 @@ func (a *Agent) SetCapture(cfg CaptureConfig) error {
 func (a *Agent) SetRecords(cfg RecordsConfig) { a.records.set(cfg) }
 
 // HandOver ends the agent and leaves the capture rules to the next agent. It leaves only rules with a lease: if no
-// agent follows, the lease expires, and the kernel ends their capture. Rules without a lease are removed, unless their
-// Config.FailClosed keeps them.
+// agent follows, the lease expires, and the kernel ends their capture. Rules without a lease are removed, unless
+// FailClosed of the [iptables.Config] keeps them.
 func (a *Agent) HandOver() {
 	a.handOver.Store(true)
 	a.quit()

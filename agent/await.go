@@ -93,7 +93,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
-			return w.Rules, silent // errs only say that ctx ended
+			return w.Rules, silent // the errors in errs only say that ctx has ended
 		}
 		rules, served, missing := w.fit(errs)
 		silent = errors.Join(errs...)
@@ -116,9 +116,9 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	}
 }
 
-// fit returns the rules without the families that do not answer; missing says why they do not. served is true if any
-// family answers. errs are the results of probing w.listeners. If the host has no address of a family, fit keeps the
-// rules of the family: no query uses them.
+// fit returns the rules without the families that do not answer. The result missing says why they do not answer, and
+// served is true if any family answers. errs are the results of probing w.listeners. If the host has no address of a
+// family, fit keeps the rules of the family: no query uses them.
 func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, missing error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {

@@ -22,7 +22,7 @@ import (
 	"github.com/nametap/nametap/iptables"
 )
 
-// A capture computes the desired state from its configuration, the nameservers of resolv.conf and the open
+// A capture computes the desired state of the rules from its configuration, the nameservers of resolv.conf and the open
 // listeners. Package iptables keeps the kernel in that state.
 type capture struct {
 	log    *slog.Logger
@@ -78,10 +78,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 // next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
 // retries later failures.
 //
-// A hand-over to the next agent needs rules with a lease. The kernel ends the capture when the lease has expired, so
-// the agents renew it in three steps. First, the method endSoon tells package iptables to leave the rules in place.
-// Next, [Agent.Run] renews the lease after this agent has answered its last query. Finally, the next agent renews the
-// lease in the method takeOver.
+// A hand-over to the next agent needs rules with a lease: if no agent renews the lease in time, the kernel ends the
+// capture. First, the method endSoon tells package iptables to leave the rules in place. Next, [Agent.Run] renews the
+// lease after this agent has answered its last query. Finally, the next agent renews the lease in the method takeOver.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var followers sync.WaitGroup
@@ -172,8 +171,8 @@ func (c *capture) awaitListening(ctx context.Context) {
 // listenInterval is how often listeners are probed before the first rules.
 const listenInterval = 250 * time.Millisecond
 
-// probeListener sends a probe over network to the listener to which the rules of family f redirect queries. It returns
-// an error if there is no such listener or no answer.
+// probeListener sends a probe to the listener to which the rules of family f redirect queries over network, which is
+// udp or tcp. It returns an error if there is no such listener or no answer.
 func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
 	if err := c.listenError(f); err != nil {
 		return err
@@ -217,9 +216,9 @@ func (c *capture) noteListeners() {
 	}
 }
 
-// probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf, except for
-// nameservers to which queries always pass through. If there is none, and queries to all servers are captured, probed
-// returns a loopback address. While queries over f are not captured, it returns no address.
+// probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf. It leaves out
+// nameservers for which the rules never redirect queries. If no nameserver is left, and queries to all servers are
+// captured, probed returns a loopback address. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listenError(f) != nil || c.kernel.Failure(f) != nil {
@@ -269,7 +268,7 @@ func (c *capture) awaitBegun(ctx context.Context) {
 
 // endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
 // agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the rules and
-// waits only briefly for replies. drains is true if the settings want a drain after rules were removed.
+// waits only briefly for replies. The parameter drains is true if the settings want a drain after rules were removed.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && c.kernel.Leased():
@@ -282,9 +281,10 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	return true
 }
 
-// change calls edit with the inputs, computes the desired state from them, and passes it to package iptables. If there
-// is no desired state for the inputs, for example because resolv.conf has no nameservers, it returns an error, and the
-// rules stay unchanged. Until the method begin has waited for the listeners, change passes nothing to package iptables.
+// change calls the function edit with the inputs, computes the desired state from them, and passes it to package
+// iptables. If there is no desired state for the inputs, for example because resolv.conf has no nameservers, it returns
+// an error, and the rules stay unchanged. Until the method begin has waited for the listeners, change passes nothing to
+// package iptables.
 func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -334,8 +334,8 @@ type inputs struct {
 	CaptureConfig
 	servers  []netip.Addr            // the nameservers that resolv.conf has, or last had
 	unserved map[family.Family]error // families that the agent does not listen on, and why
-	// passing has the destinations to which queries pass through: the way to them is broken, or a firewall drops the
-	// agent's queries.
+	// passing has the destinations whose queries are not redirected, although capture is on: redirected queries would
+	// not reach the agent, or a firewall drops the queries of the agent.
 	passing map[family.Family][]netip.Prefix
 	vips    []netip.AddrPort // the listeners for connections to VIPs
 }

@@ -123,9 +123,8 @@ func (c *Config) checkStateDir() error {
 	return nil
 }
 
-// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is
-// down loses the mesh names, but all other names are still answered. So a failure is only logged. If
-// StateDirRequired is set, [Config.Validate] has returned an error for most failures.
+// prepareStateDir makes the directory of the snapshot. Without the directory, a restart while the control plane is down
+// loses the mesh names, but all other names are still answered. So a failure is only logged.
 func (c *Config) prepareStateDir() {
 	if c.XDS.StateDir == "" {
 		return
@@ -150,7 +149,7 @@ func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
 }
 
 // A CaptureConfig says which queries are redirected to the agent. [Agent.SetCapture] changes it while the agent runs.
-// It changes neither which resolv.conf the agent follows nor on which port the agent listens.
+// SetCapture does not change the resolv.conf that the agent follows, or the port on which it listens.
 type CaptureConfig struct {
 	// On is true if DNS is captured; Because names the setting that decides this.
 	On      bool
@@ -163,7 +162,7 @@ type CaptureConfig struct {
 	// ResolvConf is the path of a resolv.conf. The agent follows its changes. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// If Resolved is true, the agent is registered with systemd-resolved while it captures, if the host has
+	// Resolved registers the agent with systemd-resolved while the agent captures. It has no effect on a host without
 	// systemd-resolved.
 	Resolved bool
 }
@@ -182,8 +181,7 @@ const (
 // MarshalText returns the text that UnmarshalText reads.
 func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
 
-// UnmarshalText reads one of the values. The error names the values; the caller adds
-// the name of the setting and its value.
+// UnmarshalText reads one of the values.
 func (s *CaptureServers) UnmarshalText(text []byte) error {
 	return choice.Parse(s, text, AllServers, ResolvConfServers)
 }

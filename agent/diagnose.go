@@ -96,8 +96,8 @@ func (d *diagnosis) tick(ctx context.Context) {
 	}
 }
 
-// add takes a reading and returns the report. silent, which becomes part of the reading, has a text for each
-// listener that does not answer. While the agent drains, or its listeners are not open yet, add takes no reading and
+// add takes a reading and returns the report. The parameter silent has a text for each listener that does not answer.
+// It becomes part of the reading. While the agent drains, or its listeners are not open yet, add takes no reading and
 // returns the previous report.
 func (d *diagnosis) add(silent []string) problems.Report {
 	c := d.core

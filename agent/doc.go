@@ -19,7 +19,7 @@
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
 //	dump.go           responses that grow with the table and the cache, entry by entry
-//	tail.go           sending queries to clients as they are answered
+//	tail.go           /debug/tail, which sends queries to its readers as the queries are answered
 //	private.go        the private socket: where it is, and which users may use it
 //	statussockets.go  sockets of the status address that the supervisor or systemd holds
 //	storedsockets.go  sockets that systemd stores for the next process
@@ -34,12 +34,11 @@
 //
 // # Goroutines
 //
-// One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a
-// process that runs but does not answer looks healthy to Kubernetes and systemd, while DNS of
-// the workload stays broken, as in Istio's agent when a DNS listener fails.
+// One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a process that runs but
+// does not answer looks healthy to Kubernetes and systemd, while DNS of the workload stays broken.
 //
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
-//	                     query on the slow path (while there are many, workers read too); the
+//	                     query on the slow path; the
 //	                     watcher of resolv.conf; one that finds the names of cgroups; one that
 //	                     follows the addresses of this host; one that opens connection tracking,
 //	                     if that failed at first; one that opens missing listeners

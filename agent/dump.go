@@ -11,8 +11,8 @@ import (
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
-// maxDumps is how many dumps are written at a time. A dump keeps its table in memory, even after a push has replaced
-// the table.
+// maxDumps is how many dumps may be written at the same time. A dump keeps its table in memory, even after a push has
+// replaced the table.
 const maxDumps = 2
 
 // dumps limits how many long responses, which grow with the table or the cache, are written at a time. Each is
@@ -36,8 +36,8 @@ type dump struct {
 // text writes a part of the response.
 func (d *dump) text(text string) { _, _ = io.WriteString(d, text) } // Write panics; it never returns an error
 
-// entry writes a member of a list or of an object, which itself is a member of the top-level object. It writes
-// prefix, and then value, which is JSON, and indents both by four spaces. first is true for the first member.
+// entry writes one element of a list, or one member of an object. entry writes prefix, and then the JSON text in value,
+// both indented by four spaces. first is true for the first element or member.
 func (d *dump) entry(first bool, prefix string, value []byte) {
 	separator := ",\n    "
 	if first {

@@ -28,8 +28,7 @@ type vipCarrier struct {
 	shared   atomic.Bool   // whether another process holds the listeners, too
 }
 
-// newVIPCarrier returns a vipCarrier, or nil if the settings want none. The vipCarrier finds the hosts of VIPs in the
-// table of the query path, and resolves names with the forwarder of the query path.
+// newVIPCarrier returns a vipCarrier, or nil if the settings want none.
 func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	if c.config.Egress == nil {
 		return nil, nil

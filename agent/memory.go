@@ -19,7 +19,7 @@ const (
 
 // memory returns free memory to the kernel when pushes pause. A push needs several times the size of its message, and
 // Go keeps that memory until its next garbage collection, which may be far off in an agent that answers without
-// allocating. `make bench ARGS=-memory` measures the memory.
+// allocating.
 type memory struct {
 	timer *time.Timer
 
@@ -27,16 +27,16 @@ type memory struct {
 	freed uint64 // guarded by mu: bytes that the process had allocated when memory was last freed
 }
 
-// newMemory returns a memory. It calls free once after freeAfter, because the start of the agent needs memory like a
-// push.
+// newMemory returns a memory. It calls free once, after freeAfter, because the start of the agent, like a push, leaves
+// much garbage.
 func newMemory() *memory {
 	m := &memory{}
 	m.timer = time.AfterFunc(freeAfter, m.free)
 	return m
 }
 
-// postpone puts off the next call of free. It is called after a push, whether it is in use or rejected, and after the
-// end of a connection to the control plane, which may have ended within a push.
+// postpone puts off the next call of free. It is called after each push, accepted or rejected. It is also called when a
+// connection to the control plane ends, because a part of a push may have arrived before the end.
 func (m *memory) postpone() { m.timer.Reset(freeAfter) }
 
 // free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes

@@ -121,7 +121,7 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// checkPeer returns an error unless the client of a connection is root or has the user of this process.
+// checkPeer returns an error unless the client of a connection runs as root or as the user of this process.
 func checkPeer(conn net.Conn) error {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -104,8 +104,7 @@ var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until there is an answer, because the
 // kernel drops a question while the buffer of the listener is full. ask returns the text of the answer, or "" if the
-// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors. If conntrack is
-// full, the text of the error includes that.
+// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors.
 func ask(ctx context.Context, q question) (text string, err error) {
 	defer func() {
 		if err = withCause(err); err != nil {
@@ -157,9 +156,9 @@ const versionPrefix = "nametap "
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent
-// sets it because a sysctl, a route or a router may make [iptables.ProbeHops] the default of this host: then the
-// rules would redirect the agent's queries to the agent.
+// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent sets
+// it because a sysctl, a route or a router may change the default of this host. If the default were
+// [iptables.ProbeHops], the rules would take the agent's queries for probes and redirect them to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.

@@ -18,8 +18,8 @@ type reading struct {
 // readingAge is how long a reading is kept.
 const readingAge = time.Second
 
-// readings takes one reading at a time. A reading is for all requests that wait for it and for all requests of the next
-// second. So the cost does not grow with the number of requests.
+// readings takes one reading at a time. All requests that wait for a reading, and all requests of the next second, get
+// that reading. So the cost does not grow with the number of requests.
 type readings struct {
 	take func(ctx context.Context) reading
 

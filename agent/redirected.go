@@ -96,9 +96,8 @@ const (
 	ListenerAbsent  ListenerState = "no address" // the host lacks the family
 )
 
-// Listeners sends queries, over UDP and TCP, to the listeners to which the rules of a family redirect. port is the
-// port of these listeners. It returns the state of each listener. It needs no capability, no table and no
-// nameserver.
+// Listeners sends queries, over UDP and TCP, to the listeners to which the rules of a family redirect. port is the port
+// of these listeners. It returns the state of each listener.
 func Listeners(ctx context.Context, f family.Family, port uint16) []Listener {
 	found := make([]Listener, 0, 2)
 	for _, network := range []string{"udp", "tcp"} {

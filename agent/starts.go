@@ -14,8 +14,8 @@ import (
 const SteadyTime = time.Second
 
 // ForgetStarts deletes two files from dir, the runtime directory of a unit: the count of starts and the message of the
-// last failure. The script deploy/systemd/back-off reads the count. Without it, the script does not pause before the
-// next start.
+// last failure. The script deploy/systemd/back-off reads the count. If there is no count, the script does not pause
+// before the next start.
 func ForgetStarts(dir string, log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {

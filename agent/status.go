@@ -27,9 +27,8 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all
-// clients on the status address, and private endpoints on a unix socket. It serves until the end of the drain, so
-// clients can watch the drain.
+// A statusServer serves the endpoints for probes, metrics and the other commands of nametap: endpoints for all clients
+// on the status address, and private endpoints on a unix socket. It serves until the end of the drain.
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
@@ -218,7 +217,7 @@ func (s *statusServer) problems() string {
 // Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
 	Ready    bool            `json:"ready"`
-	Reason   string          `json:"reason,omitempty"` // why it is not ready
+	Reason   string          `json:"reason,omitempty"` // why the agent is not ready
 	Uptime   string          `json:"uptime"`
 	Version  string          `json:"version"`
 	DNS      []dnsproxy.Addr `json:"dns"`

@@ -27,7 +27,7 @@ type statusPart struct {
 	name    string // the name of the part in texts
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
-	peers   bool // whether the users of clients are checked: see peersOnly
+	peers   bool // whether only root and the agent's user may use the part
 	log     *slog.Logger
 
 	mu       sync.Mutex

@@ -14,8 +14,8 @@ import (
 // These sockets are not part of nametap.socket: if another program had the port, that unit would fail, and DNS with
 // it.
 const (
-	StatusFDName = "status" // of the status address
-	VIPsFDName   = "vips"   // for connections to automatic VIPs
+	StatusFDName = "status" // sockets of the status address
+	VIPsFDName   = "vips"   // sockets for connections to automatic VIPs
 )
 
 // storeSocket sends a listening socket to systemd, which stores the socket under name. It does nothing if systemd

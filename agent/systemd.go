@@ -17,9 +17,8 @@ import (
 // listeners are open, and capture is on or off, as configured. It does not wait for a table, because units that need
 // DNS wait for this notification at boot.
 //
-// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can
-// be sent, because then a restart would not help. A family that is switched off on this host, or TCP listeners that
-// have reached their limit of clients, do not matter.
+// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can be
+// sent, because then a restart would not help.
 func notifySystemd(ctx context.Context, c *core) error {
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

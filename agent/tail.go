@@ -29,7 +29,8 @@ type TailLine struct {
 	Lost uint64 `json:"lost,omitempty"`
 }
 
-// parseSince parses text, a duration, and returns the time that long ago. For "" it returns the zero time.
+// parseSince reads a duration, such as "10m", and returns the current time minus that duration. For "" it returns the
+// zero time.
 func parseSince(text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
@@ -48,7 +49,7 @@ type tail struct {
 	encoder *json.Encoder
 }
 
-// send writes records, and before them the number of queries that were lost, unless it is 0.
+// send writes the number of queries that were lost, unless it is 0, and then the records.
 func (t *tail) send(records []seen.Record, lost uint64) error {
 	if err := t.control.SetWriteDeadline(time.Now().Add(tailStall)); err != nil {
 		return err

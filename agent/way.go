@@ -34,14 +34,13 @@ const (
 	wayMissPause = wayInterval * 3 / 4
 )
 
-// ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the
-// source address and the filters of a client's query, and passes the same rules. The agent's own queries are not
-// redirected, so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]). If
-// resolv.conf has no nameserver of a family, a loopback address is probed instead.
+// ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the source
+// address and the filters of a client's query, and passes the same rules. The agent's own queries are not redirected,
+// so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]).
 //
 // One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
 // without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
-// for whatever reason, the lease ends. Then the kernel ends the capture.
+// the lease ends. Then the kernel ends the capture.
 type ways struct {
 	log         *slog.Logger
 	clock       *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
@@ -161,8 +160,8 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
 }
 
-// probe probes the way to a nameserver in another goroutine. It probes over UDP. Every wayTCP it also probes over
-// TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
+// probe probes the way to a nameserver in another goroutine. It probes over UDP. At intervals of wayTCP it also probes
+// over TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
 func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 	known := w.known[nameserver]
 	now := time.Now()
@@ -279,8 +278,8 @@ func (w *ways) record(ctx context.Context, r probed) {
 	}
 }
 
-// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it
-// closes alive.
+// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it closes
+// the channel alive.
 func (w *ways) noteLease(f family.Family, err error) {
 	if w.renewal[f].Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)

@@ -12,7 +12,7 @@ import (
 // units returns the paths of the units of an added container: the fields that a later injection keeps or replaces as a
 // whole. If a later injection generates the same unit as the previous injection, the unit stays as it is in the pod. So
 // it keeps changes by other programs, such as LimitRanges, AlwaysPullImages or webhooks that rewrite images. Otherwise
-// the unit is replaced, except that elements that other programs have added to a list or a map stay. Injection never
+// the unit is replaced; if it is a list or a map, the elements that other programs have added stay. Injection never
 // changes the other fields of an added container.
 func units() []string {
 	return []string{
@@ -21,7 +21,8 @@ func units() []string {
 	}
 }
 
-// markSize is the number of characters of a mark, which has 24 bits. That suffices: a mark is compared with one other mark.
+// markSize is the number of characters of a mark, a hash of 24 bits. That suffices, because each mark is compared with
+// only one other mark.
 const markSize = 4
 
 // mark returns a short hash of a value, which may be nil.

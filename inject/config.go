@@ -71,7 +71,7 @@ type Config struct {
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }
 
-// DefaultConfig returns the defaults, which equal deploy/kubernetes/istiod.yaml.
+// DefaultConfig returns the defaults, which are the values in deploy/kubernetes/istiod.yaml.
 func DefaultConfig() Config {
 	return Config{
 		Mode:            Rules,
@@ -87,7 +87,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// ParseConfig reads a file of settings over the defaults. It refuses unknown and repeated keys.
+// ParseConfig reads a file of settings. A setting that the file lacks has its default. ParseConfig refuses unknown and
+// repeated keys.
 func ParseConfig(text []byte) (Config, error) {
 	cfg := DefaultConfig()
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
@@ -197,13 +198,13 @@ func (c Config) checkEgress() error {
 	return nil
 }
 
-// carriesVIPs reports whether the agent carries connections to VIPs, by the settings.
+// carriesVIPs reports whether the settings make the agent carry connections to VIPs.
 func carriesVIPs(cfg Config) bool {
 	on, _ := strconv.ParseBool(cfg.Settings["egress"]) // checkSettings has checked the value
 	return on
 }
 
-// checkAddresses checks the addresses.
+// checkAddresses returns an error if ControlPlane or Nameservers cannot be used.
 func (c Config) checkAddresses() error {
 	if c.ControlPlane != "" {
 		host, port, err := net.SplitHostPort(c.ControlPlane)

@@ -97,9 +97,8 @@ func confined(user int64) *corev1.SecurityContext {
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
 const proxyConfig = "proxy.istio.io/config"
 
-// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the Config.
-// The annotation is not parsed, because it may have errors, which the agent reports. The pattern does not match
-// comments, longer keys, or keys without a value.
+// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the
+// Config. The annotation is not parsed, because it may have errors, which the agent reports.
 var discoveryAddress = regexp.MustCompile(`(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.
@@ -134,7 +133,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if p.hasIstio() {
 		list.set(variable("status-addr"), net.JoinHostPort(loopback, strconv.Itoa(besideIstio)))
 	}
-	if p.hasIstio() && carriesVIPs(cfg) { // Envoy carries the connections, if DNS has the VIPs
+	if p.hasIstio() && carriesVIPs(cfg) { // if the agent answers with VIPs, Envoy carries the connections to them
 		list.set(variable("dns-auto-allocate"), "true")
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Settings)) {
@@ -142,14 +141,14 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 			continue // the rules would take the connections from Envoy
 		}
 		if name == "dns-addr" && cfg.Mode == Resolv {
-			continue // resolv.conf has the address
+			continue // in this mode, resolv.conf fixes the address
 		}
 		list.set(variable(name), cfg.Settings[name])
 	}
 	return list
 }
 
-// An environ is a list of environment variables, in which each name is once.
+// An environ is a list of environment variables. Each name occurs once.
 type environ []corev1.EnvVar
 
 func (e *environ) field(name, path string) {

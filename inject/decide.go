@@ -7,7 +7,7 @@ import (
 	"strconv"
 )
 
-// Label is the label that asks for injection: Enabled on a namespace, "true" or "false" on a pod.
+// Label is the label that decides about injection. Its value is Enabled on a namespace, and "true" or "false" on a pod.
 // The pod's label takes precedence.
 const (
 	Label   = "nametap.dev/inject"

@@ -1,13 +1,13 @@
 // Package inject adds the agent to pods.
 //
-// Pod is the one function that decides and changes: from a pod, its namespace and a Config, it returns the pod with
-// nametap in it, and reasons. Pod reads no file and no cluster. Manifest calls Pod for each pod of a manifest. Pods are
-// YAML trees: comments and unknown fields stay, and JSON is YAML, too.
+// Only the function Pod decides about a pod and changes it. It takes a pod, its namespace and a Config, and returns the
+// changed pod and the reasons for its decision. Pod reads no file and no cluster. Manifest calls Pod for each pod of a
+// manifest. Pods are YAML trees: comments and unknown fields stay, and JSON is YAML, too.
 //
 // The steps of Pod:
 //
-//  1. decide says whether the pod is to be injected, by its labels, its namespace, and fields with which injection would do
-//     harm.
+//  1. decide says whether the pod is to be injected, by its labels, its namespace, and fields such as hostNetwork, with
+//     which injection would do harm.
 //  2. forPod returns the settings of this pod, by its annotations and its namespace.
 //  3. obstacle, and the checks of mode Resolv, say whether nametap would work in the pod.
 //  4. newEdits returns the changes, as a value.
@@ -22,7 +22,7 @@
 //	merge.go       a changed text with the lines of the original one
 //	inject.go      Pod
 //	edits.go       all changes of a pod; applying them
-//	additions.go   the changes that others have made in the additions, which stay
+//	additions.go   keeping the changes that others have made in the additions
 //	resolv.go      the DNS of a pod in mode Resolv
 //	containers.go  the containers and volumes that are added
 //	decide.go      whether a pod is to be injected, and in which pods nametap would not work

@@ -11,11 +11,11 @@ import (
 // edits are all changes of one pod. The parts that an earlier injection added are found by their names.
 type edits struct {
 	previous         status
-	initContainers   []*yaml.Node // before all others
-	volumes          []*yaml.Node // after all others
+	initContainers   []*yaml.Node // go before all others
+	volumes          []*yaml.Node // go after all others
 	sysctls          []corev1.Sysctl
 	imagePullSecrets []corev1.LocalObjectReference
-	ambient          bool           // switch off the DNS capture of ztunnel
+	ambient          bool           // whether to switch off the DNS capture of ztunnel
 	dns              *dnsFields     // nil leaves the fields of the DNS as they are
 	istioEnv         *corev1.EnvVar // set in the containers of Istio; nil sets none
 	status           string
@@ -27,8 +27,6 @@ type edits struct {
 const dnsCapture = "ISTIO_META_DNS_CAPTURE"
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
-// The changes depend only on the pod without the parts that its status lists, so a second injection makes the same
-// pod.
 func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	previous, err := parseStatus(p.Metadata.Annotations)
 	if err != nil {

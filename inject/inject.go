@@ -8,16 +8,16 @@ import (
 
 // A Result is the result of injecting a pod.
 type Result struct {
-	// Pod is the pod with nametap in it, or the given pod if the outcome is not Injected.
+	// Pod is the injected pod, or the given pod if the outcome is not Injected.
 	Pod     *yaml.Node
 	Outcome Outcome
 	// Reasons give the reason of the outcome first. Further reasons are about changes of other parts of the pod.
 	Reasons []string
 }
 
-// Pod adds nametap to a copy of the pod node, or says why nametap is not added. node is a YAML or JSON tree, because a
-// tree keeps comments and fields that nametap does not know. Pod does not change node. It returns an error if node is
-// no valid pod, or cfg is wrong.
+// Pod adds nametap to a copy of a pod, or says why nametap is not added. node is the pod as a YAML or JSON tree,
+// because a tree keeps comments and fields that nametap does not know. Pod does not change node. It returns an error if
+// node is no valid pod, or cfg is wrong.
 func Pod(node *yaml.Node, ns Namespace, cfg Config) (Result, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {

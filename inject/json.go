@@ -159,6 +159,6 @@ func (w *jsonWriter) list(brackets, margin string, count int, element func(i int
 func (w *jsonWriter) text(s string) {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(s) // a string in memory
+	_ = encoder.Encode(s) // cannot fail: the string and the buffer are in memory
 	w.Truncate(w.Len() - 1)
 }

@@ -11,17 +11,17 @@ import (
 // A Report is the result for one pod of a manifest.
 type Report struct {
 	Object  string // such as "Deployment shop/cart"
-	Line    int    // in the manifest
+	Line    int    // the line of the object in the manifest
 	Outcome Outcome
 	Reasons []string
 }
 
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
-// document in which no pod changes stays byte for byte. Other documents keep their comments and, if possible, all lines
-// that do not change. namespace is the namespace of objects that name none. Pods need no label: the call itself asks
-// for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations of the Namespace. If that
-// Namespace has the label [Label], but not with the value [Enabled], only pods that have the label themselves are
-// injected.
+// document in which no pod changes stays byte for byte. Other documents keep their comments. If possible, all lines
+// that injection need not change stay as they are. namespace is the namespace of objects that name none. Pods need no
+// label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations
+// of the Namespace. If that Namespace has the label [Label], but not with the value [Enabled], only pods that have the
+// label themselves are injected.
 //
 // Errors are about malformed text and objects, and name the lines. Refused pods are in the
 // reports. If there are errors, the caller should not use the text.
@@ -97,7 +97,9 @@ func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bo
 	if result.Outcome != Injected || sameTree(w.pod, result.Pod, true) {
 		return false, nil
 	}
-	if aliased { // an alias of a part that changes must not change with it: detach replaces the alias by a copy
+	if aliased {
+		// An alias elsewhere in the document may name a part that injection changes. Its value must stay, so detach
+		// replaces the alias by a copy of that part.
 		detach(root, w.path)
 		if result, err = Pod(w.pod, namespace, m.cfg); err != nil {
 			return false, err

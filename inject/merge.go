@@ -5,9 +5,10 @@ import (
 	"strings"
 )
 
-// merge applies to raw the difference between the texts base and next. raw has the same content as base in
-// another form. So blank lines, and the form of the parts that do not change, stay. It reports false if lines
-// within a part that has another form in raw than in base change, or if the texts differ in too many lines.
+// merge applies the difference between the texts base and next to the text raw, which has the same content as base in
+// another form. So blank lines, and the form of the parts that do not change, stay. merge reports false if a line
+// changes within a part whose form in raw is not its form in base. It also reports false if the texts differ in too
+// many lines.
 func merge(raw, base, next string) (string, bool) {
 	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
 	inRaw, ok := match(baseLines, rawLines)
@@ -77,7 +78,7 @@ const maxDifferences = 4000
 func match(a, b []string) ([]int, bool) {
 	limit := min(maxDifferences, len(a)+len(b))
 	middle := limit + 1
-	reached := make([]int32, 2*middle+1) // the largest x by diagonal, which is x - y + middle
+	reached := make([]int32, 2*middle+1) // reached[k] is the largest x on diagonal k, where k = x - y + middle
 	var trace [][]int32                  // the values of reached for each number of differences
 	for d := range limit + 1 {
 		for k := middle - d; k <= middle+d; k += 2 {
@@ -104,7 +105,7 @@ func backtrack(trace [][]int32, x, y int) []int {
 	for d := len(trace); d >= 0; d-- {
 		fromX, fromY := 0, 0
 		if d > 0 {
-			before := trace[d-1] // diagonal k is at k + d - 1
+			before := trace[d-1] // the value of diagonal k has the index k + d - 1
 			at := func(k int) int32 {
 				if i := k + d - 1; i >= 0 && i < len(before) {
 					return before[i]

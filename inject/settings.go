@@ -37,7 +37,8 @@ var settingKinds = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-server-name": "string", "xds-token-file": "string",
 }
 
-// reserved has the settings that follow from other fields or from the pod, with the name of what they follow from.
+// reserved has the settings that Config.Settings must not have, because they follow from other fields or from the pod.
+// The value of a setting says what it follows from.
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
@@ -107,7 +108,7 @@ var receiver = regexp.MustCompile(`^(|unix:///[!-~]{1,106}|tcp://([A-Za-z0-9._-]
 // maxTTL is the longest TTL of DNS (RFC 2181, section 8).
 const maxTTL = math.MaxInt32 * time.Second
 
-// checkKind returns an error that says which values are of the kind, unless value is one of them.
+// checkKind returns an error unless value is of the given kind. The error says which values are.
 func checkKind(kind, value string) error {
 	name, bounds, _ := strings.Cut(kind, " ")
 	name, positive := strings.CutSuffix(name, ">0")
@@ -165,7 +166,7 @@ func checkInt(value string, positive bool, bounds string) error {
 		return above0(n > 0 || !positive)
 	}
 	n, err := strconv.ParseUint(value, 0, 64)
-	from, _ := strconv.ParseUint(least, 10, 64) // they are numbers
+	from, _ := strconv.ParseUint(least, 10, 64) // bounds has two numbers
 	to, _ := strconv.ParseUint(most, 10, 64)
 	if err != nil || n < from || n > to {
 		return fmt.Errorf("want a whole number from %s", bounds)

@@ -19,8 +19,8 @@ const Status = "nametap.dev/status"
 // A status is the value of the annotation. The zero value stands for a pod without nametap.
 type status struct {
 	Mode Mode `json:"mode"`
-	// The containers and volumes that were added, by name. The value of a container has a mark for each of its units,
-	// as injection has generated it (see the functions units and mark). The value of a volume is its mark.
+	// The containers and volumes that were added, by name. The value of a container is the result of the function marks
+	// for the container that injection generated. The value of a volume is its mark.
 	InitContainers   map[string]string `json:"initContainers"`
 	Volumes          map[string]string `json:"volumes"`
 	Sysctls          []string          `json:"sysctls,omitempty"`

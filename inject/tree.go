@@ -225,7 +225,7 @@ func nameOf(element *yaml.Node) string {
 	return ""
 }
 
-// sameTree reports whether two trees have the same contents. With expand, an alias equals the node that it names.
+// sameTree reports whether two trees have the same contents. If expand is true, an alias equals the node that it names.
 func sameTree(a, b *yaml.Node, expand bool) bool {
 	if expand {
 		a, b = target(a), target(b)
@@ -261,7 +261,7 @@ func texts(m *yaml.Node) map[string]string {
 	return all
 }
 
-// elementOf returns the element of a list with a name, nil if there is none.
+// elementOf returns the element with the given name, or nil if the list has no such element.
 func elementOf(list *yaml.Node, name string) *yaml.Node {
 	for _, element := range elements(list) {
 		if nameOf(element) == name {

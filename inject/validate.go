@@ -46,8 +46,8 @@ func validate(root *yaml.Node) error {
 
 // A validator is the state of one call of validate.
 type validator struct {
-	values int                // without aliases
-	sizes  map[*yaml.Node]int // of the nodes with an anchor; 0 until the whole node was counted
+	values int                // number of values, without those that aliases name
+	sizes  map[*yaml.Node]int // the size of each node with an anchor; 0 until the whole node was counted
 }
 
 // size returns the number of values of a tree, including the values that its aliases name.

@@ -11,6 +11,5 @@
 // it. A query without a response makes only the first. Messages wait in the queue of [seen.Exchanges]. While the queue is
 // full, because the receiver is slow or away, further messages are dropped and counted; no query waits.
 //
-// This package does not use the libraries of the dnstap project. Their last release was in 2021, and the package needs
-// only two kinds of frames and a few fields.
+// This package does not use the libraries of the dnstap project: their last release was in 2021.
 package dnstap

@@ -34,7 +34,7 @@ func control(kind uint32) []byte {
 		body = order.AppendUint32(body, uint32(len(contentType)))
 		body = append(body, contentType...)
 	}
-	frame := order.AppendUint32(nil, 0) // the escape
+	frame := order.AppendUint32(nil, 0) // the escape: a length of 0 begins a control frame
 	frame = order.AppendUint32(frame, uint32(len(body)))
 	return append(frame, body...)
 }

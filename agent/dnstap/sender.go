@@ -207,7 +207,7 @@ func (o *stream) end(exchanges *seen.Exchanges) error {
 	return err
 }
 
-// add adds the frames of a query, and sends them if there are many.
+// add adds the frames of a query to those that wait. If fullBuffer bytes wait, it sends all of them.
 func (o *stream) add(x *seen.Exchange) error {
 	o.frames = o.append(o.frames, x)
 	o.count += x.Messages()

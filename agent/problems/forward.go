@@ -15,9 +15,9 @@ const (
 	// failing is how many domains must have failures with the same reason: if only one domain has them, its own
 	// nameservers may be the cause.
 	failing = 3
-	// FailuresSince is how far back failures count. failuresLast is how long ago the last failure may be. The
-	// failures must be in at least failuresSlots different slots, each failuresSlot long: a nameserver that is
-	// silent for a second causes many failures, but is no problem.
+	// FailuresSince is how far back failures count. failuresLast is how long ago the last failure may be. The failures
+	// must be in at least failuresSlots different periods of the length failuresSlot: a nameserver that is silent for a
+	// second causes many failures, but is no problem.
 	FailuresSince = time.Minute
 	failuresLast  = 10 * time.Second
 	failuresSlot  = 5 * time.Second
@@ -91,7 +91,7 @@ func ill(r *Readings, match func(Server) bool, problem func(s Server) Problem) (
 	return found
 }
 
-// ordinal describes nameserver i, counted from 0, of n.
+// ordinal describes the nameserver with the index i in a list of n.
 func ordinal(i, n int) string {
 	switch {
 	case n == 1:
@@ -217,7 +217,8 @@ func queriesFail(r *Readings) (found []Problem) {
 	return found
 }
 
-// reasonOf returns why a query has failed, without its name.
+// reasonOf returns why a query has failed. The text does not contain the name in the query, so it is the same for other
+// names.
 func reasonOf(record seen.Record) string {
 	switch {
 	case record.Reason != "" && !strings.Contains(record.Reason, strings.TrimSuffix(record.Name, ".")):

@@ -123,13 +123,14 @@ func captureAbsent(r *Readings) (found []Problem) {
 	return found
 }
 
-// RepairsIn is how far back readings with repairs of capture rules count.
+// RepairsIn is how far back a reading that found repaired capture rules still counts.
 const RepairsIn = 3 * time.Minute
 
 const (
 	// captureRepaired finds a problem if at least four readings (the constant repairs) within the time RepairsIn found
-	// further repairs. Loading a firewall changes the rules several times, so the time from the first to the last of
-	// these readings must be at least repairsApart. The last of them may be at most repairsLast ago.
+	// that rules had been repaired since the reading before. Loading a firewall changes the rules several times, so the
+	// first and the last of these readings must be at least repairsApart apart. The last of them may be at most
+	// repairsLast ago.
 	repairs      = 4
 	repairsApart = 20 * time.Second
 	repairsLast  = 20 * time.Second

@@ -15,7 +15,7 @@ type Problem struct {
 	Effect   string `json:"effect"`
 	// Mend is one command that ends the problem, or a change of one file.
 	Mend string   `json:"mend"`
-	Rows []string `json:"rows"` // of docs/behaviour.md
+	Rows []string `json:"rows"` // the rows of docs/behaviour.md about the problem
 	// Since is the time of the first reading that has shown the problem; zero if the problem does not come from a
 	// [Window].
 	Since time.Time `json:"since,omitzero"`

@@ -58,8 +58,8 @@ func (a *Agent) needsToken(now time.Time) bool {
 }
 
 // unread returns the file that the agent needs to connect to the control plane, but cannot read, and the reason. The
-// result file describes the file and names its setting, such as "the token (--xds-token-file)". It is "" if the agent
-// can read all files.
+// result file is a text such as "the token (--xds-token-file)": it says what the file is, and which setting names it.
+// If the agent can read all files, file is "".
 func (a *Agent) unread() (file, reason string) {
 	if text, found := strings.CutPrefix(a.XDS.LastError, "reading "); found && !a.connected() {
 		file, reason, _ = strings.Cut(text, ": ")
@@ -68,7 +68,7 @@ func (a *Agent) unread() (file, reason string) {
 }
 
 // answered reports whether the last error is a message of the control plane. Such a message may quote errors of other
-// connections, so it says nothing about the way to the control plane.
+// connections, so its text does not say whether the agent reaches the control plane.
 func (a *Agent) answered() bool {
 	return strings.HasPrefix(a.XDS.LastError, "receiving a push: rpc error: ") && !nds.ConnectionError(a.XDS.LastError)
 }
@@ -93,7 +93,7 @@ func (a *Agent) refuses() bool {
 	return false
 }
 
-// refusals returns texts: an error that contains one of these means a refusal.
+// refusals returns the texts by which refuses recognizes an error: each error that contains one of them is a refusal.
 func refusals() []string {
 	return []string{"code = Unauthenticated", "code = PermissionDenied", "remote error: tls", "certificate"}
 }
@@ -152,7 +152,8 @@ type Settings struct {
 // A Resource says how much of a resource is in use, and how much may be in use.
 type Resource struct{ Used, Limit uint64 }
 
-// full reports whether at most max(Limit/share, free) of the resource is free.
+// full reports whether little of the resource is left: at most the part 1/share of the limit, or at most as much as the
+// parameter free says. Without a limit, it returns false.
 func (r Resource) full(share, free uint64) bool {
 	return r.Limit > 0 && r.Used+max(r.Limit/share, free) >= r.Limit
 }
@@ -160,7 +161,9 @@ func (r Resource) full(share, free uint64) bool {
 // A Server is a nameserver in use.
 type Server struct {
 	upstream.Status
-	Suffix    string    // the server is queried for names below Suffix; if it is "", for names below no other Suffix
+	// The server is queried for names below Suffix. A server with the Suffix "" is queried for all names that are not
+	// below the Suffix of another server.
+	Suffix    string
 	RefusedAt time.Time // when a reading last noticed a reply whose response code is neither NOERROR nor NXDOMAIN
 }
 
@@ -183,8 +186,9 @@ type Capture struct {
 	Failed  map[string]string // why families are not captured, by family
 	Remains string            // why rules that should be removed are still there
 	Ways    []Way             // the ways of clients' queries to the nameservers
-	// Repaired has the times of the readings in the last [RepairsIn] that found further repairs. Repairs is the
-	// number of repairs since the start. Drift is the drift that was repaired last.
+	// Repaired has the times of the readings that found that rules had been repaired since the reading before. It goes
+	// back as far as [RepairsIn]. Repairs is the number of repairs since the start. Drift says how the rules differed
+	// before the last repair.
 	Repaired []time.Time
 	Repairs  uint64
 	Drift    string
@@ -206,8 +210,8 @@ const (
 	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
 	WayReached   WayState = "reached"   // the agent answers the queries
 	WayElsewhere WayState = "elsewhere" // another server answers the probe, so the probe is not redirected to the agent
-	WayBroken    WayState = "broken"    // the agent answers, but not over this way, so the queries pass through
-	WayBarred    WayState = "barred"    // the agent answers, but a firewall stops its queries to nameservers, so the queries pass through
+	WayBroken    WayState = "broken"    // the agent answers, but redirected queries do not reach it; they now go to the nameserver
+	WayBarred    WayState = "barred"    // a firewall drops the agent's own queries; those of clients now go to the nameserver
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 

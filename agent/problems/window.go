@@ -61,7 +61,7 @@ func (w *Window) Add(now time.Time, found []Problem, unread map[Code]string) {
 	}
 }
 
-// unexplainedLocked returns found without the problems that another problem in found, or a raised problem, explains.
+// unexplainedLocked returns the problems in found that neither another problem in found nor a raised problem explains.
 func (w *Window) unexplainedLocked(found []Problem) []Problem {
 	there := map[Code]bool{}
 	for _, p := range found {

@@ -18,14 +18,13 @@ const (
 	repeatTime = time.Minute
 	// pauseTime is the least time between any two lines.
 	pauseTime = time.Second
-	// maxGroups bounds how many pairs of suffix and reason are counted separately. It is the number of lines that
-	// the log may have in a minute.
+	// maxGroups bounds how many pairs of suffix and reason are counted separately.
 	maxGroups = 60
 )
 
 // A summary counts queries, and makes the lines of the log when they are due.
 type summary struct {
-	domain string // without the last dot
+	domain string // the cluster domain, without the last dot
 	groups map[key]*group
 	logged time.Time // when the last line was logged
 	forgot time.Time // when forget was last called
@@ -49,7 +48,7 @@ func (s *summary) add(r *seen.Record, now time.Time) {
 	s.count(k, 1, now, r)
 }
 
-// addLost counts n queries that the reader has missed. Only their number is known.
+// addLost counts n queries that the reader has missed.
 func (s *summary) addLost(n uint64, now time.Time) {
 	if n > 0 {
 		s.count(key{text: textLost}, n, now, nil)
@@ -159,7 +158,7 @@ func suffixOf(name, domain string) string {
 type group struct {
 	key
 	count   uint64
-	client  string    // of the first query
+	client  string    // the client of the first query
 	example string    // the question of the first query
 	row     string    // the rows of docs/behaviour.md of the first query
 	first   time.Time // when the first query was counted
@@ -207,7 +206,7 @@ type key struct {
 	suffix string
 	result string // the response code
 	reason string
-	source string // of answers
+	source string // where the answers came from, if text is textAnswered
 }
 
 // The messages.

@@ -24,8 +24,7 @@ const (
 	unknownMethod = "org.freedesktop.DBus.Error.UnknownMethod"
 )
 
-// callTimeout is how long one call over D-Bus may take. systemd-resolved answers within
-// milliseconds.
+// callTimeout is how long one call over D-Bus may take.
 const callTimeout = 5 * time.Second
 
 // Errors that callers distinguish.
@@ -103,7 +102,7 @@ type server struct {
 	Family  int32
 	Address []byte
 	Port    uint16
-	Name    string // for DNS over TLS
+	Name    string // the server's name in DNS over TLS
 }
 
 // A domain is a search or routing domain in the form of systemd-resolved.
@@ -117,7 +116,7 @@ type link struct {
 	servers []server
 	domains []domain
 	route   bool              // whether the interface also gets queries for names that are below no routing domain
-	modes   map[string]string // the values of the properties in modes, by name
+	modes   map[string]string // the values of the properties that the function modes names, by name
 	inUse   bool              // whether the interface is used for DNS: it is up and has an address
 }
 
@@ -155,7 +154,7 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 	return l, nil
 }
 
-// matches reports whether the settings of an interface are the settings that r makes.
+// matches reports whether l has all settings that the registration r needs.
 func (l link) matches(r Registration) bool {
 	for _, mode := range modes() {
 		if l.modes[mode] != modeOff {

@@ -6,9 +6,8 @@
 // interface, with the domains of the mesh as routing domains: queries for names below these domains go to the
 // agent, and queries for all other names go to the same nameservers as before.
 //
-// The interface carries no packet. systemd-resolved saves the settings of the interface in
-// /run/systemd/resolve/netif, so they survive a restart of systemd-resolved. It forgets them when the
-// interface is deleted. Deleting the interface needs CAP_NET_ADMIN, but no D-Bus.
+// The interface carries no packet. systemd-resolved saves the settings of the interface in /run/systemd/resolve/netif,
+// so they survive a restart of systemd-resolved. It forgets them when the interface is deleted.
 //
 //	registrar.go  Registrar: keeps the registration as desired
 //	domains.go    which domains are registered, and the limit

@@ -15,7 +15,7 @@ const maxDomains = 256
 // queries no nameserver for them. All other domains come last, domains with few labels first.
 //
 // Of a domain below .local, only the last two labels are registered, such as cluster.local for svc.cluster.local. The
-// other names of two labels, such as printer.local, stay with multicast DNS, which uses no longer names.
+// other names of two labels, such as printer.local, stay with multicast DNS. Its names never have more than two labels.
 //
 // All other domains are registered as they are. If choose registered their parents instead, to save room, the agent
 // would also get queries for other names below the parents. Those names may have nameservers of their own, such as the

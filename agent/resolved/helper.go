@@ -56,8 +56,8 @@ func askHelper(ctx context.Context, path string, r Registration) error {
 	return nil
 }
 
-// Help is the helper: it reads a registration from r, makes the registration, and writes the result to w.
-// It returns the error of the registration, which it has also written as the result, and any error of writing.
+// Help is the helper: it reads a registration from r, makes the registration, and writes the result to w. It returns
+// the error of the registration and the error of writing, if there are any.
 func Help(ctx context.Context, r io.Reader, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, helperTimeout)
 	defer cancel()

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The library (in version 1.3.1) determines the byte order at its first use, without a lock. So it is first used
-// here, before any goroutine starts.
+// The function NativeEndian (in version 1.3.1 of netlink) determines the byte order at the first call, without a lock.
+// So it is first called here, before any goroutine starts.
 var _ = nl.NativeEndian()
 
 // LinkName is the name of the network interface that is registered.
@@ -131,8 +131,7 @@ func RemoveLink() error {
 	return nil
 }
 
-// linkHeader returns the header of a request about an interface. The request sets flags of the interface; none if
-// flags is 0.
+// linkHeader returns the header of a request about an interface. The request sets the given flags of the interface.
 func linkHeader(index int, flags uint32) *nl.IfInfomsg {
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index, header.Flags, header.Change = int32(index), flags, flags //nolint:gosec // below highestIndex

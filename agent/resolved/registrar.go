@@ -140,8 +140,8 @@ func (r *Registrar) Run(ctx context.Context) {
 	}
 }
 
-// due returns how long to wait before the next check. If the names may have changed, but may not be read before the end
-// of notePause, the wait ends with notePause. Otherwise it is Interval.
+// due returns how long to wait before the next check: usually Interval. If the names may have changed, but must not be
+// read yet because of notePause, the wait ends when they may be read.
 func (r *Registrar) due() time.Duration {
 	if left := r.pauseLeft(); r.stale.Load() && left > 0 {
 		return min(r.config.Interval, left)

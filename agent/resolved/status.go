@@ -11,8 +11,8 @@ type State string
 // The states.
 const (
 	Absent     State = "absent"     // this host does not run systemd-resolved
-	Off        State = "off"        // not desired
-	Registered State = "registered" // in force
+	Off        State = "off"        // no agent is registered, and no attempt has failed
+	Registered State = "registered" // an agent is registered
 	Failed     State = "failed"     // the last attempt to register, or Inspect, has failed
 )
 

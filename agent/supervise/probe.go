@@ -24,13 +24,13 @@ const (
 	hungProbes    = 4
 )
 
-// A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next
-// queries. So the process wakes up only once for each probe, and an answer may take as long as the time between probes.
+// A prober probes the UDP sockets. It does not wait for answers, but reads them when it sends the next queries. So the
+// process wakes up only once for each probe.
 type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command
 	hung     chan error              // gets the reason each time that the command hangs
-	life     int64                   // the fields below are about the start with this number (see starts)
+	life     int64                   // the number of the start that misses and answered are about
 	misses   int                     // failed probes in succession
 	answered map[netip.AddrPort]bool // sockets on which the command has answered since its start
 }
@@ -63,7 +63,7 @@ func newProber(sockets []*os.File, starts *atomic.Int64) (*prober, error) {
 	return p, nil
 }
 
-// run probes all sockets, and sends to hung when the command hangs, until ctx ends.
+// run probes all sockets until ctx ends. When the command hangs, run sends the reason to the channel hung.
 func (p *prober) run(ctx context.Context) {
 	sent := map[netip.AddrPort]*query{}
 	defer func() { p.read(sent) }()

@@ -3,13 +3,13 @@
 //
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
-//  2. A probe queries all UDP sockets. It fails if there is no answer on a socket on which the command has answered
-//     since its start, or no answer on any socket. After hungProbes failed probes in succession, the command is killed
-//     and restarted. A probe that cannot be sent does not count.
+//  2. A probe queries all UDP sockets. It fails if no socket answers. It also fails if a socket is silent that has
+//     answered since the start of the command. After hungProbes failed probes in succession, the command is killed and
+//     restarted. A probe that cannot be sent does not count.
 //  3. Signals are passed to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
-//  4. As process 1 of a container, this process reaps orphaned processes. If it is stopped (SIGSTOP), the command
-//     sends it SIGCONT.
+//  4. As process 1 of a container, this process reaps orphaned processes. If SIGSTOP stops this process, the command
+//     continues it: see [WatchParent].
 package supervise
 
 import (
@@ -36,8 +36,7 @@ const (
 	steadyAfter = 10 * time.Second
 	minPause    = 20 * time.Millisecond
 	maxPause    = time.Second
-	// Abandoned is called when the command has ended abandonAfter times in succession, each time but the first within
-	// steadyAfter of its start. If the command ends at once each time, Abandoned is first called after about 150 ms.
+	// Abandoned is called when the command has ended abandonAfter times in succession: see [Config].
 	abandonAfter = 5
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
@@ -65,9 +64,9 @@ type Config struct {
 	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if EndSignals
 	// does not have it, unless this process ignores SIGHUP.
 	EndSignals []os.Signal
-	// Abandoned is called when the command has ended abandonAfter times in succession, each time but the first within
-	// steadyAfter of its start, and after each further such end. It is also called after the last end, unless the exit
-	// code is 0. It may be nil.
+	// Abandoned is called when the command ends for the abandonAfter-th time in succession, and at each further end in
+	// this succession. A command that has run for steadyAfter begins a new succession with its end. Abandoned is also
+	// called after the last end, unless the exit code is 0. It may be nil.
 	Abandoned func()
 	// Log gets restarts and errors.
 	Log *slog.Logger
@@ -80,7 +79,7 @@ type supervisor struct {
 	started   time.Time    // when the command was last started
 	starts    atomic.Int64 // number of starts
 	restarts  int          // number of ends after which it was started again
-	quickEnds int          // number of ends in succession, each but the first within steadyAfter of the start
+	quickEnds int          // number of ends in succession: see Abandoned
 	ending    bool         // a signal to end has arrived
 }
 
@@ -234,7 +233,8 @@ func (s *supervisor) signal(sig syscall.Signal) {
 	}
 }
 
-// exitCode returns the exit code of a command as a shell does: 128 plus the signal that ended the command.
+// exitCode returns the exit code of a command. If a signal has ended the command, that is 128 plus the number of the
+// signal, as in a shell.
 func exitCode(status syscall.WaitStatus) int {
 	if status.Signaled() {
 		return 128 + int(status.Signal())

@@ -83,7 +83,7 @@ func run(args []string) int {
 // A request is a command line.
 type request struct {
 	command, pod string
-	args         []string // of the command in the pod
+	args         []string // arguments of the command in the pod
 	kubectl      []string // flags of kubectl
 
 	namespace, container, discovery string
@@ -99,7 +99,7 @@ func commands() []string {
 // parse parses a command line.
 func parse(args []string) (r request, err error) {
 	r.discovery = "nametap-system"
-	passed := false // further arguments are for the command in the pod, except for flags of the plugin
+	passed := false // whether further arguments, except for flags of the plugin, are for the command in the pod
 	for i := 0; i < len(args); i++ {
 		name, value, joined := strings.Cut(args[i], "=")
 		to := r.flag(name)
@@ -183,7 +183,7 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 }
 
 // replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected
-// to it. If a replica fails, the agents of the other replicas are shown all the same.
+// to it. If a replica fails, the agents of the other replicas are still shown.
 func (r *request) replicas() (int, error) {
 	args := append(slices.Clone(r.kubectl), "--namespace="+r.discovery, "get", "pods", "--selector=app=nametap-discovery", "--field-selector=status.phase=Running", "--output=name")
 	cmd := exec.Command("kubectl", args...) //nolint:noctx // it ends with the interrupt

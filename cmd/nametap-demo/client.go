@@ -22,7 +22,7 @@ const (
 // A client is a network namespace that is connected to the process's namespace.
 type client struct{ namespace *os.File }
 
-// newClient makes a client, and gives the host the addresses of the databases.
+// newClient makes a client. It also gives the host the addresses at which the demo's databases will listen.
 func newClient(ctx context.Context) (*client, error) {
 	c := &client{}
 	err := onThread(func() (err error) {

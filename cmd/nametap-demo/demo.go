@@ -39,7 +39,7 @@ const (
 // A demo is a control plane, an agent and a nameserver in one process.
 type demo struct {
 	dir          string // holds every file that the demo writes; removed at the end
-	stateDir     string // of the control plane; empty for none
+	stateDir     string // the state directory of the control plane; empty for none
 	out          *printer
 	upstream     *fakedns.Server
 	controlPlane *discovery.Server

@@ -25,8 +25,8 @@ const (
 	demoDatabase2 = "mysql-instance2.us-east-1.rds.amazonaws.com"
 	demoOutside   = "www.example.org"
 
-	demoAddress1 = "203.0.113.11" // of demoDatabase1
-	demoAddress2 = "203.0.113.12" // of demoDatabase2
+	demoAddress1 = "203.0.113.11" // the address of demoDatabase1
+	demoAddress2 = "203.0.113.12" // the address of demoDatabase2
 )
 
 // upstreamRecords are the records of the demo's nameserver, for names outside the mesh.
@@ -185,7 +185,7 @@ const recordType = 3
 
 // stayUp prints commands to try, and waits until ctx ends.
 func (d *demo) stayUp(ctx context.Context) {
-	host, port, _ := net.SplitHostPort(d.dnsAddr) // a listener's own address
+	host, port, _ := net.SplitHostPort(d.dnsAddr) // never fails: it is the address of a listener
 	d.out.heading("The demo keeps running. Try in another terminal:")
 	d.out.printf("  dig @%s -p %s %s\n", host, port, demoService)
 	d.out.printf("  dig @%s -p %s any.objects.example.com +tcp\n", host, port)

@@ -79,7 +79,7 @@ func isForbidden(errno syscall.Errno) bool {
 }
 
 // runVIPs is `nametap-demo vips`: a demo whose agent has --capture and --egress, and whose client is in a network
-// namespace of its own, like a container. The rules end with the process's namespace.
+// namespace of its own, like a container.
 func runVIPs(ctx context.Context, out *printer, dir string) error {
 	interfaces, err := net.Interfaces()
 	switch {
@@ -195,8 +195,8 @@ func (d *demo) visit(ctx context.Context, name string) error {
 	return nil
 }
 
-// awaitAddress queries the client's nameserver for a name. No program listens at the address of that nameserver. So it
-// repeats the query until the capture rules redirect it to the agent.
+// awaitAddress queries the client's nameserver for a name. No program listens at the address of that nameserver. So
+// awaitAddress repeats the query until the capture rules redirect the query to the agent.
 func awaitAddress(ctx context.Context, name string) (string, error) {
 	resolver := stubResolver{server: net.JoinHostPort(hostAddr, "53")}
 	for {

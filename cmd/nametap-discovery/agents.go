@@ -35,8 +35,8 @@ const (
 	// The parameters of agentsPath: agents of one namespace, and only agents that are behind.
 	paramNamespace = "namespace"
 	paramBehind    = "behind"
-	// maxListings is how many clients read agentsPath at a time. While a client reads it, the server keeps 16 bytes for
-	// each agent.
+	// maxListings is how many clients may read agentsPath at the same time. While a client reads it, the server keeps
+	// 16 bytes for each agent.
 	maxListings = 2
 )
 
@@ -56,8 +56,8 @@ type fleet struct {
 }
 
 // agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an
-// agent only when there is room for the agent's line. So a slow client costs no memory, and no lock is held while lines
-// are sent to it.
+// agent only when there is room for the agent's line. So a slow client costs little memory, and no lock is held while
+// lines are sent to it.
 func agentsHandler(server *discovery.Server) http.Handler {
 	dumps := httpguard.NewDumps(maxListings, "the agents")
 	return httpguard.LocalOnly(dumps.Limited(func(w *httpguard.Dump, r *http.Request) {
@@ -229,8 +229,8 @@ func row(a *push.Agent) string {
 	return strings.Join(cells, "\t")
 }
 
-// printable makes a text that a client has sent safe for a terminal. If the text has a character that cannot be
-// printed, printable quotes the text.
+// printable returns text, which a client has sent, in a form that is safe for a terminal. If the text has a character
+// that cannot be printed, printable quotes the text.
 func printable(text string) string {
 	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
 		return text

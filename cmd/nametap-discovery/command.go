@@ -212,7 +212,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			return serve(cmd.Context(), o, stderr)
 		},
 		PersistentPreRun: func(command *cobra.Command, _ []string) {
-			if command.HasParent() { // only the server ends in steps; a command may wait for its input
+			if command.HasParent() { // signals end a command at once, even while it waits for input
 				signal.Reset(endSignals()...)
 			}
 		},

@@ -23,7 +23,7 @@ type injectOptions struct {
 	file       manifestFile
 	configFile string
 	namespace  string
-	// cfg has the values of the flags. A flag that is set replaces the field of configFile.
+	// cfg has the values of the flags. If a flag is set, its value replaces that of the file configFile.
 	cfg inject.Config
 }
 

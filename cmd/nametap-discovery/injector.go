@@ -20,7 +20,7 @@ type injector struct {
 	addr   string
 	config string
 
-	namespaces source.Namespaces // of the pods; nil without an API server
+	namespaces source.Namespaces // reads the namespaces of the pods; nil without an API server
 }
 
 func (i *injector) addFlags(g settings.Group) {

@@ -9,9 +9,9 @@ import (
 )
 
 const (
-	// gcPercent is how much the heap may grow before garbage is collected, in percent of the memory in use.
-	// Nearly all of that memory is for objects, tables and connections, which stay. With Go's default of 100, garbage
-	// could take as much memory as these. With 50, it would take 6 KiB more for each of 10,000 agents than with 25.
+	// gcPercent is how much the heap may grow before garbage is collected, in percent of the memory in use. Nearly all
+	// of that memory is for objects, tables and connections, which stay. With Go's default of 100, garbage could take
+	// as much memory as these. With 50, garbage would take 6 KiB more for each of 10,000 agents than with 25.
 	gcPercent = 25
 	// goShare is the part of a cgroup's memory that Go may use, in percent. The rest is for the pages of the binary,
 	// 26 MiB, and for the sockets of the kernel.

@@ -89,8 +89,8 @@ const inPod = "KUBERNETES_SERVICE_HOST"
 // podDrain is how long kube-proxy may still send clients to a pod that is ending.
 const podDrain = 5 * time.Second
 
-// afterDrain returns a context that ends after the context stopping: podDrain later in a pod, and at once elsewhere.
-// When podDrain has passed, kube-proxy sends no client to this replica any more. So a client whose stream ends then
+// afterDrain returns a context that ends when the context in the parameter stopping has ended. In a pod, it ends after
+// a further podDrain: by then, kube-proxy sends no client to this replica any more, so a client that loses its stream
 // connects to another replica. If the server is not ready, it has no clients, and the context ends at once.
 func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Logger) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(stopping))

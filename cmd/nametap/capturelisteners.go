@@ -71,7 +71,7 @@ const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the
 const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both " +
 	"containers): Istio's agent listens on port 15053, and in a pod of Istio's ambient mode so does ztunnel's DNS proxy"
 
-// fullTable returns a finding if conntrack is full or nearly full: then no probe reaches a listener.
+// fullTable returns a finding if conntrack is full or nearly full: then the kernel may drop probes of listeners.
 func fullTable() (findings []iptables.Finding) {
 	for _, p := range problems.Conntrack(agent.ConntrackEntries()) {
 		findings = append(findings, iptables.Finding{What: "conntrack", Detail: p.Evidence + ": " + p.Effect, Advice: p.Mend})
@@ -79,8 +79,8 @@ func fullTable() (findings []iptables.Finding) {
 	return findings
 }
 
-// listenerFindings returns the findings of check about listeners. If no rules are installed, it leaves out addresses
-// on which no program listens.
+// listenerFindings returns what `nametap capture check` says about listeners. If no rules are installed, it leaves out
+// addresses on which no program listens.
 func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
 	full := len(fullTable()) > 0
@@ -92,7 +92,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 		case finding.OK:
 		case !slices.Contains(failed, l), !installed && !other:
 			continue
-		case full: // see fullTable
+		case full: // the full table explains the failure
 		case other:
 			finding.Advice = portAdvice
 			for _, taken := range programsAt(l.Address) {

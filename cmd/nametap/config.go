@@ -114,7 +114,7 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	if err != nil {
 		return err
 	}
-	// The node's domain has the namespace even if --domain does not.
+	// The node's domain is NAMESPACE.svc.DOMAIN, even if --domain is only DOMAIN.
 	node.Domain = node.Namespace + ".svc." + domain
 	node.Metadata, node.Version = id.metadata, version.String()
 	cfg.XDS.Refresh = o.refresh(id.labels)
@@ -165,8 +165,8 @@ func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 	return o.captureConfig()
 }
 
-// rulesConfig returns the configuration of the rules, without the servers of resolv.conf:
-// the settings, and what follows from the address on which the agent listens.
+// rulesConfig returns the configuration of the rules: the settings, and what follows from the address on which the
+// agent listens. It does not add the servers of resolv.conf.
 func (o *options) rulesConfig() (iptables.Config, error) {
 	cfg, addr := o.capture.Config, o.agent.DNS.Addr
 	hosts, port, err := sockets.SplitAddr(dnsAddrFlag, addr)
@@ -192,7 +192,7 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 	if cfg, err = servedFamilies(cfg, hosts); err != nil {
 		return cfg, fmt.Errorf("%s %q: %w", dnsAddrFlag, addr, err)
 	}
-	// iptables checks the rules themselves.
+	// Build returns an error if the rules would be invalid.
 	_, err = iptables.Build(cfg)
 	return cfg, err
 }

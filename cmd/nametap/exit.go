@@ -18,7 +18,7 @@ type usageError struct{ error }
 // Unwrap returns the wrapped error.
 func (e usageError) Unwrap() error { return e.error }
 
-// usageArgs returns a check of the arguments whose errors are usage errors.
+// usageArgs returns a function that is like check, but whose errors are usage errors.
 func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(command *cobra.Command, args []string) error {
 		if err := check(command, args); err != nil {

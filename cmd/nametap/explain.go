@@ -77,8 +77,8 @@ func printExplained(w io.Writer, entries []explain.Entry) {
 	}
 }
 
-// wrap writes a text in lines of up to explainWidth. The first line begins with indent, each further line two columns
-// further right.
+// wrap writes a text in lines of up to explainWidth. The first line begins with indent. Further lines begin two columns
+// to the right of it.
 func wrap(w io.Writer, indent, text string) {
 	line := indent
 	for i, word := range strings.Fields(text) {

@@ -13,11 +13,10 @@ import (
 // hostsFile is a file that kubelet writes for each pod.
 const hostsFile = "/etc/hosts"
 
-// inPod is an environment variable that kubelet sets in each container. If it is not set, this is not a pod. It may be
-// the node itself, whose DNS may be captured like that of any VM.
+// inPod is an environment variable that kubelet sets in each container. If it is not set, this process is not in a pod.
 const inPod = "KUBERNETES_SERVICE_HOST"
 
-// hostIP is an environment variable with the address of a pod's node, by the downward API.
+// hostIP is an environment variable with the address of a pod's node. The manifests set it by the downward API.
 const hostIP = "HOST_IP"
 
 // kubeletsHostNetwork is the first line of hostsFile in a pod on its node's network.

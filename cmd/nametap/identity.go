@@ -25,7 +25,7 @@ const (
 	labelsKey      = "LABELS"
 )
 
-// canonicalLabel returns the label that a variable of istioctl's files stands for, or "".
+// canonicalLabel returns the label that a variable of istioctl's files stands for, or "" if key is no such variable.
 func canonicalLabel(key string) string {
 	switch key {
 	case "CANONICAL_SERVICE":

@@ -89,8 +89,7 @@ func (w *logWriter) close() {
 	}
 }
 
-// printError prints a message, but does not wait longer than logCloseTimeout for the reader. As in the output of a
-// command, nothing is left that a terminal obeys.
+// printError prints a message, but does not wait longer than logCloseTimeout for the reader.
 func printError(to io.Writer, message string) {
 	message = clip.Lines(message)
 	if inJournal(to) {

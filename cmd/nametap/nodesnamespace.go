@@ -56,7 +56,7 @@ func listeningPorts() (map[uint16]bool, error) {
 }
 
 // peerNamespaces returns the other network namespaces in which interfaces of this namespace have peers. The dump lists
-// the interfaces, as netlink does. The keys of the result are the numbers of the other namespaces in this namespace.
+// the interfaces, as netlink does. The keys of the result are the kernel's numbers for the other namespaces.
 func peerNamespaces(dump []byte) (map[int32]bool, error) {
 	messages, err := syscall.ParseNetlinkMessage(dump)
 	if err != nil {

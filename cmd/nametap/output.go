@@ -29,8 +29,9 @@ func (o *outputFormat) declare(flags *pflag.FlagSet) {
 	flags.VarP(settings.OneOf(o, outputText, outputJSON), "output", "o", "`format` of the output: text or json")
 }
 
-// print prints v as JSON, or as the text that the function write writes. In a text, tabs separate columns, and nothing
-// is left that a terminal obeys: nameservers, the control plane and users of the host choose parts of the text.
+// print prints v as JSON, or as the text that the function write writes. In that text, tabs separate columns.
+// Characters that control a terminal become "?", because nameservers, the control plane and users of the host choose
+// parts of the text.
 func (o outputFormat) print(to io.Writer, v any, write func(w io.Writer)) error {
 	var all bytes.Buffer
 	if o == outputJSON {

@@ -45,7 +45,7 @@ func programsAt(addr string) (found []problems.Taken) {
 type boundSocket struct {
 	addr       netip.AddrPort
 	connected  bool
-	listens    bool // over TCP
+	listens    bool // whether it is a TCP socket that listens
 	uid, inode string
 }
 
@@ -117,8 +117,8 @@ func programOf(inode string) (program string, isOwn bool) {
 }
 
 // checkSquatters returns an error if a program of another user has a UDP socket at the address of a socket of systemd.
-// inodes are the inodes of systemd's sockets. Such a program may have bound its socket before systemd did. If its
-// socket is also bound to an interface, it receives the packets.
+// inodes are the inodes of systemd's sockets. A program can open such a socket before systemd opens its own. If the
+// program also binds its socket to an interface, the kernel prefers that socket, and the program receives the queries.
 func checkSquatters(inodes map[string]bool) error {
 	for _, table := range []string{"udp", "udp6"} {
 		sockets, err := readSockets(table)
@@ -137,7 +137,7 @@ func checkSquatters(inodes map[string]bool) error {
 // inodes.
 func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found bool) {
 	own := map[netip.AddrPort]bool{}
-	anyHost := map[uint16]bool{} // ports of own sockets
+	anyHost := map[uint16]bool{} // by port: whether a socket in inodes has the port on all addresses
 	for _, s := range sockets {
 		if inodes[s.inode] {
 			own[s.addr] = true

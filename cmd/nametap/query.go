@@ -341,7 +341,7 @@ func (r *queryResult) printFrom(w io.Writer) {
 	}
 }
 
-// A capturedQuery says which server has answered a query that was sent as a client of this host sends it.
+// A capturedQuery says which server answers a query of a client of this host.
 type capturedQuery struct {
 	Server string `json:"server"` // the first nameserver of resolv.conf
 	UID    int    `json:"uid"`    // the owner of the socket
@@ -415,7 +415,7 @@ func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
 	c := &capturedQuery{Server: a.addr, UID: a.user.uid, By: byServer}
 	r.Captured = c
 	if r.From == nil {
-		return // no agent, and it may never answer a question about itself
+		return // the server is no agent, and may never answer a question about itself
 	}
 	var err error
 	if c.ID, err = a.id(ctx); err != nil {
@@ -464,8 +464,7 @@ type vipUse struct {
 	Hosts []egress.HostStatus `json:"hosts,omitempty"`
 }
 
-// findEgress adds the use of the VIPs in the answer, if there are any. It adds nothing if the agent's status cannot be
-// read.
+// findEgress adds the use of the VIPs in the answer, if there are any.
 func (r *queryResult) findEgress(ctx context.Context, client *statusClient) {
 	var status agent.Status
 	if r.Rule == nil || !slices.ContainsFunc(r.Answer, hasVIP) || client.get(ctx, "/debug/status", nil, &status) != nil {

@@ -24,7 +24,8 @@ import (
 // traceBack is how far a trace looks back for queries of the name.
 const traceBack = 10 * time.Minute
 
-// A queryTrace is what --trace shows of a question besides its answer. Unknown has the parts that could not be read.
+// A queryTrace is what --trace shows of a question besides its answer. Unknown says which parts could not be read, and
+// why.
 type queryTrace struct {
 	// Candidates are the names that libc queries for the name, up to the one with an answer.
 	Candidates []candidate `json:"candidates,omitempty"`

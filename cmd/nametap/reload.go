@@ -19,8 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// isLive reports whether a running agent takes changed values of a setting. It is the only place that says which
-// settings take effect while the agent runs. The changed values of all other settings take effect in the next process.
+// isLive reports whether a running agent takes changed values of a setting. The changed values of all other settings
+// take effect in the next process.
 func isLive(name string) bool {
 	return isOfDNS(name) || strings.HasPrefix(name, "capture-") ||
 		slices.Contains([]string{"log-level", "query-log", "dnstap"}, name)
@@ -58,7 +58,7 @@ type reloader struct {
 }
 
 // newReloader returns a reloader for an agent that was started with the settings o. The function current returns the
-// agent. It is called when settings have changed.
+// agent.
 func newReloader(o *options, log *slog.Logger, current func() configurable) *reloader {
 	watcher := settings.NewWatcher(settings.Files(o.flags))
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
@@ -77,7 +77,8 @@ func (r *reloader) showIn(cfg *agent.Config) {
 	}
 }
 
-// values returns the settings in use that were set and for which wanted returns true. It is safe for concurrent use.
+// values returns those settings in use that were set, if the function wanted returns true for their names. It is safe
+// for concurrent use.
 func (r *reloader) values(wanted func(name string) bool) map[string][]string {
 	return settings.Values(r.inUse.Load().flags, wanted)
 }
@@ -164,7 +165,7 @@ func (r *reloader) apply(next settingsRead) {
 
 // A settingsRead has the settings that were read, and what follows from them for a running agent.
 type settingsRead struct {
-	read, inUse *options // see reloader
+	read, inUse *options // as last and inUse of the reloader
 	dns         dnsproxy.Config
 	capture     agent.CaptureConfig // only if the agent installs rules
 }

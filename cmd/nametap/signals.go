@@ -18,8 +18,7 @@ func endSignals() []os.Signal {
 }
 
 // hangupReloads reports whether SIGHUP asks the agent to read its settings again, as with other daemons. It is true if
-// a service manager runs the agent, or if the agent has no terminal. In a terminal, SIGHUP ends the agent: a terminal
-// that closes sends it to end the programs in the terminal.
+// a service manager runs the agent, or if the agent has no terminal. In a terminal, SIGHUP ends the agent.
 func hangupReloads() bool {
 	if signal.Ignored(syscall.SIGHUP) {
 		return false

@@ -35,10 +35,10 @@ func systemdSockets() ([]*os.File, error) {
 	return files, checkSquatters(inodes)
 }
 
-// shareSockets gives each inherited socket to a part of the agent, by the socket's address. The order and number of
-// the sockets do not matter. Sockets of the status address go to the status server, sockets on the port for VIPs to
-// egress, and all other sockets to DNS. If egress is off, its sockets are closed. A TCP socket on another port, on
-// which there is no UDP socket, is not used: a setting has changed, and the unit of the sockets has not.
+// shareSockets gives each inherited socket to a part of the agent, by the socket's address. Sockets of the status
+// address go to the status server, sockets on the port for VIPs to egress, and all other sockets to DNS. If egress is
+// off, its sockets are closed. A TCP socket on another port, on which there is no UDP socket, is not used: a setting
+// has changed, and the unit of the sockets has not.
 func shareSockets(cfg *agent.Config, egressAddr string, inherited []*os.File) {
 	dns := map[uint16]bool{0: true}
 	for _, file := range inherited {

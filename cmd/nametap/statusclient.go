@@ -53,7 +53,7 @@ func (c *statusClient) declareDNS() {
 	flag.Hidden, flag.Usage = false, "DNS address of the agent, `host:port` ["+settings.Env(flag)+"]"
 }
 
-// resolve reads the settings. It may be called again.
+// resolve reads the settings.
 func (c *statusClient) resolve() error {
 	if err := c.options.resolve(); err != nil {
 		return usageError{err}
@@ -61,7 +61,7 @@ func (c *statusClient) resolve() error {
 	return nil
 }
 
-// find reads the settings that say where the agent is. It may be called again.
+// find reads the settings that say where the agent is.
 func (c *statusClient) find() error {
 	if err := c.resolve(); err != nil {
 		return err
@@ -143,8 +143,8 @@ func (c *statusClient) read(ctx context.Context, method, path string, query url.
 	return body, nil
 }
 
-// tail requests queries, and calls take with each line of the reply until take returns false or an error. At the end of
-// the reply the error is [io.EOF].
+// tail requests queries, and calls the function take with each line of the reply until take returns false or an error.
+// At the end of the reply the error is [io.EOF].
 func (c *statusClient) tail(
 	ctx context.Context, params url.Values, take func(line *agent.TailLine) (more bool, err error),
 ) error {
@@ -207,7 +207,7 @@ func (c *statusClient) transport() http.RoundTripper {
 	}}
 }
 
-// cause returns the error of a request without the address, which is the same for all agents.
+// cause returns the error of a request without the URL, whose host is localhost for every agent.
 func cause(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		return failed.Err

@@ -40,7 +40,7 @@ type servicePort struct {
 	IPs      []string `json:"ips,omitempty"`      // the entry's addresses that have the port; empty for all
 }
 
-// String returns the port in the form of `kubectl get service`, after its name.
+// String returns the port as text, such as "http 8080/TCP".
 func (p servicePort) String() string {
 	text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.Name, p.Number, cmp.Or(p.Protocol, "TCP")), " ")
 	if len(p.IPs) > 0 {

@@ -95,8 +95,8 @@ func (s *seenQueries) limited(ctx context.Context) (context.Context, context.Can
 	return context.WithTimeout(ctx, s.limit)
 }
 
-// read requests queries, and calls take with each query until take returns false or an error. It counts the queries
-// that were lost. It returns the error of [statusClient.tail].
+// read requests queries, and calls the function take with each query until take returns false or an error. It counts
+// the queries that were lost. It returns the error of [statusClient.tail].
 func (s *seenQueries) read(
 	ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error),
 ) error {
@@ -229,7 +229,7 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 	case isTerminal(w):
 		text, since := "", t.began.Add(-t.since)
 		if ctx.Err() != nil {
-			text = "\n" // after the ^C of the terminal
+			text = "\n" // ends the line in which the terminal shows ^C
 		}
 		if t.since == allOf {
 			text += fmt.Sprintf("-- %d of the queries that the agent has kept", t.shown)
@@ -260,7 +260,7 @@ func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
 	return t.count == 0 || t.shown < t.count, err
 }
 
-// tailRow is the format of a line. The columns are as wide as most values; longer ones move the rest of the line.
+// tailRow is the format of a line. The columns are as wide as most values.
 const tailRow = "%-12s  %-26s  %-36s  %s  %-16s  %s\n"
 
 // resultColumn is the width of the column with the result, without its colour.
@@ -281,8 +281,8 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// If queries are like one that was printed less than repeatTime ago, they are counted and not printed. This is done for
-// at most maxRecent printed queries.
+// A query is a repeat if a query like it was printed less than repeatTime ago. Repeats are counted and not printed. At
+// most maxRecent printed queries are remembered.
 const (
 	repeatTime = time.Second
 	maxRecent  = 1000
@@ -294,9 +294,8 @@ type repeats struct {
 	count   int
 }
 
-// isRepeat reports whether r is like a query that was printed a moment ago, and counts r if it is. If it is not,
-// skipped is the number of queries like r that were not printed since the last one that was. Programs and forwarders
-// repeat questions that fail.
+// isRepeat reports whether r is a repeat, and counts it if it is. If r is no repeat, skipped is the number of repeats
+// since a query like r was last printed.
 func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
 	if !r.Noteworthy {
 		return false, 0
@@ -341,8 +340,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	return err
 }
 
-// repeatText returns the end of the line of a query: the number of queries like it that came before it and were
-// skipped.
+// repeatText returns the end of the line of a query, such as ", 3 more before", if repeats came before the query.
 func repeatText(skipped int) string {
 	if skipped == 0 {
 		return ""
@@ -418,7 +416,7 @@ func tookText(r *seen.Record) string {
 
 // clientNames names the clients of queries for people.
 type clientNames struct {
-	users map[uint32]string // "" without a name
+	users map[uint32]string // by uid; "" for a user without a name
 	host  seen.HostAddrs
 }
 

@@ -98,7 +98,7 @@ func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error 
 	return t.countQueries(ctx, limited, w, params)
 }
 
-// countQueries counts queries until limited ends, and prints the counts.
+// countQueries counts queries until the context limited ends, and prints the counts.
 func (t *topCommand) countQueries(ctx, limited context.Context, w io.Writer, params url.Values) error {
 	live := t.output != outputJSON && isTerminal(w)
 	records, ended := make(chan *seen.Record), make(chan error, 1)
@@ -161,10 +161,10 @@ func (t *topCommand) result() topResult {
 	}
 }
 
-// clearScreen moves the cursor of a terminal to its first line, and clears it.
+// clearScreen clears a terminal, and moves its cursor to the first line.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// redraw prints the table in place of what a terminal shows.
+// redraw clears the terminal and prints the table.
 func (t *topCommand) redraw(w io.Writer) error {
 	if _, err := io.WriteString(w, clearScreen); err != nil {
 		return err
@@ -192,13 +192,13 @@ func (t *topCommand) print(w io.Writer) {
 const maxKeys = 1000
 
 // A top counts the most frequent keys of a stream, however many other keys there are. It uses the algorithm
-// Space-Saving (Metwally, Agrawal and El Abbadi, 2005). A new key replaces the least frequent key and takes over its
-// count, because the new key may have been replaced before. So no count is too low.
+// Space-Saving (Metwally, Agrawal and El Abbadi, 2005). When maxKeys keys are counted, a new key replaces the least
+// frequent key and takes over its count, because the new key may have been replaced before. So no count is too low.
 type top struct {
 	began   time.Time
 	queries int
 	byKey   map[string]*topCount
-	all     []*topCount // of byKey
+	all     []*topCount // the values of byKey
 }
 
 // A topCount is the count of one key.

@@ -20,8 +20,8 @@ const (
 	unitTimeout = 2 * time.Second
 )
 
-// unitFiles returns the files with the environment of nametap.service, for when systemd cannot be asked. A later file
-// wins.
+// unitFiles returns the files with the environment of nametap.service. They are read if systemd cannot be asked. If two
+// files set a variable, the later file wins.
 func unitFiles() []string {
 	return []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"}
 }

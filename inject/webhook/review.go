@@ -69,7 +69,7 @@ type request struct {
 	Object      inPlace                     `json:"object"`
 }
 
-// An inPlace is a value in JSON. It shares the memory of the text that was decoded, which must not change.
+// An inPlace is a value in JSON. It shares the memory of the decoded text, so that text must not change.
 type inPlace []byte
 
 // UnmarshalJSON keeps the value.
@@ -118,7 +118,7 @@ func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer
 // maxPatch is the longest patch, in bytes. etcd would not store a pod with a longer patch.
 const maxPatch = 3 << 20
 
-// decide returns the answer to a question, without its UID, and the outcome.
+// decide returns the answer to a question, without the UID, and the outcome.
 func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (*admissionv1.AdmissionResponse, string) {
 	if request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) || request.SubResource != "" || request.Operation != admissionv1.Create {
 		return &admissionv1.AdmissionResponse{

@@ -29,7 +29,7 @@ type settings struct {
 }
 
 // newSettings reads the file. Until the file can be used, there are no settings, and pods that should have the agent
-// are refused. nametap-discovery serves names all the same.
+// are refused.
 func newSettings(file string, log *slog.Logger) *settings {
 	s := &settings{file: file, log: log, cfg: inject.DefaultConfig(), usable: file == ""}
 	if file != "" {

@@ -6,8 +6,8 @@
 //  3. review.go answers one question. It has no side effects, so it ignores dryRun.
 //  4. settings.go follows the file with the settings of injection.
 //
-// Every pod may be able to connect, and the webhook cannot tell the API server from other clients. So slow clients do
-// not keep other clients waiting, and the memory for all requests is bounded.
+// Every pod may be able to connect, and the webhook cannot tell the API server from other clients. Therefore the
+// webhook bounds the memory for all requests, and a slow client does not keep other clients waiting.
 package webhook
 
 import (
@@ -83,8 +83,8 @@ type Webhook struct {
 	reviewer  reviewer
 	bodies    *budget             // for questions that are not small
 	texts     *budget             // for answers
-	pods      *semaphore.Weighted // of small questions that are injected
-	largePods *semaphore.Weighted // of other questions
+	pods      *semaphore.Weighted // bounds the small questions whose pods are injected at a time
+	largePods *semaphore.Weighted // bounds the other questions
 	draining  atomic.Bool
 
 	answers *prometheus.CounterVec
@@ -207,7 +207,7 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 type body struct {
 	text  []byte
 	large bool
-	// release returns what the question held. The text must not be used after it.
+	// release gives back what the question holds. The text must not be used after that.
 	release func()
 }
 
