@@ -4,7 +4,7 @@ package logonce
 import (
 	"context"
 	"log/slog"
-	"strings"
+	"regexp"
 	"time"
 )
 
@@ -32,7 +32,7 @@ func New(log *slog.Logger) Log { return Log{log: log} }
 
 // Report logs a failure with args. If the failure is the same as the previous failure, Report only counts it.
 func (f *Log) Report(message string, level slog.Level, err error, args ...any) {
-	text := withoutLocalPort(err.Error())
+	text := repeating(err.Error())
 	if f.message == message && f.text == text && f.level == level {
 		f.repeats++
 		if time.Since(f.logged) >= repeatEvery {
@@ -70,15 +70,13 @@ func (f *Log) logRepeats() {
 	f.repeats, f.logged = 0, time.Now()
 }
 
-// withoutLocalPort removes the local port, which differs for each connection, from an
-// error such as "read tcp 10.0.0.1:41234->10.0.0.2:15012: …".
-func withoutLocalPort(text string) string {
-	before, after, found := strings.Cut(text, "->")
-	if !found {
-		return text
-	}
-	return strings.TrimRight(before, "0123456789") + "->" + after
-}
+// differing matches what differs in each report of the same failure: the local port, as in
+// "read tcp 10.0.0.1:41234->10.0.0.2:15012: …", and the time at which a certificate was found to have expired, as in
+// "x509: certificate has expired or is not yet valid: current time 2026-11-26T16:00:00Z is after …".
+var differing = regexp.MustCompile(`[0-9]*(->)|(current time )[^ ]+ (is )`)
+
+// repeating returns the text of an error without what differs in each report of the same failure.
+func repeating(text string) string { return differing.ReplaceAllString(text, "$1$2$3") }
 
 // A Failure remembers the last failure of an operation, for callers that log failures themselves. The zero value
 // means that there was no failure.

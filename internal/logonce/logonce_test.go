@@ -1,6 +1,7 @@
 package logonce_test
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,6 +40,12 @@ func TestLog(t *testing.T) {
 		r.Recover("works", "address", "b")
 		r.Reset()
 		say(1, "refused")
+		for range 3 { // the time is the text of crypto/x509
+			r.Report("failed", slog.LevelWarn, x509.CertificateInvalidError{Cert: &x509.Certificate{}, Reason: x509.Expired,
+				Detail: fmt.Sprintf("current time %s is after 1999-01-01T00:00:00Z", time.Now().UTC().Format(time.RFC3339))})
+			time.Sleep(time.Second) //nolint:forbidigo // advances the clock of the bubble
+		}
+		r.Reset()
 		const want = `level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: reset" wait=0
 level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=9
 level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: reset" repeated=2
@@ -46,6 +53,8 @@ level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
 level=INFO msg=works address=b repeated=1
 level=WARN msg=failed error="dial 10.0.0.1:->10.0.0.2:1: refused" repeated=3
 level=WARN msg=failed error="dial 10.0.0.1:40000->10.0.0.2:1: refused" wait=0
+level=WARN msg=failed error="x509: certificate has expired or is not yet valid: current time 2000-01-01T00:02:06Z is after 1999-01-01T00:00:00Z"
+level=WARN msg=failed error="x509: certificate has expired or is not yet valid: current time is after 1999-01-01T00:00:00Z" repeated=2
 `
 		if diff := cmp.Diff(want, text.String()); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)
