@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
@@ -190,4 +192,32 @@ func TestAliasesOfLargeHost(t *testing.T) {
 	})
 	a.Remove(fakekube.ServiceEntries, "evil/e1")
 	want(true)
+}
+
+// D64: the log says that agents refuse a table, and why it is so long.
+func TestPushThatAgentsRefuse(t *testing.T) {
+	t.Parallel()
+	a, log := fakekube.Start(t), testlog.New(t)
+	a.Put(fakekube.Definitions, entryDefinition)
+	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	for e := range 10 {
+		a.Put(fakekube.ServiceEntries, fmt.Sprintf("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: e%d, namespace: evil}, "+
+			"spec: {hosts: [one.example.com], resolution: NONE, addresses: [%s]}}", e, list(9000, "'2001:db8:1111:2222:3333:4444:1%03[2]d:%04[1]d'", e)))
+	}
+	for i := range 20 {
+		a.Put(fakekube.Services, fmt.Sprintf("{apiVersion: v1, kind: Service, metadata: {name: s%d, namespace: evil}, spec: {type: ExternalName, externalName: one.example.com}}", i))
+	}
+	cfg := onAPI(t, a)
+	cfg.Logger = log.Logger()
+	r := start(t, cfg)
+	for _, variant := range []string{variantSotw, variantDelta} {
+		if err := open(t, variant, r, node(t, "evil")).err(); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("the stream ended with %v", err)
+		}
+	}
+	wait.Until(t, "pushes are counted", func() bool { return r.metric(t, "long_pushes_total") == 2 })
+	if log.Count("a push is longer than 64 MiB", "namespace=evil", `largest_namespaces="[evil (`, "shop (0 KiB)]") != 1 {
+		t.Errorf("the log is\n%s", log)
+	}
+	openDelta(t, r, node(t, "shop"), nil).next()
 }

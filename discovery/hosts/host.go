@@ -171,6 +171,14 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 	}
 }
 
+// Namespace returns the namespace of the first object that claims the host; empty if there is none.
+func (h *Host) Namespace() string {
+	if len(h.claims) == 0 {
+		return ""
+	}
+	return h.claims[0].namespace
+}
+
 // namespaces yields the namespaces of all claims (see allClaims). A namespace may come twice.
 func (h *Host) namespaces(yield func(string) bool) {
 	for _, c := range h.allClaims() {
