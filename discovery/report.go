@@ -115,11 +115,21 @@ func (r *report) setErrors(errs []object.Error) {
 	r.metrics.broken.Set(float64(len(errs)))
 }
 
-// errors returns the errors of the last reading.
+// errors returns the errors of the last reading, and an error for each hidden namespace.
 func (r *report) errors() []object.Error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.errs)
+	errs := slices.Clone(r.errs)
+	for _, h := range r.last.hidden {
+		errs = append(errs, object.Error{File: "namespace " + h.Namespace, Msg: hiddenMessage(h)})
+	}
+	return errs
+}
+
+// hiddenMessage says why the hosts of a namespace are hidden.
+func hiddenMessage(h hosts.Hidden) string {
+	return fmt.Sprintf("the hosts that the namespace shows to other namespaces have %d KiB in tables, more than %d KiB: only the namespace sees them "+
+		"until they have less; use fewer hosts or addresses, or an exportTo of \".\"", h.Size>>10, hosts.MaxShown>>10)
 }
 
 // logLine logs a line about an object. It reports false if there are too many lines.
@@ -136,8 +146,9 @@ func (r *report) logLine(log func()) bool {
 
 // noted has lists that may be long, and seldom change.
 type noted struct {
-	errs                            []object.Error
-	notes, loops, large, withoutVIP []string
+	errs                                   []object.Error
+	notes, loops, large, unmet, withoutVIP []string
+	hidden                                 []hosts.Hidden
 }
 
 // log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
@@ -151,9 +162,9 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 		})
 	}
 	before := r.last
-	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.WithoutVIP}
+	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.Unmet, u.WithoutVIP, u.Hidden}
 	unchanged := same(before.errs, all.Errors) && same(before.notes, all.Notes) && same(before.loops, u.Loops) && same(before.large, u.Large) &&
-		same(before.withoutVIP, u.WithoutVIP)
+		same(before.unmet, u.Unmet) && same(before.withoutVIP, u.WithoutVIP) && same(before.hidden, u.Hidden)
 	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
 		return // otherwise each change of an object would cost as much as all errors
 	}
@@ -164,6 +175,10 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 			delete(logged, id)
 			r.missed = true
 		}
+	}
+	// The namespace must not be able to hide this line behind others.
+	for _, h := range u.Hidden {
+		logNew("hidden "+h.Namespace, func() { r.logger.Error(hiddenMessage(h), "namespace", h.Namespace) })
 	}
 	for _, e := range all.Errors {
 		logNew("document "+e.Error(), func() { r.logger.Error("broken document", "error", e, "kept_last_good", e.Kept) })
@@ -180,6 +195,12 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 		logNew("large "+host, func() {
 			r.logger.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
 				"of its endpoints have, too many ports; use several hosts", object.MaxInTables>>10), "host", host)
+		})
+	}
+	for _, host := range u.Unmet {
+		logNew("unmet "+host, func() {
+			r.logger.Error(fmt.Sprintf("a Service of type ExternalName has no addresses, because ServiceEntries of other namespaces give the host that it "+
+				"stands for more than %d KiB in tables", hosts.MaxLent>>10), "host", host)
 		})
 	}
 	for _, host := range u.WithoutVIP {

@@ -32,6 +32,7 @@ type claim struct {
 	// only clients of the object's cluster get addrs.
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
+	hidden                 bool // exportTo is narrower than in the object, see usage
 	cluster                clusterID
 
 	// alias is the externalName of a Service of type ExternalName: the name of the host whose
@@ -52,6 +53,20 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
+
+// namesSize returns about how many bytes the claim needs in a table besides addresses and destinations: for names, for ports,
+// for tags and lengths, and for an automatic VIP.
+func (c *claim) namesSize() int {
+	const fixed, vip = 24, 32
+	n := fixed + len(c.host) + c.ports.Size()
+	if c.shortname != "" {
+		n += len(c.shortname) + len(c.namespace)
+	}
+	if c.wantsVIP && len(c.vips) == 0 {
+		n += vip
+	}
+	return n
+}
 
 // owner returns the host that a Sidecar must show so that the claim is visible. For the pod of a
 // headless Service, it is the Service's host; otherwise it is the host itself.

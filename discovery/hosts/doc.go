@@ -12,6 +12,7 @@
 //	cluster.go   the objects of one cluster
 //	change.go    changes of objects, and merging them
 //	mesh.go      the settings of the mesh
+//	usage.go     what each namespace takes in the tables of other namespaces
 //	set.go       hosts in shards, and changes of them over several steps
 //	scene.go     what depends on the client and not on a host: its Sidecar, and its place
 //	view.go      what a client sees: views, and the entry of a host in a view

@@ -18,6 +18,7 @@ type Host struct {
 	hasSlot bool
 	target  *Host  // if this host is an alias: the host whose addresses it has; nil for a host outside the mesh
 	alias   string // the name that this host is an alias of; empty if it is no alias
+	size    int    // of the addresses and destinations of the claims in a table, see sizer; without those of target
 
 	variants atomic.Pointer[[]variant] // the entries that the host remembers; the slice is replaced, not changed
 }
@@ -35,31 +36,52 @@ func (h *Host) Weight() (n int) {
 	return n
 }
 
-// sizeInTables returns about how many bytes a host with these claims has in a table. If some of its addresses lack a port,
-// the table has the addresses of each port.
-func sizeInTables(claims []claimOf) (n int) {
-	differ := slices.ContainsFunc(claims, func(c claimOf) bool { return c.mixed != nil || c.ports != claims[0].ports })
-	counts := map[object.Ports]int{} // there are few lists of ports
-	countOf := func(p object.Ports) int {
-		count, known := counts[p]
-		if !known {
-			count = p.Len()
-			counts[p] = count
+// A sizer estimates how many bytes the claims to a host have in a table. If some of the host's addresses lack a port, the
+// table has the addresses of each port.
+type sizer struct {
+	differ bool
+	counts map[object.Ports]int // by list; there are few
+}
+
+func newSizer(claims []*claim) sizer {
+	differ := slices.ContainsFunc(claims, func(c *claim) bool { return c.mixed != nil || c.ports != claims[0].ports })
+	return sizer{differ: differ}
+}
+
+// count returns the number of ports in a list.
+func (s *sizer) count(p object.Ports) int {
+	count, known := s.counts[p]
+	if !known {
+		if s.counts == nil {
+			s.counts = map[object.Ports]int{}
 		}
-		return count
+		count = p.Len()
+		s.counts[p] = count
 	}
-	for _, c := range claims {
-		n += c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
-		for i := range c.addrs {
-			times := 1
-			switch {
-			case c.mixed != nil:
-				times += countOf((*c.mixed)[i])
-			case differ:
-				times += countOf(c.ports)
-			}
-			n += times * sizeOf(c.addrs[i:i+1])
+	return count
+}
+
+// size returns the size of a claim, without its names.
+func (s *sizer) size(c *claim) int {
+	n := c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
+	for i := range c.addrs {
+		times := 1
+		switch {
+		case c.mixed != nil:
+			times += s.count((*c.mixed)[i])
+		case s.differ:
+			times += s.count(c.ports)
 		}
+		n += times * sizeOf(c.addrs[i:i+1])
+	}
+	return n
+}
+
+// sizeInTables returns about how many bytes a host with these claims has in a table, without its names.
+func sizeInTables(claims []*claim) (n int) {
+	sizer := newSizer(claims)
+	for _, c := range claims {
+		n += sizer.size(c)
 	}
 	return n
 }
@@ -75,6 +97,20 @@ func sizeOf(addrs []netip.Addr) (n int) {
 		}
 	}
 	return n
+}
+
+// lends returns the size of the host if it is the target of an alias and ServiceEntries of other namespaces than the
+// alias's claim it, otherwise 0.
+func (h *Host) lends(alias *Host) int {
+	if h == nil || len(h.claims) == 0 || len(alias.claims) == 0 {
+		return 0
+	}
+	// Claims are sorted by the kind of the object, then by namespace. All claims to the host of a Service are of its namespace.
+	first, last, own := h.claims[0], h.claims[len(h.claims)-1], alias.claims[0].namespace
+	if first.kubernetes() || last.kubernetes() || first.namespace == own && last.namespace == own {
+		return 0
+	}
+	return h.size
 }
 
 // resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
@@ -133,6 +169,14 @@ func (h *Host) exportedTo(yield func([]string) bool) {
 			return
 		}
 	}
+}
+
+// Namespace returns the namespace of the first object that claims the host; empty if there is none.
+func (h *Host) Namespace() string {
+	if len(h.claims) == 0 {
+		return ""
+	}
+	return h.claims[0].namespace
 }
 
 // namespaces yields the namespaces of all claims (see allClaims). A namespace may come twice.

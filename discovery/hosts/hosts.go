@@ -25,6 +25,8 @@ type Hosts struct {
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
 	loops    keySet                     // hosts that are aliases of themselves
 	large    keySet                     // hosts with more than object.MaxInTables
+	unmet    keySet                     // aliases of hosts with more than MaxLent
+	usage    *usage                     // what namespaces take in the tables of other namespaces
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
 	resolved int  // number of hosts that have an address for some client
@@ -43,7 +45,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips,
+		vips: vips, usage: newUsage(MaxShown, object.Mesh{}),
 	}
 	h.Scene = h.newScene()
 	return h
@@ -75,6 +77,12 @@ type Update struct {
 	Loops []string
 	// Large are the hosts that are left out now because they need more than [object.MaxInTables], in the same form.
 	Large []string
+	// Unmet are the aliases that have no addresses now because their targets are hosts of ServiceEntries of other namespaces
+	// with more than [MaxLent], in the same form.
+	Unmet []string
+	// Hidden are the namespaces whose hosts are hidden from other namespaces now because they need more than [MaxShown];
+	// sorted. It is the same slice as in the update before if they have not changed.
+	Hidden []Hidden
 }
 
 // updating is an update that is being made.
@@ -121,14 +129,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	result := h.vips.update(vips)
 	maps.Copy(changed, result.changed)
 	u.VIPs, u.Moved = result.unsaved, result.moved
-	h.addAliases(changed)
-	for _, key := range sortedKeys(changed) {
-		old := h.host(key)
-		if now := h.renew(key); old != nil || now != nil {
-			u.Hosts = append(u.Hosts, HostChange{Old: old, New: now})
-		}
-	}
-	h.setTargets(u.Hosts)
+	u.Hosts = h.renewAll(changed)
 	for _, c := range u.Hosts {
 		h.resolved += c.New.resolves() - c.Old.resolves()
 	}
@@ -137,6 +138,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 		h.Scene = h.newScene()
 	}
 	u.WithoutVIP, u.Loops, u.Large = h.vips.withoutSlot.sorted(), h.loops.sorted(), h.large.sorted()
+	u.Unmet, u.Hidden = h.unmet.sorted(), h.usage.sorted()
 	return u.Update
 }
 
@@ -269,6 +271,43 @@ func counting(claims []claimOf) []claimOf {
 	return own
 }
 
+// renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
+// usage. It returns all hosts that have changed.
+func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
+	counted := h.usage
+	if !slices.Equal(counted.mesh.ExportTo, h.mesh.ExportTo) {
+		for namespace := range counted.hidden {
+			counted.addHosts(namespace, changed)
+		}
+		h.usage = newUsage(counted.limit, h.mesh.Mesh)
+	}
+	changes := h.renewEach(changed)
+	count := changes
+	if h.usage != counted { // another exportTo counts for hosts without one
+		count = make([]HostChange, 0, len(h.hosts))
+		for host := range h.All() {
+			count = append(count, HostChange{New: host})
+		}
+	}
+	if passed := h.usage.follow(count); len(passed) > 0 {
+		changes = NewSpan(changes, h.renewEach(passed)).Changes
+	}
+	return changes
+}
+
+// renewEach makes hosts and their aliases again. It adds the aliases to keys.
+func (h *Hosts) renewEach(keys map[string]bool) (changes []HostChange) {
+	h.addAliases(keys)
+	for _, key := range sortedKeys(keys) {
+		old := h.host(key)
+		if now := h.renew(key); old != nil || now != nil {
+			changes = append(changes, HostChange{Old: old, New: now})
+		}
+	}
+	h.setTargets(changes)
+	return changes
+}
+
 // renew makes a host again after its claims, its VIP or the target of its alias have changed. It
 // returns nil if there is no claim to the host. A host that is too large has no claims, and so is in no
 // table. renew does not set the target of an alias: setTargets does.
@@ -279,6 +318,7 @@ func (h *Hosts) renew(key string) *Host {
 		delete(h.byHost, key)
 		delete(h.hosts, key)
 		h.loops.remove(key)
+		h.unmet.remove(key)
 		return nil
 	}
 	// The order in which objects came must not matter.
@@ -286,15 +326,15 @@ func (h *Hosts) renew(key string) *Host {
 		return cmp.Or(a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	claims = counting(claims)
-	if sizeInTables(claims) > object.MaxInTables {
-		h.large.add(key)
-		claims = nil
-	} else {
-		h.large.remove(key)
-	}
 	host := &Host{Key: key, claims: make([]*claim, len(claims))}
 	for i, c := range claims {
-		host.claims[i] = c.claim
+		host.claims[i] = h.usage.limited(c.claim)
+	}
+	if host.size = sizeInTables(host.claims); host.size > object.MaxInTables {
+		h.large.add(key)
+		host.claims, host.size = nil, 0
+	} else {
+		h.large.remove(key)
 	}
 	host.slot, host.hasSlot = h.vips.slot(key)
 	h.hosts[key] = host
@@ -444,8 +484,14 @@ type aliasEnd struct {
 	loop         bool
 }
 
+// MaxLent bounds the size in tables of a host of ServiceEntries of other namespaces that an alias may have as its target,
+// in bytes. A ServiceEntry may have a wildcard above the targets of many tenants' aliases, and each alias repeats the
+// addresses in a table. 256 IPv4 addresses are within the bound.
+const MaxLent = 4 << 10
+
 // setTargets sets target and alias of the changed hosts that are aliases. If the chain of aliases of a host has no end,
-// the host gets neither, and is added to loops.
+// the host gets neither, and is added to loops. If the target has more than MaxLent, the host gets no target, as if the
+// target were outside the mesh, and is added to unmet.
 func (h *Hosts) setTargets(changes []HostChange) {
 	ends := map[string]aliasEnd{}
 	for _, c := range changes {
@@ -454,11 +500,16 @@ func (h *Hosts) setTargets(changes []HostChange) {
 			continue
 		}
 		h.loops.remove(host.Key)
+		h.unmet.remove(host.Key)
 		switch end := h.aliasEnd(host.Key, ends); {
 		case end.loop:
 			h.loops.add(host.Key)
 		case end.name != "":
 			host.target, host.alias = h.host(end.target), end.name
+			if host.target.lends(host) > MaxLent {
+				h.unmet.add(host.Key)
+				host.target = nil
+			}
 		}
 	}
 }

@@ -69,6 +69,14 @@ func (p Ports) Len() int {
 	return strings.Count(p.text.Value(), "\n")
 }
 
+// Size returns about how many bytes the ports have in a table.
+func (p Ports) Size() int {
+	if p == (Ports{}) {
+		return 0
+	}
+	return len(p.text.Value())
+}
+
 // List returns the ports, sorted by name, number and protocol.
 func (p Ports) List() []Port {
 	if p == (Ports{}) {

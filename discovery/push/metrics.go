@@ -20,6 +20,7 @@ type metrics struct {
 	ended    *prometheus.CounterVec
 	waited   prometheus.Counter
 	differ   prometheus.CounterFunc
+	long     prometheus.Counter
 }
 
 // newMetrics returns the metrics. The function differences returns the current value of Service.differences.
@@ -43,6 +44,7 @@ func newMetrics(differences func() uint64) *metrics {
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
+		long: prometheus.NewCounter(counter("long_pushes_total", "Responses with name tables of more than 64 MiB, which agents refuse.")),
 	}
 	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedUnread, endedBehind} {
 		m.ended.WithLabelValues(reason)

@@ -1,10 +1,14 @@
 package push
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +36,10 @@ const (
 	// maxRejections is the number of rejected pushes that are logged without a pause. After that, at most one line a
 	// second is logged, because all agents reject a bad push.
 	maxRejections = 100
+	// maxAccepted is the length of the longest push that nametap's agent accepts.
+	maxAccepted = 64 << 20
+	// maxLargest is how many namespaces a log line about a longer push names.
+	maxLargest = 3
 )
 
 // Config configures a [Service].
@@ -77,6 +85,7 @@ type Service struct {
 	stop       context.CancelFunc
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // limits the log lines about clients that reject a push or have another table
+	long       rate.Sometimes // limits the log lines about pushes that are too long
 	// differences counts the clients that came from a replica with the same objects, but with another table.
 	differences atomic.Uint64
 }
@@ -87,7 +96,7 @@ func New(cfg Config) *Service {
 	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks()}
 	s.metrics = newMetrics(s.differences.Load)
 	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
+	s.rejections, s.long = rate.Sometimes{First: maxRejections, Interval: time.Second}, rate.Sometimes{Interval: time.Minute}
 	return s
 }
 
@@ -262,6 +271,21 @@ func (s *Service) replicasDiffer(node string) {
 	})
 }
 
+// tooLong counts and logs a push that is longer than agents accept. An agent then ends the stream, and connects again.
+func (s *Service) tooLong(client *session, size int) {
+	s.metrics.long.Inc()
+	s.long.Do(func() {
+		sizes := s.tables.sizes(client)
+		names := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int { return cmp.Or(sizes[b]-sizes[a], cmp.Compare(a, b)) })
+		var largest []string
+		for _, name := range names[:min(maxLargest, len(names))] {
+			largest = append(largest, fmt.Sprintf("%s (%d KiB)", name, sizes[name]>>10))
+		}
+		s.cfg.Logger.Error(fmt.Sprintf("a push is longer than %d MiB and agents refuse it: let clients see fewer hosts, with exportTo or a Sidecar", maxAccepted>>20),
+			"node", cut(client.client.node), "namespace", client.client.view.Namespace, "bytes", size, "largest_namespaces", largest)
+	})
+}
+
 func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
 
 // Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "", of all
@@ -279,7 +303,7 @@ func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 
 // Metrics returns the metrics of the service, to register.
 func (s *Service) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ}
+	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ, s.metrics.long}
 }
 
 // TooMany counts a connection or stream that was refused because there are too many.

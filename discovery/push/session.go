@@ -181,6 +181,9 @@ func (s *session) pushLocked() error {
 	}
 	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.elapsed()
 	s.service.pushed(s.variant)
+	if r != nil && r.size > maxAccepted {
+		s.service.tooLong(s, r.size)
+	}
 	s.timeout.Reset(s.service.cfg.AckTimeout)
 	return s.send(p.encode(s.delta()))
 }

@@ -404,6 +404,22 @@ func (t *tables) next(s *session) (r *resource, version string, needsRoom bool) 
 	return t.wholeLocked(s.view), version, needsRoom
 }
 
+// sizes returns how many bytes the hosts of each namespace have in the table of a session.
+func (t *tables) sizes(s *session) map[string]int {
+	t.mu.Lock()
+	viewer, shards := s.view.viewer, t.set.Shards()
+	t.mu.Unlock()
+	sizes := map[string]int{}
+	for _, some := range shards {
+		for _, h := range some {
+			if e := viewer.Entry(h); e != nil {
+				sizes[h.Namespace()] += len(e.Encoded)
+			}
+		}
+	}
+	return sizes
+}
+
 // A resource of maxSmall bytes or more counts as large. Most changes are smaller, and are sent without a call of
 // Config.Room.
 const maxSmall = 64 << 10

@@ -1,0 +1,158 @@
+package hosts
+
+import (
+	"slices"
+
+	"github.com/nametap/nametap/discovery/object"
+)
+
+// MaxShown bounds the size in tables of the hosts that a namespace shows to other namespaces, in bytes. The table of
+// every client may have all of them, and agents refuse a table of more than 64 MiB. 100,000 Services have about 9 MiB.
+const MaxShown = 16 << 20
+
+// usage has the size of the hosts that each namespace shows to other namespaces. It depends on the current objects only,
+// so replicas agree.
+//
+// A host counts for the namespaces of its claims, each with its own claims. An alias counts for the namespace of the
+// alias, with the addresses of its target, even if its target is hidden: otherwise the size of a namespace could depend on
+// itself.
+type usage struct {
+	limit      int
+	mesh       object.Mesh // with which the claims were counted
+	namespaces map[string]*shown
+	hidden     map[string][]string // the namespaces beyond the limit; the value has only the namespace, for [object.ExportTo]
+	list       []Hidden            // of hidden, sorted; nil if hidden has changed
+}
+
+// shown has the hosts that a namespace shows to other namespaces.
+type shown struct {
+	size  int
+	hosts map[string]bool // by hostKey
+}
+
+// Hidden is a namespace whose hosts are hidden from other namespaces, because they are too large.
+type Hidden struct {
+	Namespace string
+	Size      int // of the hosts in tables, in bytes, when the hidden namespaces changed last
+}
+
+func newUsage(limit int, mesh object.Mesh) *usage {
+	return &usage{limit: limit, mesh: mesh, namespaces: map[string]*shown{}, hidden: map[string][]string{}}
+}
+
+// follow counts changed hosts. It returns the hosts of the namespaces that have passed the limit, in either direction:
+// they must be made again.
+func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
+	changed := map[string]bool{}
+	for _, c := range changes {
+		u.count(c.Old, func(namespace string, size int) {
+			changed[namespace] = true
+			s := u.namespaces[namespace]
+			s.size -= size
+			delete(s.hosts, c.Old.Key)
+		})
+		u.count(c.New, func(namespace string, size int) {
+			changed[namespace] = true
+			if u.namespaces[namespace] == nil {
+				u.namespaces[namespace] = &shown{hosts: map[string]bool{}}
+			}
+			s := u.namespaces[namespace]
+			s.size += size
+			s.hosts[c.New.Key] = true
+		})
+	}
+	passed = map[string]bool{}
+	for namespace := range changed {
+		s := u.namespaces[namespace]
+		if beyond := s.size > u.limit; beyond != u.hides(namespace) {
+			u.list = nil
+			if delete(u.hidden, namespace); beyond {
+				u.hidden[namespace] = []string{namespace}
+			}
+			u.addHosts(namespace, passed)
+		}
+		if len(s.hosts) == 0 {
+			delete(u.namespaces, namespace)
+		}
+	}
+	return passed
+}
+
+// count calls yield with each namespace that shows a host to other namespaces, or would show it if it were not hidden, and
+// with the size of its claims. A namespace may come twice. h may be nil.
+func (u *usage) count(h *Host, yield func(namespace string, size int)) {
+	if h == nil {
+		return
+	}
+	target := 0
+	if h.target != nil {
+		target = h.target.size
+	}
+	last, sum := "", 0
+	sizer := newSizer(h.claims)
+	for _, c := range h.claims { // sorted by namespace, except for the kinds of their objects
+		if !c.hidden && !u.shows(c) {
+			continue
+		}
+		if c.namespace != last && sum > 0 {
+			yield(last, sum)
+			sum = 0
+		}
+		last = c.namespace
+		sum += c.namesSize() + sizer.size(c)
+		if c.alias != "" {
+			sum += target
+			target = 0 // several clusters may have the alias, and the host has the addresses once
+		}
+	}
+	if sum > 0 {
+		yield(last, sum)
+	}
+}
+
+// shows reports whether the exportTo of a claim shows the host to other namespaces.
+func (u *usage) shows(c *claim) bool {
+	switch {
+	case c.exportTo.IsDefault():
+		return u.mesh.ShowsOthers(c.namespace)
+	case !c.exportTo.Restricted:
+		return true
+	}
+	return slices.ContainsFunc(c.exportTo.Namespaces, func(n string) bool { return n != c.namespace })
+}
+
+// hides reports whether the hosts of a namespace are hidden from other namespaces.
+func (u *usage) hides(namespace string) bool { return u.hidden[namespace] != nil }
+
+// limited returns a claim as it counts: if its namespace is hidden, only its namespace sees it.
+func (u *usage) limited(c *claim) *claim {
+	only := u.hidden[c.namespace]
+	if only == nil || !u.shows(c) {
+		return c
+	}
+	own := *c
+	own.hidden, own.exportTo = true, object.ExportTo{Restricted: true}
+	all, mine := u.mesh.Shows(c.namespace)
+	if c.exportTo.VisibleIn(c.namespace) && (!c.exportTo.IsDefault() || all || mine) {
+		own.exportTo.Namespaces = only
+	}
+	return &own
+}
+
+// addHosts adds to keys the hosts that a namespace shows to other namespaces, or would show if it were not hidden.
+func (u *usage) addHosts(namespace string, keys map[string]bool) {
+	for key := range u.namespaces[namespace].hosts {
+		keys[key] = true
+	}
+}
+
+// sorted returns the hidden namespaces, sorted: the same slice until they change. The caller must not change it.
+func (u *usage) sorted() []Hidden {
+	if u.list == nil {
+		u.list = []Hidden{}
+		for _, namespace := range sortedKeys(u.hidden) {
+			u.list = append(u.list, Hidden{namespace, u.namespaces[namespace].size})
+		}
+	}
+	return u.list
+}
