@@ -89,7 +89,7 @@ func (w Awaited) capturesItself(user string) error {
 func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	began := time.Now()
 	var firstAnswer time.Time // when a family first answered
-	var silent error          // why listeners did not answer the last probes that ended before ctx
+	var silent error          // why listeners did not answer when they were last probed
 	for logged := false; ; {
 		errs := probeAll(ctx, w.listeners(), probeAgent)
 		if ctx.Err() != nil && silent != nil {
@@ -126,8 +126,8 @@ func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, missing 
 		switch err := errors.Join(both...); {
 		case err == nil:
 			served = true
-		// If one of the two listeners answers, the host has the family. A probe of the other one may have had no local
-		// port, which gives the same error as a missing family.
+		// If one of the two listeners answers, the host has the family. The error of the other probe can still be
+		// EADDRNOTAVAIL, because the kernel also returns this error if no local port is free.
 		case !noRoute(err) || slices.Contains(both, nil):
 			rules, missing = rules.Without(f), errors.Join(missing, err)
 		}

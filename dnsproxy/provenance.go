@@ -28,7 +28,7 @@ type Provenance struct {
 	ExpiredSeconds int `json:"expiredSeconds,omitempty"`
 	// Failure says why nameservers have not answered, if the reply is stale or a failure.
 	Failure string `json:"failure,omitempty"`
-	// Rows are the rows of docs/behaviour.md that apply, if they are about the cache.
+	// Rows has the row of docs/behaviour.md that describes answers from the cache. It is empty for other answers.
 	Rows []string `json:"rows,omitempty"`
 	// Attempts has what the agent sent to nameservers for this query, if the query asks for attempts. It is empty
 	// for an answer from the cache. If another client's query for the same question was in flight already, some

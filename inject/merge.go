@@ -5,10 +5,11 @@ import (
 	"strings"
 )
 
-// merge applies the difference between the texts base and next to the text raw, which has the same content as base in
-// another form. So blank lines, and the form of the parts that do not change, stay. merge reports false if a line
-// changes within a part whose form in raw is not its form in base. It also reports false if the texts differ in too
-// many lines.
+// merge makes in the text raw the changes that turn the text base into the text next. The texts raw and base have the
+// same content, but may have it in other forms: raw is the user's text, and base is what the YAML library makes of it.
+// In the result, all that does not change has the form of raw, with its blank lines. merge reports false if a change
+// replaces or removes lines that differ between raw and base in more than blank lines. It also reports false if the
+// texts differ in too many lines.
 func merge(raw, base, next string) (string, bool) {
 	rawLines, baseLines, nextLines := lines(raw), lines(base), lines(next)
 	inRaw, ok := match(baseLines, rawLines)

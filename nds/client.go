@@ -58,8 +58,8 @@ type Client struct {
 	// skippedCertificate is the workload certificate, if the last connect used the token in its place (see
 	// skipCertificateAfter); otherwise nil.
 	skippedCertificate *tls.Certificate
-	// failures counts the pauses before a connect since the last stream that lasted stableAfter, or since the last
-	// suspend of the machine.
+	// failures counts the pauses between connects. It starts again at 0 after a stream that has lasted for
+	// stableAfter, and after a suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
 	// variant is the variant of ADS for the next connect. The field fellBack is when

@@ -21,7 +21,7 @@ const (
 
 // A tableDiff says how the table in use differs from the table that the snapshotSaver got last.
 type tableDiff struct {
-	all    bool   // the table must be saved whole, because it differs by more than a change
+	all    bool   // the table must be saved whole, because the field change cannot say how it differs
 	change []byte // the change by which the table differs, a NameTable in wire form; nil for none
 }
 
@@ -33,8 +33,8 @@ type snapshotSaver struct {
 	mu         sync.Mutex
 	next       *snapshot // the snapshot to write; nil if there is nothing new
 	writeWhole bool      // next must be written whole, because the changes do not lead to its table
-	// If writeWhole is false, the field changes has the changes from the table that saveNext took last to the table
-	// of next. The field size is their length together, in bytes, at most maxPending.
+	// The field changes has the changes that put was given since the last call of saveNext. It is nil if writeWhole is
+	// true. The field size is the total length of these changes in bytes, at most maxPending.
 	changes []record
 	size    int
 	failure string // why the last write failed; "" if it succeeded
@@ -93,9 +93,9 @@ func (s *snapshotSaver) put(next snapshot, diff tableDiff) {
 	chans.Wake(s.wake)
 }
 
-// After a failure, the saver retries at the next push, or after a pause: a control plane that sends changes may be
-// silent until its next stream. The pause is saveAgain at first. If the retry after the pause fails, the cause may
-// last, so the next pause is twice as long, up to maxSaveAgain. A push restarts the pause without doubling it.
+// After a failure, the saver retries at the next push. If no push comes, it retries after a pause. The pause is
+// saveAgain at first. If the retry after the pause fails, the cause may last, so the next pause is twice as long, up to
+// maxSaveAgain. A push restarts the pause without doubling it.
 const (
 	saveAgain    = 30 * time.Second
 	maxSaveAgain = 30 * time.Minute

@@ -116,16 +116,16 @@ type link struct {
 	servers []server
 	domains []domain
 	route   bool              // whether the interface also gets queries for names that are below no routing domain
-	modes   map[string]string // the values of the properties that the function modes names, by name
+	modes   map[string]string // the values of the properties in unwantedModes, by the name of the property
 	inUse   bool              // whether the interface is used for DNS: it is up and has an address
 }
 
-// modes returns the properties of the interface that must be off. DNSSEC is off because mesh names are not signed,
-// DNSOverTLS because the agent has no certificate, and LLMNR and MulticastDNS because the interface connects no other
-// host. systemd-resolved has a method for each property, named after the property.
-func modes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
+// unwantedModes returns the properties of the interface that must be off. DNSSEC is off because mesh names are not
+// signed, DNSOverTLS because the agent has no certificate, and LLMNR and MulticastDNS because the interface connects no
+// other host. systemd-resolved has a method for each property, named after the property.
+func unwantedModes() []string { return []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} }
 
-// modeOff is the value that each property of modes must have.
+// modeOff is the value that each property in unwantedModes must have.
 const modeOff = "no"
 
 // link returns the settings of an interface in systemd-resolved.
@@ -146,7 +146,7 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 			}
 		}
 	}
-	for _, name := range modes() {
+	for _, name := range unwantedModes() {
 		l.modes[name], _ = properties[name].Value().(string)
 	}
 	scopes, _ := properties["ScopesMask"].Value().(uint64)
@@ -156,7 +156,7 @@ func (b *bus) link(ctx context.Context, index int) (link, error) {
 
 // matches reports whether l has all settings that the registration r needs.
 func (l link) matches(r Registration) bool {
-	for _, mode := range modes() {
+	for _, mode := range unwantedModes() {
 		if l.modes[mode] != modeOff {
 			return false
 		}
@@ -217,7 +217,7 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 		return explain(b.call(ctx, managerPath, managerMethod+"SetLink"+method, index, value).Err)
 	}
 	fresh := !l.hasServer(r)
-	for _, mode := range modes() {
+	for _, mode := range unwantedModes() {
 		if fresh || l.modes[mode] != modeOff {
 			if err := set(mode, modeOff); err != nil {
 				return err
@@ -231,8 +231,8 @@ func (b *bus) register(ctx context.Context, r Registration) error {
 	}
 	domains := wanted(r.Domains)
 	if kept := common(l.domains, domains); len(kept) < len(l.domains) && len(l.domains)-len(kept)+len(domains) > maxDomains {
-		// systemd-resolved counts the domains that a call removes together with the domains that the call sets. If
-		// there are more than the limit, it removes all domains and returns an error.
+		// systemd-resolved adds up the domains that the call sets and the old domains that it removes. If the sum is
+		// above the limit, it removes all domains and returns an error.
 		if err := set("Domains", kept); err != nil {
 			return err
 		}

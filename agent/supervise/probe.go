@@ -30,7 +30,7 @@ type prober struct {
 	targets  []netip.AddrPort
 	starts   *atomic.Int64           // number of starts of the command
 	hung     chan error              // gets the reason each time that the command hangs
-	life     int64                   // the number of the start that misses and answered are about
+	life     int64                   // the number of the command's start to which the next two fields belong
 	misses   int                     // failed probes in succession
 	answered map[netip.AddrPort]bool // sockets on which the command has answered since its start
 }

@@ -257,8 +257,8 @@ func (d *doctorCommand) ways(
 	return agent.AsProgram(ctx, server, identity), ""
 }
 
-// excluded returns a setting of the agent that may exclude the queries of the method ways from capture. It returns ""
-// if there is none.
+// excluded returns a setting that may keep the agent from capturing the queries that doctor sends. It returns "" if
+// there is no such setting.
 func (d *doctorCommand) excluded(ctx context.Context) string {
 	settings, err := askSettings(ctx, d.status)
 	if err != nil {

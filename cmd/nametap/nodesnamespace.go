@@ -55,8 +55,9 @@ func listeningPorts() (map[uint16]bool, error) {
 	return ports, nil
 }
 
-// peerNamespaces returns the other network namespaces in which interfaces of this namespace have peers. The dump lists
-// the interfaces, as netlink does. The keys of the result are the kernel's numbers for the other namespaces.
+// peerNamespaces returns the other network namespaces in which interfaces of this namespace have peers. The parameter
+// dump has the kernel's netlink messages about all interfaces of this namespace. The keys of the result are the
+// kernel's numbers for the other namespaces.
 func peerNamespaces(dump []byte) (map[int32]bool, error) {
 	messages, err := syscall.ParseNetlinkMessage(dump)
 	if err != nil {

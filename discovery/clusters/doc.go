@@ -1,7 +1,7 @@
 // Package clusters follows clusters other than the control plane's own one. The API server of the
 // own cluster has Secrets with a kubeconfig for each of these clusters.
 //
-//  1. clusters.go follows the clusters that the Secrets name at the time, and publishes what has changed in any of
+//  1. clusters.go follows each cluster for as long as a Secret names it, and publishes what has changed in any of
 //     them.
 //  2. remote.go follows the objects of one cluster, with a [kube.Source] for its API server. New credentials replace
 //     the old ones when all objects were read with the new ones.

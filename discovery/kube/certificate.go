@@ -126,7 +126,8 @@ func (c *Certificate) Status() []source.Status {
 	return all
 }
 
-// Untrusted reports whether the certificates of the authorities cannot be written for the webhook.
+// Untrusted reports whether the certificates of the authorities cannot be written to the configuration of the webhook,
+// or another program replaces them again and again. The API server then may not trust the webhook.
 func (c *Certificate) Untrusted() bool { return c.bundler != nil && c.bundler.unwritten() }
 
 // Unpublished returns the number of namespaces that did not get the current certificates of the authorities.

@@ -27,8 +27,8 @@ type Source struct {
 	customs   []*customFeed
 
 	// The fields below are owned by the goroutine that calls Read.
-	errs    []object.Error // of the last reading
-	revised []int          // of the feeds, when errs was made
+	errs    []object.Error // the errors in objects, as they were last collected
+	revised []int          // for each feed, how often its errors had changed when errs was collected
 }
 
 // NewObjects returns the objects of the API server.
@@ -81,8 +81,8 @@ func (s *Source) meshResource() *resource {
 	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
 }
 
-// Select sets the discovery selectors, in the form of kubectl's --selector. Until then no object of
-// another cluster is read.
+// Select sets the discovery selectors, in the form of kubectl's --selector. Before the first call, a Source of another
+// cluster does not know which namespaces count, so it reads no objects in namespaces.
 func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors) }
 
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns.
@@ -155,8 +155,8 @@ func (s *Source) Heard() source.Heard {
 	return heard
 }
 
-// CatchUp lists again the resources that lack changes of the revision r, see [source.Objects]. For a custom resource,
-// it also lists the definition again.
+// CatchUp lists again each resource that may lack changes, as [source.Objects] describes. For a custom resource, it
+// also lists the definition again.
 func (s *Source) CatchUp(r source.Revision, heldAt time.Time) {
 	heard := s.Heard()
 	for i, f := range s.all() {
@@ -181,7 +181,8 @@ func (s *Source) all() []*feed {
 	return all
 }
 
-// reselect applies a change of the namespaces that count to all feeds.
+// reselect is called when other namespaces count than before. Then the feeds drop the objects of namespaces that do
+// not count any more, and read the objects of those that count now.
 func (s *Source) reselect() {
 	for _, f := range s.all() {
 		if f.selection != nil {

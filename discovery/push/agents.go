@@ -26,7 +26,7 @@ type Agent struct {
 	// Software is the name and the version of the client's program, if it sends them.
 	Software string `json:"software"`
 	// Mode is what the client is sent after a change: the hosts that have changed ("hosts"), or its whole table ("whole").
-	// Variant is the ADS variant.
+	// Variant is the variant of the protocol (ADS) on the client's stream: "sotw" (state-of-the-world) or "delta".
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
 	// View describes what selects the client's hosts, for example "namespace shop, IPv4, automatic VIPs".
@@ -45,8 +45,8 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream. If there is none, Nack may be from the client's
-	// previous stream: the push that the client rejected with its last answer there. nil means that there is none.
+	// Nack is the last push that the client has rejected on this stream; nil means none. A new stream begins with the
+	// Nack of the client's previous stream, if the client's last answer on that stream was a rejection.
 	Nack *Nack `json:"nack"`
 }
 

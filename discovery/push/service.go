@@ -55,10 +55,10 @@ type Config struct {
 	// node names, and ctx is the context of the client's stream. The error ends the stream. If Check is nil, nothing is
 	// checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called after a large resource was encoded for
-	// some namespaces only. The error ends the stream of the client. If Room is nil, there is always room.
+	// Room returns an error if there is no memory for another table. It is called for a client after a large resource was
+	// encoded that not all namespaces share. The error ends the client's stream. If Room is nil, there is always room.
 	Room func() error
-	// Replica is the name of this replica in the state of clients.
+	// Replica is the name of this replica of the control plane, for [Agent.Replica].
 	Replica string
 	// Comparable is true if replicas with the same revision have the same objects.
 	Comparable bool
@@ -86,7 +86,8 @@ type Service struct {
 	handlers   sync.WaitGroup // of streams
 	rejections rate.Sometimes // limits the log lines about clients that reject a push or have another table
 	long       rate.Sometimes // limits the log lines about pushes that are too long
-	// differences counts the clients that came from a replica with the same objects, but with another table.
+	// differences counts the clients that came from another replica, and whose table differed from the table that this
+	// replica serves, although both replicas had the same objects.
 	differences atomic.Uint64
 }
 
@@ -100,8 +101,8 @@ func New(cfg Config) *Service {
 	return s
 }
 
-// WaitFor sets the reason that is sent to clients while there is no table; an empty string
-// means that there is one.
+// WaitFor sets the reason why no table can be served yet. Clients that request a table are sent
+// this reason. If the reason is empty, tables are served.
 func (s *Service) WaitFor(reason string) {
 	s.tables.mu.Lock()
 	defer s.tables.mu.Unlock()
@@ -118,7 +119,7 @@ func (s *Service) SetMissing(clusters map[string]string) {
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
 // calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table of
-// these objects. No client waits for report, and report does not wait for clients.
+// these objects. While report runs, the earlier tables are still served.
 //
 // The parameter revision identifies the state of the sources after these changes; nil means that it is not known.
 func (s *Service) Update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) hosts.Update {

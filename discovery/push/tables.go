@@ -444,10 +444,10 @@ func (t *tables) nextChangeLocked(s *session) *resource {
 		span = nil
 	}
 	s.position = position{generation: t.recent.current}
-	id, d := resourceID{change: true, table: v.tableID(), complete: complete}, &delta{}
+	id, d := resourceID{change: true, table: v.tableID(), wholeShards: complete}, &delta{}
 	if span != nil {
 		special := span.Special(&v.viewer)
-		if d, id.from = t.recent.visibleTo(v, p.generation, special, &complete), p.generation; len(special) > 0 {
+		if d, id.changesSince = t.recent.visibleTo(v, p.generation, special, &complete), p.generation; len(special) > 0 {
 			id.table = v.id
 		}
 	}

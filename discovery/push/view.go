@@ -160,13 +160,16 @@ type shardID struct {
 	changed generation
 }
 
-// A resourceID identifies a resource by its content. If change is not set, it is the whole table of a base or a view.
-// Otherwise it has the shards in complete and, if from is not 0, the changes of other shards since that generation.
+// A resourceID identifies a resource by its content. A resource is the whole table of a base or a view, or a change of
+// such a table.
 type resourceID struct {
-	change   bool
-	table    *identity
-	complete digest.Set
-	from     generation
+	change bool // whether the resource is a change
+	table  *identity
+
+	// The fields below are 0 if the resource is not a change.
+
+	wholeShards  digest.Set // the shards of which the change has all entries
+	changesSince generation // the generation after which changes of other shards are in the change; 0 if none are
 }
 
 // shardID returns the ID of the entries of a shard.

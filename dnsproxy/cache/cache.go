@@ -180,8 +180,8 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 	return hit
 }
 
-// CountMiss counts a question that nameservers are asked because Get returned the state Miss or Stale.
-// It ignores other states.
+// CountMiss counts a question for which Get has returned the state Miss or Stale. The caller calls it once it knows
+// that the question needs nameservers. CountMiss ignores other states.
 func (c *Cache) CountMiss(state State) {
 	switch {
 	case c.Off():

@@ -91,8 +91,8 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 	return next, nil
 }
 
-// A builder builds shards. Its result does not depend on the order of the entries, because
-// they are sorted before one of two entries with the same name wins.
+// A builder builds shards. It sorts the entries, and uses the first of several entries with the
+// same name. So its result does not depend on the order in which it gets the entries.
 type builder struct {
 	cluster  *Cluster
 	seed     maphash.Seed
@@ -107,7 +107,7 @@ type builder struct {
 	// Buffers for one entry.
 	info   nameInfo
 	v4, v6 []netip.Addr
-	near   [2]int // how many of v4 and of v6 are near
+	near   [2]int // how many of v4, and how many of v6, are in the agent's cluster
 }
 
 // shard builds one shard.
@@ -200,7 +200,7 @@ func (b *builder) addCandidate(s *shard) {
 	b.candidates = append(b.candidates, c)
 }
 
-// addresses parses addresses into b.v4 and b.v6, and counts the near ones of each.
+// addresses parses addresses into b.v4 and b.v6, and sets b.near.
 func (b *builder) addresses(s *shard, ips []string) {
 	b.v4, b.v6, b.near = b.v4[:0], b.v6[:0], [2]int{}
 	for i, ip := range ips {

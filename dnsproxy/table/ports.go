@@ -71,7 +71,8 @@ func appendPort(dst []byte, p *port) []byte {
 	return dst
 }
 
-// eachPort yields the ports in field. host has the addresses of the host that has the ports.
+// eachPort decodes the ports in field, and yields them. The parameter host has the addresses of the Service. If
+// field has no addresses for a port, all addresses of the Service have the port.
 func eachPort(field []byte, host *addresses, yield func(port) bool) {
 	for rest := field; len(rest) > 0; {
 		p := port{protocol: protocol(rest[0] &^ somePorts), partial: rest[0]&somePorts != 0, addresses: *host}

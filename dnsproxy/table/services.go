@@ -51,19 +51,19 @@ func countPacked(v4, v6 []byte) int {
 }
 
 // Targets calls yield for the targets of a match until yield returns false. First come all hosts that have the first
-// port, then all hosts that have the next port. If an earlier port with the same number had a host, the host is left
-// out. For each port, the hosts begin with the host at the index start; this may be any number. If there are very many
-// endpoints, some of them are left out.
+// port, then all hosts that have the next port. A host is left out if it also has an earlier port with the same
+// number. For each port, the hosts begin with the host at the index start; this may be any number. If there are very
+// many endpoints, some of them are left out.
 func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
 	s := t.newSRV(m)
-	s.targets(start, yield)
+	s.eachTarget(start, yield)
 }
 
 // Hosts is like Targets, but also sets Target.Repeated. The order is the same.
 func (t *Table) Hosts(m *Match, start int, yield func(Target) bool) {
 	s := t.newSRV(m)
 	s.wantRepeated = true
-	s.targets(start, yield)
+	s.eachTarget(start, yield)
 }
 
 // A srv finds the SRV records for the name of a match.
@@ -75,8 +75,8 @@ type srv struct {
 	// perEndpoint is true if there is a record for each endpoint of a headless Service; otherwise there is a record for
 	// each port.
 	perEndpoint bool
-	// portBits has a bit for each port of holder. If perEndpoint is false, the bits of the ports that the host of the
-	// match has are set.
+	// portBits has a bit for each port of holder. The bit is set if the host of the match has the port. If perEndpoint
+	// is true, portBits is not used.
 	portBits [(maxPorts + 63) / 64]uint64
 	// wantRepeated is true if Target.Repeated is to be set.
 	wantRepeated bool
@@ -132,10 +132,10 @@ func (s *srv) ports(yield func(port) bool) {
 	}
 }
 
-// targets calls yield for the targets. A pod with several addresses is yielded only at its first address. So if the
-// first addresses of all pods are far behind the index at which targets begins, the bound of search may be reached
-// before a target is found. Then targets begins again at index 0.
-func (s *srv) targets(start int, yield func(Target) bool) {
+// eachTarget calls yield for the targets. It looks at the addresses from the index start on. A pod with several
+// addresses is yielded only at its first address. So there may be many addresses after start that yield no target. If
+// the bound of search is reached before a target is found, eachTarget begins again at index 0.
+func (s *srv) eachTarget(start int, yield func(Target) bool) {
 	found := false
 	next := func(target Target) bool {
 		found = true
@@ -143,14 +143,14 @@ func (s *srv) targets(start int, yield func(Target) bool) {
 		s.comparison.spent -= targetCost
 		return yield(target)
 	}
-	if s.targetsFrom(start, next); !found && s.search.exceeded {
+	if s.eachTargetFrom(start, next); !found && s.search.exceeded {
 		s.search, s.comparison = effort{}, effort{}
-		s.targetsFrom(0, next)
+		s.eachTargetFrom(0, next)
 	}
 }
 
-// targetsFrom calls yield for the targets. The hosts begin at the index start.
-func (s *srv) targetsFrom(start int, yield func(Target) bool) {
+// eachTargetFrom calls yield for the targets. The hosts begin at the index start.
+func (s *srv) eachTargetFrom(start int, yield func(Target) bool) {
 	n := 0
 	for p := range s.ports {
 		n++

@@ -17,10 +17,10 @@ var (
 	ErrTimeout = errors.New("no reply in time")
 	// ErrMalformed is the error of a server whose reply cannot be parsed.
 	ErrMalformed = errors.New("its reply is malformed")
-	// ErrCrowded is the error for a server that is not configured when too many sockets are
-	// open to such servers.
+	// ErrCrowded is the error of a query to a server that is not configured. It means that there are too
+	// many such servers, or too many sockets to them.
 	ErrCrowded = errors.New("queries for too many nameservers that are not configured are in flight")
-	// ErrSilent is the error of a server that is down and owes replies to many queries (rule 7).
+	// ErrSilent is the error of a server that is down and owes replies to many queries (rule 7 in doc.go).
 	ErrSilent = errors.New("no sign of life, and many queries wait for it already")
 )
 

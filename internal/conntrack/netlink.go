@@ -38,7 +38,7 @@ type Request struct {
 	Type       uint16 // subsystem<<8 | message
 	Flags      uint16 // NLM_F_REQUEST is always added
 	Family     uint8  // AF_INET, AF_INET6 or AF_UNSPEC
-	Resource   uint16 // the subsystem in the messages around a batch, otherwise 0
+	Resource   uint16 // the subsystem in NFNL_MSG_BATCH_BEGIN and NFNL_MSG_BATCH_END, otherwise 0
 	Attributes []byte // as [nl.RtAttr] serializes them
 }
 
@@ -72,9 +72,10 @@ func (c *Conn) Close() { c.handle.Close() } // nothing is buffered that could be
 
 // Exchange sends a request with NLM_F_ACK or NLM_F_DUMP, and calls visit with the attributes of each reply, which
 // are valid during the call. It returns when the request is answered and acknowledged, when the dump is complete,
-// or with the first error; an error of the kernel is a [unix.Errno]. Without either flag it may wait for
-// [exchangeWait], because conntrack sets NLM_F_MULTI even on a single reply, and then the library waits for an
-// NLMSG_DONE that does not come.
+// or with the first error; an error of the kernel is a [unix.Errno].
+//
+// A request with neither NLM_F_ACK nor NLM_F_DUMP may time out after [exchangeWait]. Conntrack sets NLM_F_MULTI even on
+// a single reply. The library then waits for an NLMSG_DONE that does not come.
 //
 // A dump that was interrupted is repeated a few times, so visit may see an entry more than
 // once. If every attempt was interrupted, Exchange returns [nl.ErrDumpInterrupted].

@@ -22,7 +22,7 @@ type Document struct {
 
 // Split returns the documents of a text. A line that begins with "---" or "..." separates documents wherever it is,
 // also in a quoted text (YAML 1.2.2, 9.1.2 and 9.1.4), so a syntax error in one document does not hide the next
-// document. As for kubectl, a comment may follow "---" without a space. The documents share the memory of text.
+// document. As in kubectl, a comment may follow "---" without a space. The documents share the memory of text.
 func Split(text []byte) []*Document {
 	var documents []*Document
 	d, begin, end, number := &Document{}, 0, 0, 0 // d has the lines from begin to end
@@ -79,7 +79,7 @@ var (
 )
 
 // Cause splits an error of the YAML library into the line of the body, counted from 1, and the message. The line is 0 if
-// the error names none. The library's parser counts lines from 0, but its scanner from 1. Only the message shows whether
+// it is not known. The library's parser counts lines from 0, but its scanner from 1. Only the message shows whether
 // the error is from the parser or the scanner.
 func Cause(err error) (line int, message string) {
 	message = strings.TrimPrefix(err.Error(), "yaml: ")
@@ -88,7 +88,7 @@ func Cause(err error) (line int, message string) {
 		message = message[len(match[0]):]
 	}
 	if parserMessage.MatchString(message) {
-		line++ // the parser counts from 0, and its errors do not name line 0
+		line++ // the parser counts from 0; an error in the first line has no number
 	}
 	return line, message
 }
