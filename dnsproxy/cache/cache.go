@@ -85,8 +85,8 @@ type Value struct {
 	Provisional bool
 }
 
-// A reply with Value.Provisional is kept for at most MaxProvisional, and no client gets a longer TTL. So when the other
-// nameserver replies again, its answers are used after this time at the latest.
+// MaxProvisional is how long a reply with Value.Provisional is kept at most; no client gets a longer TTL. So when the
+// other nameserver replies again, its answers are used after this time at the latest.
 const MaxProvisional = 30 * time.Second
 
 // Stats are counts of a cache.
