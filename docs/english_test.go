@@ -7,6 +7,7 @@ import (
 	"go/token"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -93,4 +94,44 @@ func pronouns(t *testing.T, file string) (hits []string, lines int) {
 		}
 	}
 	return hits, lines
+}
+
+// wordsOfSentences are no names of parameters and results, because a doc comment such as "follow applies what changed
+// since" cannot be read.
+var wordsOfSentences = []string{"after", "again", "always", "before", "by", "how", "meanwhile", "of", "said", "since", "who", "why", "with", "without"}
+
+// TestNames checks the parameters and results of functions, except of tests.
+func TestNames(t *testing.T) {
+	names := 0
+	for _, file := range files(t, ".go") {
+		if strings.HasSuffix(file, "_test.go") || strings.Contains(file, "/testdata/") {
+			continue
+		}
+		positions := token.NewFileSet()
+		parsed, err := parser.ParseFile(positions, file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range parsed.Decls {
+			function, ok := declaration.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			ast.Inspect(function.Type, func(n ast.Node) bool {
+				field, ok := n.(*ast.Field)
+				if !ok {
+					return true
+				}
+				for _, name := range field.Names {
+					if names++; slices.Contains(wordsOfSentences, name.Name) {
+						t.Errorf("%s: %q is a word of sentences: name what it holds", positions.Position(name.Pos()), name.Name)
+					}
+				}
+				return true
+			})
+		}
+	}
+	if names == 0 {
+		t.Error("no names found")
+	}
 }

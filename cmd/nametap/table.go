@@ -148,33 +148,33 @@ type hostChange struct {
 	After  hostInfo `json:"after"`
 }
 
-func diffTables(before, after hostTable) tableDiff {
+func diffTables(previous, current hostTable) tableDiff {
 	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]hostChange{}}
-	for host, info := range after.Table {
-		if old, known := before.Table[host]; !known {
+	for host, info := range current.Table {
+		if old, known := previous.Table[host]; !known {
 			diff.Added[host] = info
 		} else if !info.equal(old) {
 			diff.Changed[host] = hostChange{Before: old, After: info}
 		}
 	}
-	for host, info := range before.Table {
-		if _, still := after.Table[host]; !still {
+	for host, info := range previous.Table {
+		if _, still := current.Table[host]; !still {
 			diff.Removed[host] = info
 		}
 	}
 	return diff
 }
 
-func printDiff(w io.Writer, output outputFormat, path string, after hostTable) error {
+func printDiff(w io.Writer, output outputFormat, path string, current hostTable) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("reading the table to compare with: %w", err)
 	}
-	var before hostTable
-	if err := json.Unmarshal(text, &before); err != nil || before.Table == nil {
+	var previous hostTable
+	if err := json.Unmarshal(text, &previous); err != nil || previous.Table == nil {
 		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
 	}
-	diff := diffTables(before, after)
+	diff := diffTables(previous, current)
 	if err := output.print(w, diff, diff.print); err != nil {
 		return err
 	}

@@ -98,9 +98,9 @@ func (f files) addLicenses(all files) error {
 
 // addPackages adds what scanners of images read to find vulnerable packages: the control file of each package
 // that has files in the image. It also adds the list of the source packages of these files.
-func (f files) addPackages(of map[string]files) error {
+func (f files) addPackages(packages map[string]files) error {
 	var sources []string
-	for name, own := range of {
+	for name, own := range packages {
 		used := false
 		for path := range own {
 			_, chosen := f[path]

@@ -54,12 +54,12 @@ func (r *Round) Wait(ctx context.Context, limit time.Duration) error {
 	}
 }
 
-// Times returns the time from since to the push of each agent that has had one.
-func (r *Round) Times(since time.Time) Times {
+// Times returns the time from start to the push of each agent that has had one.
+func (r *Round) Times(start time.Time) Times {
 	var all Times
 	for i := range r.times {
 		if t := r.times[i].Load(); t > 0 {
-			all = append(all, time.Duration(t)-since.Sub(r.began))
+			all = append(all, time.Duration(t)-start.Sub(r.began))
 		}
 	}
 	return all
