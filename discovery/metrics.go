@@ -47,7 +47,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		noVIP:    gauge("vips_exhausted", "Hosts without an automatic VIP because none is left."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "Failures, by step: read, watch, save, save_objects or save_cluster.", "step"),
+		failures: counters("failures_total", "Failures, by step: read, save, save_objects or save_cluster.", "step"),
 	}
 	if reg == nil {
 		return m, nil
