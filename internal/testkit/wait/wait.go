@@ -14,9 +14,13 @@ import (
 	"time"
 )
 
-// Limit is how long a test waits for what must happen. Only a test that fails waits
-// that long, so it is generous: the machine may be busy.
-const Limit = time.Minute
+// Limit is how long a test waits for what must happen: the sum of the pauses between two looks, not a time of the
+// clock. A moment in which the machine stands still counts as one pause. Only a test that fails waits that
+// long, so it is generous.
+const Limit = 2 * time.Minute
+
+// longestPause is the longest time between two looks.
+const longestPause = 50 * time.Millisecond
 
 // parallelTests is how many parallel tests run at a time.
 const parallelTests = 8
@@ -39,49 +43,55 @@ type TB interface {
 // there is a channel to receive from, use [For].
 func Until(tb TB, event string, condition func() bool) {
 	helper(tb)()
-	deadline := deadline(tb)
+	end := programEnd(tb)
+	var waited time.Duration
 	for {
 		begun := time.Now()
 		if condition() {
 			return
 		}
-		if begun.After(deadline) {
+		if waited >= Limit || begun.After(end) {
 			tb.Fatalf("timed out waiting: %s", event)
 			return
 		}
 		// A condition that takes long, such as one that runs a command, leaves half
 		// of the processor to the work it waits for.
-		time.Sleep(min(max(time.Since(begun), time.Millisecond), 50*time.Millisecond))
+		pause := min(max(time.Since(begun), time.Millisecond), longestPause)
+		time.Sleep(pause)
+		waited += pause
 	}
 }
 
 // For receives from channel. event says what the test waits for. For returns the zero value if the channel is closed.
 func For[T any](tb TB, event string, channel <-chan T) T {
 	helper(tb)()
-	limit := time.NewTimer(time.Until(deadline(tb)))
-	defer limit.Stop()
-	select {
-	case value := <-channel:
-		return value
-	case <-limit.C:
-		tb.Fatalf("timed out waiting: %s", event)
-		var zero T
-		return zero
+	end := programEnd(tb)
+	ticks := time.NewTicker(longestPause)
+	defer ticks.Stop()
+	for waited := time.Duration(0); waited < Limit && time.Now().Before(end); waited += longestPause {
+		select {
+		case value := <-channel:
+			return value
+		case <-ticks.C:
+		}
 	}
+	tb.Fatalf("timed out waiting: %s", event)
+	var zero T
+	return zero
 }
 
-// deadline returns when to fail: after Limit, or shortly before `go test -timeout` ends
-// the whole program without saying what was waited for.
-func deadline(tb TB) (deadline time.Time) {
-	deadline = time.Now().Add(Limit)
+// programEnd returns a time shortly before `go test -timeout` ends the whole program without saying what was waited
+// for. Without such an end it is far away.
+func programEnd(tb TB) (end time.Time) {
+	end = time.Now().Add(1000 * Limit)
 	// In a bubble, which has a time of its own, a test has no deadline: asking for it panics.
 	defer func() { _ = recover() }()
 	if t, ok := tb.(*testing.T); ok {
-		if end, ok := t.Deadline(); ok && end.Add(-time.Second).Before(deadline) {
-			return end.Add(-time.Second)
+		if deadline, ok := t.Deadline(); ok {
+			return deadline.Add(-time.Second)
 		}
 	}
-	return deadline
+	return end
 }
 
 // helper returns tb.Helper, which does nothing if tb has none.

@@ -1,7 +1,6 @@
 package wait_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,28 +11,6 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-func TestUntilCallsTheConditionUntilItIsTrue(t *testing.T) {
-	calls := 0
-	wait.Until(t, "the third call", func() bool { calls++; return calls == 3 })
-	if calls != 3 {
-		t.Errorf("%d calls, want 3", calls)
-	}
-}
-
-func TestForReceives(t *testing.T) {
-	values := make(chan int)
-	go func() {
-		values <- 7
-		close(values)
-	}()
-	if got := wait.For(t, "a value", values); got != 7 {
-		t.Errorf("got %d, want 7", got)
-	}
-	if got := wait.For(t, "the end", values); got != 0 {
-		t.Errorf("got %d from a closed channel, want 0", got)
-	}
-}
 
 // A wait that fails says what it waited for and on which line of the test, and does so
 // before the whole program is ended for its -timeout.
@@ -55,14 +32,6 @@ func TestFailureIsReportedBeforeTheProgramEnds(t *testing.T) {
 				t.Errorf("%s: %v, want a failure at a line of wait_test.go that says %q:\n%s", function, err, want, text)
 			}
 		}
-	}
-}
-
-// Tests that wait run beside each other on a machine with one processor, too.
-func TestTogether(t *testing.T) {
-	wait.Together()
-	if got := flag.Lookup("test.parallel").Value.String(); got != "8" {
-		t.Errorf("%s tests run at a time, want 8", got)
 	}
 }
 
