@@ -25,8 +25,7 @@ help: ## list the targets
 	@tools/help $(MAKEFILE_LIST)
 
 run: ## start the demo: a control plane, an agent and a tour (ARGS=--once ends after the tour)
-	$(BUILD) ./cmd/nametap-demo
-	./bin/nametap-demo $(ARGS)
+	@GO='$(GO)' TAGS='$(TAGS)' tools/run $(ARGS)
 
 # `make lint` vets the tests. Without debugging information they link faster. No test waits long; a very slow machine may.
 TEST = test -vet=off -ldflags='-s -w' -timeout 60m

@@ -1,84 +1,138 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
-	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// The network of `nametap-demo vips`: a client whose gateway and nameserver is the host with the agent.
-const (
-	hostInterface = "demo0"
-	hostAddr      = "10.244.0.1"
-	clientAddr    = "10.244.0.10"
-)
+// clientCommand is the first argument of the process that is a client. The second argument is its resolv.conf.
+const clientCommand = "client"
 
-// A client is a network namespace that is connected to the process's namespace.
-type client struct{ namespace *os.File }
+// notFound is the result of a name without addresses.
+const notFound = "no such host"
 
-// newClient makes a client. It also gives the host the addresses at which the demo's databases will listen.
-func newClient(ctx context.Context) (*client, error) {
-	c := &client{}
-	err := onThread(func() (err error) {
-		if err = unix.Unshare(unix.CLONE_NEWNET); err == nil {
-			c.namespace, err = os.Open("/proc/thread-self/ns/net")
-		}
-		return err
-	})
+// A client is a process in a network namespace of its own, which resolves names as any program in Go does. It reads
+// what to do, an action and a name in a line, and writes a line with the result.
+type client struct {
+	input  io.Writer
+	output *bufio.Reader
+}
+
+// startClient starts a client and connects it to this network namespace.
+func startClient(ctx context.Context, resolvConf string) (*client, error) {
+	path, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("making a network namespace: %w", err)
+		return nil, fmt.Errorf("finding the program of the demo: %w", err)
 	}
-	err = ip(ctx,
-		"link set lo up",
-		fmt.Sprintf("link add %s type veth peer name eth0 netns /proc/%d/fd/%d", hostInterface, os.Getpid(),
-			c.namespace.Fd()),
-		"address add "+hostAddr+"/24 dev "+hostInterface,
-		"link set "+hostInterface+" up",
-		"address add "+demoAddress1+"/32 dev lo",
-		"address add "+demoAddress2+"/32 dev lo",
-	)
+	cmd := exec.CommandContext(ctx, path, clientCommand, resolvConf)
+	cmd.Args[0] = os.Args[0]
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
+	}
+	cmd.Stderr = os.Stderr
+	input, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
-	return c, c.run(func() error {
-		return ip(ctx, "address add "+clientAddr+"/24 dev eth0", "link set eth0 up", "route add default via "+hostAddr)
-	})
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting a client: %w", err)
+	}
+	c := &client{input: input, output: bufio.NewReader(output)}
+	if err := ip(ctx, fmt.Sprintf("link add %s type veth peer name eth0 netns %d", hostInterface, cmd.Process.Pid),
+		"address add "+hostAddr+"/24 dev "+hostInterface, "link set "+hostInterface+" up"); err != nil {
+		return nil, err
+	}
+	if result, err := c.do("connect", "eth0"); err != nil || result != "" {
+		return nil, fmt.Errorf("connecting a client: %s: %w", result, err)
+	}
+	return c, nil
 }
 
-// run calls f in the client's namespace. Goroutines that f starts are outside of it.
-func (c *client) run(f func() error) error {
-	return onThread(func() error {
-		if err := unix.Setns(int(c.namespace.Fd()), unix.CLONE_NEWNET); err != nil { //nolint:gosec // a descriptor
-			return fmt.Errorf("entering a network namespace: %w", err)
+// do makes the client do something, and returns the result.
+func (c *client) do(action, name string) (string, error) {
+	if _, err := fmt.Fprintln(c.input, action, name); err != nil {
+		return "", fmt.Errorf("writing to the client: %w", err)
+	}
+	result, err := c.output.ReadString('\n')
+	if err != nil {
+		return "", fmt.Errorf("reading from the client: %w", err)
+	}
+	return strings.TrimSuffix(result, "\n"), nil
+}
+
+// runClient is `nametap-demo client`. It ends with its input.
+func runClient(ctx context.Context, resolvConf string) error {
+	text, err := os.ReadFile(resolvConf)
+	if err != nil {
+		return fmt.Errorf("reading the client's resolv.conf: %w", err)
+	}
+	// The directory /etc of this process alone has this resolv.conf.
+	if err := unix.Mount("tmpfs", "/etc", "tmpfs", 0, ""); err != nil {
+		return fmt.Errorf("mounting a directory /etc for the client: %w", err)
+	}
+	if err := os.WriteFile("/etc/resolv.conf", text, readable); err != nil {
+		return fmt.Errorf("writing the client's resolv.conf: %w", err)
+	}
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		action, name, _ := strings.Cut(lines.Text(), " ")
+		result, err := map[string]func(ctx context.Context, name string) (string, error){
+			"connect": connect, "resolve": resolve, "visit": visit,
+		}[action](ctx, name)
+		if err != nil {
+			result = strings.ReplaceAll(err.Error(), "\n", "; ")
 		}
-		return f()
-	})
+		fmt.Println(result)
+	}
+	return nil
 }
 
-// onThread calls f on a thread that ends afterwards.
-func onThread(f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // without an unlock, so that the thread ends with the goroutine
-		result <- f()
-	}()
-	return <-result
+// connect sets up the client's interface.
+func connect(ctx context.Context, name string) (string, error) {
+	return "", ip(ctx, "link set lo up", "address add "+clientAddr+"/24 dev "+name, "link set "+name+" up",
+		"route add default via "+hostAddr)
 }
 
-// ip runs the command ip with each of the arguments, in the namespace of the thread.
+// resolve returns the addresses of a name.
+func resolve(ctx context.Context, name string) (string, error) {
+	addrs, err := net.DefaultResolver.LookupHost(ctx, name)
+	if failure, ok := errors.AsType[*net.DNSError](err); ok && failure.IsNotFound {
+		return notFound, nil
+	}
+	slices.Sort(addrs)
+	return strings.Join(addrs, ", "), err
+}
+
+// visit connects to the database of that name, and returns its address and what it says.
+func visit(ctx context.Context, name string) (string, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort(name, databasePort))
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = conn.Close() }()
+	text, err := io.ReadAll(conn)
+	return fmt.Sprintf("%s: %s", conn.RemoteAddr(), text), err
+}
+
+// ip runs the command ip with each of the arguments.
 func ip(ctx context.Context, arguments ...string) error {
 	for _, a := range arguments {
 		output, err := exec.CommandContext(ctx, "ip", strings.Fields(a)...).CombinedOutput() //nolint:gosec // constants
-		switch {
-		case errors.Is(err, exec.ErrNotFound):
-			return errors.New("the command ip is missing")
-		case err != nil:
+		if err != nil {
 			return fmt.Errorf("ip %s: %w: %s", a, err, strings.TrimSpace(string(output)))
 		}
 	}

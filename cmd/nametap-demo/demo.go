@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,6 +29,9 @@ const (
 	demoNdots     = 5
 )
 
+// readable is the mode of files that the demo writes.
+const readable = 0o644
+
 // The addresses that the demo uses if their ports are free.
 const (
 	demoDNSAddr    = "127.0.0.1:15053"
@@ -39,7 +41,6 @@ const (
 // A demo is a control plane, an agent and a nameserver in one process.
 type demo struct {
 	dir          string // holds every file that the demo writes; removed at the end
-	stateDir     string // the state directory of the control plane; empty for none
 	out          *printer
 	upstream     *fakedns.Server
 	controlPlane *discovery.Server
@@ -55,7 +56,7 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 		return fmt.Errorf("making a directory for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	d := &demo{dir: dir, stateDir: filepath.Join(dir, "discovery"), out: out}
+	d := &demo{dir: dir, out: out}
 	if d.upstream, err = fakedns.Listen(fakedns.Answer(upstreamRecords...)); err != nil {
 		return err
 	}
@@ -69,7 +70,7 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 		if err := d.unpack(); err != nil {
 			return err
 		}
-		if err := d.start(ctx, group, func(*agent.Config) {}); err != nil {
+		if err := d.start(ctx, group); err != nil {
 			return err
 		}
 		if err := d.tour(ctx); err != nil {
@@ -83,14 +84,12 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 	return group.Wait()
 }
 
-// start starts control plane and agent in group, and returns when the agent answers from a
-// table. The function change may change the configuration of the agent.
-func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*agent.Config)) error {
-	// Control plane and agent log errors only, so that the tour stays readable.
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+// start starts control plane and agent in group, and returns when the agent answers from a table.
+func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
+	logger := errorsOnly()
 	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
-		ConfigDir: d.path("shop"), StateDir: d.stateDir, Logger: logger, GRPCAddr: "127.0.0.1:0",
+		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger, GRPCAddr: "127.0.0.1:0",
 	})
 	if err != nil {
 		return err
@@ -114,7 +113,6 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group, change func(*ag
 		SocketDirs: []string{d.path("agent")},
 		Logger:     logger,
 	}
-	change(&cfg)
 	if err := d.takePorts(ctx, &cfg); err != nil {
 		return err
 	}
@@ -143,7 +141,6 @@ func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
 
 // unpack writes a copy of the example shop, which the user can edit, and a pod's resolv.conf.
 func (d *demo) unpack() error {
-	const readable = 0o644
 	err := fs.WalkDir(examples.Files, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -160,9 +157,13 @@ func (d *demo) unpack() error {
 	if err != nil {
 		return fmt.Errorf("unpacking the examples: %w", err)
 	}
-	resolvConf := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:%d\n",
-		d.upstream.Addr.Addr(), strings.Join(searchList(), " "), demoNdots)
-	if err := os.WriteFile(d.path("resolv.conf"), []byte(resolvConf), readable); err != nil {
+	return writeResolvConf(d.path("resolv.conf"), d.upstream.Addr.Addr().String())
+}
+
+// writeResolvConf writes a pod's resolv.conf.
+func writeResolvConf(path, nameserver string) error {
+	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:%d\n", nameserver, strings.Join(searchList(), " "), demoNdots)
+	if err := os.WriteFile(path, []byte(text), readable); err != nil {
 		return fmt.Errorf("writing the demo's resolv.conf: %w", err)
 	}
 	return nil
@@ -180,20 +181,18 @@ func (d *demo) takePorts(ctx context.Context, cfg *agent.Config) error {
 		d.out.printf("(%s: %s is in use, so the demo uses a free port)\n", what, addr)
 		return "127.0.0.1:0"
 	}
-	if cfg.DNS.Addr == "" {
-		files, err := dnsproxy.OpenSockets(ctx, demoDNSAddr, cfg.Logger)
-		if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-			return err
-		}
-		cfg.DNS.Addr, cfg.DNS.Sockets = demoDNSAddr, files
-		if len(files) < 2 { // UDP and TCP
-			for _, file := range files {
-				_ = file.Close() // nothing was read
-			}
-			cfg.DNS.Addr, cfg.DNS.Sockets = taken("DNS", demoDNSAddr), nil
-		}
+	files, err := dnsproxy.OpenSockets(ctx, demoDNSAddr, cfg.Logger)
+	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
+		return err
 	}
-	files, err := agent.OpenStatusSockets(ctx, demoStatusAddr, cfg.Logger)
+	cfg.DNS.Addr, cfg.DNS.Sockets = demoDNSAddr, files
+	if len(files) < 2 { // UDP and TCP
+		for _, file := range files {
+			_ = file.Close() // nothing was read
+		}
+		cfg.DNS.Addr, cfg.DNS.Sockets = taken("DNS", demoDNSAddr), nil
+	}
+	files, err = agent.OpenStatusSockets(ctx, demoStatusAddr, cfg.Logger)
 	if cfg.StatusAddr, cfg.StatusSockets = demoStatusAddr, files; len(files) == 0 {
 		cfg.StatusAddr = taken("status", demoStatusAddr)
 	}

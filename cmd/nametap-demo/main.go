@@ -1,9 +1,10 @@
-// Command nametap-demo shows what nametap does. It runs a control plane with a copy of the
-// example shop, an agent, and a nameserver that the agent forwards to, all in one process and
-// on loopback. Then it sends queries to the agent and shows the answers. It needs no root.
+// Command nametap-demo shows what nametap does. It runs a control plane with a copy of the example shop, an agent, and a
+// nameserver that the agent forwards to, all in one process and on loopback. Then it sends queries to the agent and shows
+// the answers.
 //
-// Connections to automatic VIPs need capture rules. To show such connections, the program runs itself again,
-// as `nametap-demo vips`, in a user namespace and a network namespace that end with that process.
+// Capture needs a network of its own. To show capture, the program runs itself again in a network namespace, as
+// `nametap-demo captured`. There the real program nametap, which is built beside this program, installs the rules, and
+// the client is a third process, `nametap-demo client`. All of these processes end with the first.
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
 package main
@@ -32,18 +33,21 @@ func run() int {
 	if err := flags.Parse(os.Args[1:]); err != nil {
 		return exitUsage // Parse has printed why
 	}
-	vips := flags.NArg() == 2 && flags.Arg(0) == vipsCommand
-	if flags.NArg() > 0 && !vips {
-		fmt.Fprintf(os.Stderr, "nametap-demo: argument %q: want none\n", flags.Arg(0))
+	command := flags.Arg(0)
+	if part := command == capturedCommand || command == clientCommand; flags.NArg() > 0 && (!part || flags.NArg() != 2) {
+		fmt.Fprintf(os.Stderr, "nametap-demo: argument %q: want none\n", command)
 		return exitUsage
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	var err error
-	if out := newPrinter(os.Stdout); vips {
-		err = runVIPs(ctx, out, flags.Arg(1))
-	} else {
+	switch out := newPrinter(os.Stdout); command {
+	case capturedCommand:
+		err = runCaptured(ctx, out, flags.Arg(1))
+	case clientCommand:
+		err = runClient(ctx, flags.Arg(1))
+	default:
 		err = runDemo(ctx, out, *once)
 	}
 	if err != nil && ctx.Err() == nil { // a signal causes errors, too

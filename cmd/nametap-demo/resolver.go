@@ -18,6 +18,9 @@ type stubResolver struct {
 	sent   int // queries so far
 }
 
+// queryTimeout is how long an answer may take before the demo fails.
+const queryTimeout = 5 * time.Minute
+
 // getaddrinfo returns the addresses of name. It returns no error if there are none.
 func (r *stubResolver) getaddrinfo(ctx context.Context, name string) ([]string, error) {
 	config := dns.ClientConfig{Search: r.search, Ndots: r.ndots}
@@ -39,9 +42,8 @@ func (r *stubResolver) getaddrinfo(ctx context.Context, name string) ([]string, 
 
 // lookup sends one query and returns the addresses in the answer.
 func (r *stubResolver) lookup(ctx context.Context, name string, qtype uint16) ([]string, error) {
-	const perQuery = 5 * time.Second // glibc's timeout
 	r.sent++
-	client := dns.Client{Timeout: perQuery}
+	client := dns.Client{Timeout: queryTimeout}
 	resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(name, qtype), r.server)
 	if err != nil {
 		return nil, fmt.Errorf("querying %s for %s: %w", r.server, name, err)

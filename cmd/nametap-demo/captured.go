@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
+)
+
+// capturedCommand is the first argument of the process that shows capture. The second argument is the directory of the
+// demo that has started the process.
+const capturedCommand = "captured"
+
+// The network of `nametap-demo captured`: a host, and a client whose gateway the host is, like a container.
+const (
+	hostInterface  = "demo0"
+	hostAddr       = "10.244.0.1"
+	clientAddr     = "10.244.0.10"
+	nameserverAddr = "10.96.0.10"
+	databasePort   = "3306"
+)
+
+// patience is how long a machine may take to show capture before the demo fails.
+const patience = 10 * time.Minute
+
+// showCapture runs `nametap-demo captured` in a network namespace of its own, because rules in the demo's namespace
+// would concern other programs, too. A user who is not root gets the right to it by a user namespace.
+func (d *demo) showCapture(ctx context.Context) error {
+	d.out.heading("Capture: the nameserver of a client's resolv.conf is " + nameserverAddr + ", port 53")
+	path, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("finding the program of the demo: %w", err)
+	}
+	if missing := missingPrograms(); missing != "" {
+		d.leftOut(missing)
+		return nil
+	}
+	cmd := exec.CommandContext(ctx, path, capturedCommand, d.dir)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	if os.Geteuid() != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
+	}
+	switch err := cmd.Start(); {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil: // the program runs already, so the kernel refuses the namespace
+		d.leftOut(fmt.Sprintf("this user may not make a network namespace (%v): run `make run` as root", err))
+		return nil
+	}
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("showing capture in a network namespace: %w", err)
+	}
+	return nil
+}
+
+// leftOut prints why this machine cannot show capture.
+func (d *demo) leftOut(reason string) { d.out.paragraph(2, "left out on this machine: "+reason) }
+
+// missingPrograms says what to install before capture can be shown. It is empty if nothing is missing.
+func missingPrograms() string {
+	// Distributions have the tools in these directories, which may be missing from the user's PATH.
+	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
+		return err.Error()
+	}
+	for _, program := range []struct{ name, advice string }{
+		{nametapPath(), "run `make run`, which builds it"},
+		{"iptables-save", "install the package iptables"},
+		{"ip", "install the package iproute2"},
+	} {
+		if _, err := exec.LookPath(program.name); err != nil {
+			return filepath.Base(program.name) + " is missing: " + program.advice
+		}
+	}
+	return ""
+}
+
+// nametapPath returns the path of the program nametap, which is built beside this program.
+func nametapPath() string {
+	path, _ := os.Executable() // showCapture has found it
+	return filepath.Join(filepath.Dir(path), "nametap")
+}
+
+// A host has a nameserver, a control plane and, one after the other, two agents. It runs in a network namespace.
+type host struct {
+	dir    string // of the demo
+	out    *printer
+	client *client
+}
+
+// runCaptured is `nametap-demo captured`.
+func runCaptured(ctx context.Context, out *printer, dir string) error {
+	interfaces, err := net.Interfaces()
+	switch {
+	case err != nil:
+		return fmt.Errorf("listing interfaces: %w", err)
+	case len(interfaces) != 1 || interfaces[0].Flags&(net.FlagLoopback|net.FlagUp) != net.FlagLoopback:
+		return fmt.Errorf("%s: want a new network namespace, which the demo makes; run nametap-demo without arguments",
+			capturedCommand)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	h := &host{dir: dir, out: out}
+	if err := h.start(ctx, group); err != nil {
+		return err
+	}
+	if err := h.showApply(ctx); err != nil {
+		return err
+	}
+	return h.showSwitch(ctx)
+}
+
+func (h *host) path(name string) string { return filepath.Join(h.dir, capturedCommand, name) }
+
+// start starts everything but an agent.
+func (h *host) start(ctx context.Context, group *errgroup.Group) error {
+	if err := ip(ctx, "link set lo up", "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo",
+		"address add "+demoAddress2+" dev lo"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(h.path("state"), 0o755); err != nil {
+		return fmt.Errorf("making a directory: %w", err)
+	}
+	if err := writeResolvConf(h.path("resolv.conf"), nameserverAddr); err != nil {
+		return err
+	}
+	server := netip.AddrPortFrom(netip.MustParseAddr(nameserverAddr), 53)
+	if _, err := fakedns.Listen(fakedns.Answer(upstreamRecords...), fakedns.On(server)); err != nil {
+		return err
+	}
+	controlPlane, err := discovery.New(discovery.Config{
+		ConfigDir: filepath.Join(h.dir, "shop"), GRPCAddr: "127.0.0.1:15010", Logger: errorsOnly(),
+	})
+	if err != nil {
+		return err
+	}
+	group.Go(func() error { return controlPlane.Run(ctx) })
+	if err := await(ctx, controlPlane.Ready()); err != nil {
+		return err
+	}
+	h.client, err = startClient(ctx, h.path("resolv.conf"))
+	return errors.Join(err, startDatabase(ctx, demoDatabase1, demoAddress1), startDatabase(ctx, demoDatabase2, demoAddress2))
+}
+
+// nametap returns the command nametap with settings of this host, as uid 0, which may be that of a user namespace.
+func (h *host) nametap(ctx context.Context, arguments ...string) *exec.Cmd {
+	arguments = append(arguments, "--xds-addr=127.0.0.1:15010", "--xds-plaintext", "--namespace="+demoNamespace,
+		"--instance-ip="+clientAddr, "--dns-addr=0.0.0.0:15053", "--status-addr=127.0.0.1:15020", "--egress-addr=0.0.0.0:15054",
+		"--state-dir="+h.path("state"), "--mesh-config="+h.path("mesh"), "--resolv-conf="+h.path("resolv.conf"),
+		"--capture-agent-uid=0", "--capture-agent-gid=0", "--capture-virtual-interface="+hostInterface,
+		"--capture-resolved=false", "--log-level=error")
+	cmd := exec.CommandContext(ctx, nametapPath(), arguments...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "RUNTIME_DIRECTORY=" + h.path("state")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+// startAgent starts an agent. The function stop kills it. If the agent ends before that, running ends.
+func (h *host) startAgent(ctx context.Context, flags ...string) (running context.Context, stop func(), err error) {
+	running, end := context.WithCancelCause(ctx)
+	cmd := h.nametap(running, append([]string{"agent"}, flags...)...)
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		end(nil)
+		return nil, nil, fmt.Errorf("starting the agent: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		end(fmt.Errorf("the agent has ended: %w", cmd.Wait()))
+	}()
+	return running, func() { end(nil); <-ended }, nil
+}
+
+// showApply does what the containers of a pod do: one is the agent, another installs the rules.
+func (h *host) showApply(ctx context.Context) error {
+	if err := h.setSwitch("true"); err != nil {
+		return err
+	}
+	h.step("without nametap")
+	if err := h.look(ctx, notFound, demoOutsideAddrs); err != nil {
+		return err
+	}
+	running, stop, err := h.startAgent(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	h.step("$ nametap capture apply")
+	output, err := h.nametap(running, "capture", "apply", "--capture-wait="+patience.String()).CombinedOutput()
+	for line := range strings.Lines(string(output)) {
+		h.out.paragraph(6, line)
+	}
+	if err != nil {
+		return fmt.Errorf("installing the rules: %w", errors.Join(err, context.Cause(running)))
+	}
+	return h.look(running, demoOldAddress, demoOutsideAddrs)
+}
+
+// showSwitch shows an agent that installs the rules itself, as on a VM.
+func (h *host) showSwitch(ctx context.Context) error {
+	if err := h.setSwitch("false"); err != nil {
+		return err
+	}
+	running, stop, err := h.startAgent(ctx, "--capture", "--egress")
+	if err != nil {
+		return err
+	}
+	defer stop()
+	h.step(`$ nametap agent --capture --egress; with ISTIO_META_DNS_CAPTURE: "false"`)
+	if err := h.look(running, notFound, demoOutsideAddrs); err != nil {
+		return err
+	}
+	if err := h.setSwitch("true"); err != nil {
+		return err
+	}
+	h.step(`the mesh config changes to ISTIO_META_DNS_CAPTURE: "true"`)
+	if err := h.look(running, demoOldAddress, demoOutsideAddrs); err != nil {
+		return err
+	}
+	h.step("connections to databases without an address in the mesh: each has a VIP")
+	return errors.Join(
+		h.ask(running, "visit", demoDatabase1, greeting(demoDatabase1, demoAddress1)),
+		h.ask(running, "visit", demoDatabase2, greeting(demoDatabase2, demoAddress2)))
+}
+
+func (h *host) step(text string) { h.out.printf("  %s\n", h.out.bold(text)) }
+
+// setSwitch sets the switch of capture in the mesh config.
+func (h *host) setSwitch(on string) error {
+	text := fmt.Sprintf("defaultConfig:\n  proxyMetadata:\n    ISTIO_META_DNS_CAPTURE: %q\n", on)
+	if err := os.WriteFile(h.path("mesh"), []byte(text), readable); err != nil {
+		return fmt.Errorf("writing the mesh config: %w", err)
+	}
+	return nil
+}
+
+// look makes the client resolve a host of the mesh and another name.
+func (h *host) look(ctx context.Context, service, outside string) error {
+	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, outside))
+}
+
+// ask makes the client do something with a name until the result ends with want, and shows the result.
+func (h *host) ask(ctx context.Context, action, name, want string) error {
+	for {
+		result, err := h.client.do(action, name)
+		switch {
+		case err != nil:
+			return errors.Join(err, context.Cause(ctx))
+		case strings.HasSuffix(result, want):
+			h.out.paragraph(6, name+": "+result)
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("the client gets %q from %s, want %q: %w", result, name, want, context.Cause(ctx))
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// startDatabase starts a server that greets clients at once.
+func startDatabase(ctx context.Context, name, addr string) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(addr, databasePort))
+	if err != nil {
+		return err
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // the process ends
+			}
+			_, _ = fmt.Fprint(conn, greeting(name, addr)) // the client sees what is missing
+			_ = conn.Close()
+		}
+	}()
+	return nil
+}
+
+func greeting(name, addr string) string {
+	short, _, _ := strings.Cut(name, ".")
+	return fmt.Sprintf("this is %s at %s", short, addr)
+}
+
+// errorsOnly is a log that keeps the tour readable.
+func errorsOnly() *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+}
