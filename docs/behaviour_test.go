@@ -1,5 +1,4 @@
-// Package docs_test checks the documents against the code: the rows of behaviour.md and
-// their tests, links, and quoted messages.
+// Package docs_test checks the documents against the code: the rows of behaviour.md and their tests, commands and links.
 package docs_test
 
 import (
@@ -7,12 +6,9 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"maps"
 	"os"
 	"path"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -24,27 +20,16 @@ const (
 	root  = ".."
 )
 
-// rowNumber matches a row's number: the letter of its section and a number.
-var rowNumber = regexp.MustCompile(`\b(?:[NAFCKRVIPDE][1-9][0-9]?|I0)\b`)
-
-// tableRow matches a line of behaviour.md's tables: anchor, number, what and why.
-var tableRow = regexp.MustCompile(`^\| (?:<a id="(\w+)"></a>)?([NAFCKRVIPDE][1-9][0-9]?|I0) \|(.*)\|$`)
-
-// Citations are the places where rows are cited, by the number of the row.
-type citations map[string]map[string]bool
-
-func (c citations) add(text, place string) {
-	for _, row := range rowNumber.FindAllString(text, -1) {
-		if c[row] == nil {
-			c[row] = map[string]bool{}
-		}
-		c[row][place] = true
-	}
-}
+var (
+	// rowNumber matches a row's number: the letter of its section and a number.
+	rowNumber = regexp.MustCompile(`\b(?:[NAFCKRVIPDE][1-9][0-9]?|I0)\b`)
+	// tableRow matches a line of behaviour.md's tables: anchor, number, what and why.
+	tableRow = regexp.MustCompile(`^\| (?:<a id="(\w+)"></a>)?([NAFCKRVIPDE][1-9][0-9]?|I0) \|(.*)\|$`)
+	testName = regexp.MustCompile(`^(Test|Fuzz|Benchmark|Example)`)
+)
 
 // TestBehaviourTable checks that every cited row is in behaviour.md, and that a test cites every row of behaviour.md.
 func TestBehaviourTable(t *testing.T) {
-	tests, others := collect(t)
 	listed := map[string]bool{}
 	for _, line := range documentLines(t, table) {
 		cells := tableRow.FindStringSubmatch(line)
@@ -56,9 +41,6 @@ func TestBehaviourTable(t *testing.T) {
 			t.Errorf("%s: row %s is there twice", table, row)
 		}
 		listed[row] = true
-		if len(tests[row]) == 0 {
-			t.Errorf("%s: row %s: want a test whose comment cites it", table, row)
-		}
 		if want := strings.ToLower(row); cells[1] != want {
 			t.Errorf("%s: row %s has the anchor %q, want %q", table, row, cells[1], want)
 		}
@@ -66,58 +48,58 @@ func TestBehaviourTable(t *testing.T) {
 	if len(listed) == 0 {
 		t.Fatalf("%s has no rows", table)
 	}
-	for _, cited := range []citations{tests, others} {
-		for row, places := range cited {
-			if !listed[row] {
-				t.Errorf("row %s is cited in %v and is not in %s", row, slices.Sorted(maps.Keys(places)), table)
+	tested := map[string]bool{}
+	for _, file := range files(t, ".go", ".txtar") {
+		if strings.HasPrefix(file, root+"/docs/") { // comments there explain the rows' form
+			continue
+		}
+		for _, c := range comments(t, file) {
+			for _, row := range rowNumber.FindAllString(c.text, -1) {
+				tested[row] = tested[row] || c.ofTest
+				if !listed[row] {
+					t.Errorf("%s cites row %s, which is not in %s", file, row, table)
+				}
 			}
 		}
 	}
-}
-
-// collect returns the rows that tests cite, by "FILE TEST", and the rows that
-// everything else cites, by file.
-func collect(t *testing.T) (tests, others citations) {
-	t.Helper()
-	tests, others = citations{}, citations{}
-	for _, file := range files(t, ".go", ".txtar") {
-		name := filepath.ToSlash(strings.TrimPrefix(file, root+string(filepath.Separator)))
-		var err error
-		switch {
-		case strings.HasPrefix(name, "docs/"): // comments there explain the rows' form
-		case path.Ext(name) == ".txtar":
-			err = collectComments(file, name, tests)
-		default:
-			err = collectGo(file, name, tests, others)
-		}
-		if err != nil {
-			t.Fatal(err)
+	for row := range listed {
+		if !tested[row] {
+			t.Errorf("%s: row %s: want a test whose comment cites it", table, row)
 		}
 	}
-	return tests, others
 }
 
-// collectGo adds what the comments of a Go file cite: citations of a test, in front of
-// it, inside it or behind its first line, to tests, all other citations to others.
-func collectGo(file, name string, tests, others citations) error {
-	positions := token.NewFileSet()
-	parsed, err := parser.ParseFile(positions, file, nil, parser.ParseComments)
+// A comment is a comment of a Go file or a test script. It is of a test if it is in front of the test, in it, or behind its
+// first line.
+type comment struct {
+	text   string
+	ofTest bool
+}
+
+func comments(t *testing.T, file string) (found []comment) {
+	t.Helper()
+	if path.Ext(file) == ".txtar" {
+		for _, line := range documentLines(t, file) {
+			if strings.HasPrefix(line, "-- ") {
+				break // the script's files follow
+			}
+			if strings.HasPrefix(line, "#") {
+				found = append(found, comment{line, true})
+			}
+		}
+		return found
+	}
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
 	for _, group := range parsed.Comments {
-		place, cited := name, others
-		if test := testAround(parsed, group); test != "" {
-			place, cited = name+" "+test, tests
-		}
-		cited.add(group.Text(), place)
+		found = append(found, comment{group.Text(), isOfTest(parsed, group)})
 	}
-	return nil
+	return found
 }
 
-// testAround returns the name of the test, benchmark, fuzz target or example that a
-// comment belongs to, empty if there is none.
-func testAround(file *ast.File, comment *ast.CommentGroup) string {
+func isOfTest(file *ast.File, comment *ast.CommentGroup) bool {
 	for _, declaration := range file.Decls {
 		f, ok := declaration.(*ast.FuncDecl)
 		if !ok || f.Recv != nil || !testName.MatchString(f.Name.Name) {
@@ -128,27 +110,22 @@ func testAround(file *ast.File, comment *ast.CommentGroup) string {
 			start = f.Doc.Pos()
 		}
 		if start <= comment.Pos() && comment.End() <= f.End() {
-			return f.Name.Name
+			return true
 		}
 	}
-	return ""
+	return false
 }
 
-var testName = regexp.MustCompile(`^(Test|Fuzz|Benchmark|Example)`)
+func documentLines(t *testing.T, path string) []string {
+	t.Helper()
+	return strings.Split(read(t, path), "\n")
+}
 
-// collectComments adds what the comments of a test script cite.
-func collectComments(file, name string, tests citations) error {
-	text, err := os.ReadFile(file)
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "-- ") {
-			break // the script's files follow
-		}
-		if strings.HasPrefix(line, "#") {
-			tests.add(line, name+" "+path.Base(name))
-		}
-	}
-	return nil
+	return string(text)
 }

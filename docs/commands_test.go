@@ -16,7 +16,7 @@ var (
 	target         = regexp.MustCompile(`(?m)^[\w/-]+:`)
 	use            = regexp.MustCompile(`Use:\s*"([a-z]+)`)
 	subcommand     = regexp.MustCompile(`^[a-z]+$`)
-	repositoryFile = regexp.MustCompile(`^(deploy|examples|bin)/[\w./-]+$`)
+	repositoryFile = regexp.MustCompile(`^((deploy|examples)/[\w./-]+|bin/nametap[\w-]*)$`)
 )
 
 // TestCommands checks the commands in the code blocks of the documents for users: targets
@@ -24,20 +24,14 @@ var (
 func TestCommands(t *testing.T) {
 	var targets []string
 	for _, makefile := range []string{"Makefile", "release.mk"} {
-		text, err := os.ReadFile(filepath.Join(root, makefile))
-		if err != nil {
-			t.Fatal(err)
-		}
-		targets = append(targets, target.FindAllString(string(text), -1)...)
+		text := read(t, filepath.Join(root, makefile))
+		targets = append(targets, target.FindAllString(text, -1)...)
 	}
 	subcommands := subcommands(t)
 	var commands int
-	for _, document := range []string{"README.md", "CONTRIBUTING.md", "docs/operations.md", "docs/discovery.md", "docs/discovery-reference.md", "docs/injection.md", "docs/chart.md", "examples/README.md"} {
-		text, err := os.ReadFile(filepath.Join(root, document))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, line := range codeLines(string(text)) {
+	for _, document := range files(t, ".md") {
+		text := read(t, document)
+		for _, line := range codeLines(text) {
 			words := strings.Fields(line)
 			commands++
 			for i, word := range words {
@@ -82,11 +76,8 @@ func subcommands(t *testing.T) map[string]bool {
 	}
 	names := map[string]bool{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, match := range use.FindAllStringSubmatch(string(text), -1) {
+		text := read(t, file)
+		for _, match := range use.FindAllStringSubmatch(text, -1) {
 			names[match[1]] = true
 		}
 	}

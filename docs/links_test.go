@@ -27,11 +27,8 @@ var (
 func TestLinks(t *testing.T) {
 	anchors := map[string]map[string]bool{}
 	for _, file := range files(t, ".md") {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, match := range link.FindAllStringSubmatch(string(text), -1) {
+		text := read(t, file)
+		for _, match := range link.FindAllStringSubmatch(text, -1) {
 			path, anchor, _ := strings.Cut(match[1], "#")
 			target := file
 			if path != "" {
@@ -58,11 +55,8 @@ func TestLinks(t *testing.T) {
 func TestReferences(t *testing.T) {
 	found := 0
 	for _, file := range files(t, ".go", ".yaml", ".tpl", ".txtar", ".service", ".socket", ".default", ".conf", ".mk") {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, match := range reference.FindAllStringSubmatch(string(text), -1) {
+		text := read(t, file)
+		for _, match := range reference.FindAllStringSubmatch(text, -1) {
 			found++
 			document := filepath.Join(root, match[1])
 			if _, err := os.Stat(document); err != nil {
@@ -105,16 +99,13 @@ func files(t *testing.T, extensions ...string) []string {
 // GitHub makes them, and of its rows.
 func anchorsOf(t *testing.T, file string) map[string]bool {
 	t.Helper()
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := read(t, file)
 	anchors := map[string]bool{}
-	for _, match := range heading.FindAllStringSubmatch(string(text), -1) {
+	for _, match := range heading.FindAllStringSubmatch(text, -1) {
 		slug := dropped.ReplaceAllString(strings.ToLower(match[1]), "")
 		anchors[strings.ReplaceAll(slug, " ", "-")] = true
 	}
-	for _, match := range anchor.FindAllStringSubmatch(string(text), -1) {
+	for _, match := range anchor.FindAllStringSubmatch(text, -1) {
 		anchors[match[1]] = true
 	}
 	return anchors
