@@ -53,7 +53,7 @@ func TestMakefileSources(t *testing.T) {
 	if line == nil {
 		t.Fatal("release.mk: SOURCES finds no files")
 	}
-	directories := strings.Fields(string(line[1]))
+	directories := strings.Fields(line[1])
 	for name := range packages(t) {
 		top, _, _ := strings.Cut(name, "/")
 		if !slices.Contains(directories, top) {

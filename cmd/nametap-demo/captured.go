@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (d *demo) showCapture(ctx context.Context) error {
 		return fmt.Errorf("finding the program of the demo: %w", err)
 	}
 	if missing := missingPrograms(); missing != "" {
-		d.leftOut(missing)
+		d.out.leftOut(missing)
 		return nil
 	}
 	cmd := exec.CommandContext(ctx, path, capturedCommand, d.dir)
@@ -61,7 +62,7 @@ func (d *demo) showCapture(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case err != nil: // the program runs already, so the kernel refuses the namespace
-		d.leftOut(fmt.Sprintf("this user may not make a network namespace (%v): run `make run` as root", err))
+		d.out.leftOut(fmt.Sprintf("no network namespace (%v): run `make run` as root, in a container with SYS_ADMIN", err))
 		return nil
 	}
 	if err := cmd.Wait(); err != nil {
@@ -69,9 +70,6 @@ func (d *demo) showCapture(ctx context.Context) error {
 	}
 	return nil
 }
-
-// leftOut prints why this machine cannot show capture.
-func (d *demo) leftOut(reason string) { d.out.paragraph(2, "left out on this machine: "+reason) }
 
 // missingPrograms says what to install before capture can be shown. It is empty if nothing is missing.
 func missingPrograms() string {
@@ -114,6 +112,10 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 		return fmt.Errorf("%s: want a new network namespace, which the demo makes; run nametap-demo without arguments",
 			capturedCommand)
 	}
+	if err := ip(ctx, "link set lo up"); err != nil {
+		out.leftOut(fmt.Sprintf("no rights in a user namespace (%v): run `make run` as root", err))
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
@@ -121,17 +123,23 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 	if err := h.start(ctx, group); err != nil {
 		return err
 	}
-	if err := h.showApply(ctx); err != nil {
+	if err := h.showApply(ctx); errors.Is(err, errNoRules) {
+		out.leftOut(err.Error())
+		return nil
+	} else if err != nil {
 		return err
 	}
 	return h.showSwitch(ctx)
 }
 
+// errNoRules is the error if the kernel lacks what the rules need.
+var errNoRules = errors.New("no rules can be installed: `nametap capture check`, as root, says what is missing")
+
 func (h *host) path(name string) string { return filepath.Join(h.dir, capturedCommand, name) }
 
 // start starts everything but an agent.
 func (h *host) start(ctx context.Context, group *errgroup.Group) error {
-	if err := ip(ctx, "link set lo up", "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo",
+	if err := ip(ctx, "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo",
 		"address add "+demoAddress2+" dev lo"); err != nil {
 		return err
 	}
@@ -195,7 +203,7 @@ func (h *host) showApply(ctx context.Context) error {
 		return err
 	}
 	h.step("without nametap")
-	if err := h.look(ctx, notFound, demoOutsideAddrs); err != nil {
+	if err := h.look(ctx, notFound); err != nil {
 		return err
 	}
 	running, stop, err := h.startAgent(ctx)
@@ -209,9 +217,9 @@ func (h *host) showApply(ctx context.Context) error {
 		h.out.paragraph(6, line)
 	}
 	if err != nil {
-		return fmt.Errorf("installing the rules: %w", errors.Join(err, context.Cause(running)))
+		return cmp.Or(context.Cause(running), errNoRules)
 	}
-	return h.look(running, demoOldAddress, demoOutsideAddrs)
+	return h.look(running, demoOldAddress)
 }
 
 // showSwitch shows an agent that installs the rules itself, as on a VM.
@@ -225,14 +233,14 @@ func (h *host) showSwitch(ctx context.Context) error {
 	}
 	defer stop()
 	h.step(`$ nametap agent --capture --egress; with ISTIO_META_DNS_CAPTURE: "false"`)
-	if err := h.look(running, notFound, demoOutsideAddrs); err != nil {
+	if err := h.look(running, notFound); err != nil {
 		return err
 	}
 	if err := h.setSwitch("true"); err != nil {
 		return err
 	}
 	h.step(`the mesh config changes to ISTIO_META_DNS_CAPTURE: "true"`)
-	if err := h.look(running, demoOldAddress, demoOutsideAddrs); err != nil {
+	if err := h.look(running, demoOldAddress); err != nil {
 		return err
 	}
 	h.step("connections to databases without an address in the mesh: each has a VIP")
@@ -252,9 +260,9 @@ func (h *host) setSwitch(on string) error {
 	return nil
 }
 
-// look makes the client resolve a host of the mesh and another name.
-func (h *host) look(ctx context.Context, service, outside string) error {
-	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, outside))
+// look makes the client resolve a host of the mesh, until the result is service, and another name.
+func (h *host) look(ctx context.Context, service string) error {
+	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, demoOutsideAddrs))
 }
 
 // ask makes the client do something with a name until the result ends with want, and shows the result.

@@ -52,6 +52,9 @@ func (p *printer) paragraph(indent int, text string) {
 	flush()
 }
 
+// leftOut prints why this machine cannot show something.
+func (p *printer) leftOut(reason string) { p.paragraph(2, "left out on this machine: "+reason) }
+
 func (p *printer) bold(s string) string { return p.style("1", s) }
 func (p *printer) dim(s string) string  { return p.style("2", s) }
 

@@ -111,7 +111,7 @@ func TestWithoutNamespaces(t *testing.T) {
 	if err := d.cmd.Run(); err != nil || d.stderr.Len() > 0 {
 		t.Errorf("%v, stderr:\n%s", err, &d.stderr)
 	}
-	const want = "  left out on this machine: this user may not make a network namespace"
+	const want = "  left out on this machine: no network namespace (no space left on device)"
 	if text := d.stdout.String(); !strings.Contains(text, want) || !strings.Contains(text, "A live edit") {
 		t.Errorf("want %q and the next section, got:\n%s", want, text)
 	}
@@ -128,11 +128,12 @@ type demo struct {
 
 // newDemo prepares a run as a user. It skips the test if this user is not root.
 func newDemo(t *testing.T, uid uint32) *demo {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("LEFT OUT: %s, it needs root", t.Name())
 	}
 	netns.Need(t, "ip", "iptables-save", "unshare")
-	dir, err := os.MkdirTemp("", "nametap demo ") // another user cannot read t.TempDir
+	dir, err := os.MkdirTemp("", "nametap demo ") //nolint:usetesting // another user cannot read t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}
