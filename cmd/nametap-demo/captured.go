@@ -58,12 +58,10 @@ func (d *demo) showCapture(ctx context.Context) error {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getegid(), Size: 1}}
 	}
-	switch err := cmd.Start(); {
-	case ctx.Err() != nil:
+	if err := cmd.Start(); err != nil { // the program runs already, so the kernel refuses the namespace
+		errno, _ := errors.AsType[syscall.Errno](err)
+		d.out.leftOut(fmt.Sprintf("no network namespace (%v): run `make run` as root, in a container with SYS_ADMIN", errno))
 		return ctx.Err()
-	case err != nil: // the program runs already, so the kernel refuses the namespace
-		d.out.leftOut(fmt.Sprintf("no network namespace (%v): run `make run` as root, in a container with SYS_ADMIN", err))
-		return nil
 	}
 	if err := cmd.Wait(); err != nil {
 		return fmt.Errorf("showing capture in a network namespace: %w", err)
@@ -77,13 +75,11 @@ func missingPrograms() string {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
 		return err.Error()
 	}
-	for _, program := range []struct{ name, advice string }{
-		{nametapPath(), "run `make run`, which builds it"},
-		{"iptables-save", "install the package iptables"},
-		{"ip", "install the package iproute2"},
+	for _, p := range [][2]string{
+		{nametapPath(), "run `make run`, which builds it"}, {"iptables-save", "install iptables"}, {"ip", "install iproute2"},
 	} {
-		if _, err := exec.LookPath(program.name); err != nil {
-			return filepath.Base(program.name) + " is missing: " + program.advice
+		if _, err := exec.LookPath(p[0]); err != nil {
+			return filepath.Base(p[0]) + " is missing: " + p[1]
 		}
 	}
 	return ""
@@ -123,10 +119,12 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 	if err := h.start(ctx, group); err != nil {
 		return err
 	}
-	if err := h.showApply(ctx); errors.Is(err, errNoRules) {
+	err = h.showApply(ctx)
+	switch {
+	case errors.Is(err, errNoRules):
 		out.leftOut(err.Error())
 		return nil
-	} else if err != nil {
+	case err != nil:
 		return err
 	}
 	return h.showSwitch(ctx)
@@ -199,11 +197,7 @@ func (h *host) startAgent(ctx context.Context, flags ...string) (running context
 
 // showApply does what the containers of a pod do: one is the agent, another installs the rules.
 func (h *host) showApply(ctx context.Context) error {
-	if err := h.setSwitch("true"); err != nil {
-		return err
-	}
-	h.step("without nametap")
-	if err := h.look(ctx, notFound); err != nil {
+	if err := errors.Join(h.setSwitch("true"), h.look(ctx, "without nametap", notFound)); err != nil {
 		return err
 	}
 	running, stop, err := h.startAgent(ctx)
@@ -211,7 +205,6 @@ func (h *host) showApply(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	h.step("$ nametap capture apply")
 	output, err := h.nametap(running, "capture", "apply", "--capture-wait="+patience.String()).CombinedOutput()
 	for line := range strings.Lines(string(output)) {
 		h.out.paragraph(6, line)
@@ -219,7 +212,7 @@ func (h *host) showApply(ctx context.Context) error {
 	if err != nil {
 		return cmp.Or(context.Cause(running), errNoRules)
 	}
-	return h.look(running, demoOldAddress)
+	return h.look(running, "after `nametap capture apply`", demoOldAddress)
 }
 
 // showSwitch shows an agent that installs the rules itself, as on a VM.
@@ -232,24 +225,14 @@ func (h *host) showSwitch(ctx context.Context) error {
 		return err
 	}
 	defer stop()
-	h.step(`$ nametap agent --capture --egress; with ISTIO_META_DNS_CAPTURE: "false"`)
-	if err := h.look(running, notFound); err != nil {
-		return err
-	}
-	if err := h.setSwitch("true"); err != nil {
-		return err
-	}
-	h.step(`the mesh config changes to ISTIO_META_DNS_CAPTURE: "true"`)
-	if err := h.look(running, demoOldAddress); err != nil {
-		return err
-	}
-	h.step("connections to databases without an address in the mesh: each has a VIP")
+	// After an error, running has ended, so the other steps end at once.
 	return errors.Join(
-		h.ask(running, "visit", demoDatabase1, greeting(demoDatabase1, demoAddress1)),
-		h.ask(running, "visit", demoDatabase2, greeting(demoDatabase2, demoAddress2)))
+		h.look(running, "`nametap agent --capture --egress`, ISTIO_META_DNS_CAPTURE: \"false\"", notFound),
+		h.setSwitch("true"),
+		h.look(running, "the mesh config changes to ISTIO_META_DNS_CAPTURE: \"true\"", demoOldAddress),
+		h.ask(running, "visit", demoDatabase1, greeting(demoDatabase1)),
+		h.ask(running, "visit", demoDatabase2, greeting(demoDatabase2)))
 }
-
-func (h *host) step(text string) { h.out.printf("  %s\n", h.out.bold(text)) }
 
 // setSwitch sets the switch of capture in the mesh config.
 func (h *host) setSwitch(on string) error {
@@ -261,7 +244,8 @@ func (h *host) setSwitch(on string) error {
 }
 
 // look makes the client resolve a host of the mesh, until the result is service, and another name.
-func (h *host) look(ctx context.Context, service string) error {
+func (h *host) look(ctx context.Context, title, service string) error {
+	h.out.printf("  %s\n", h.out.bold(title))
 	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, demoOutsideAddrs))
 }
 
@@ -289,21 +273,17 @@ func startDatabase(ctx context.Context, name, addr string) error {
 		return err
 	}
 	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return // the process ends
-			}
-			_, _ = fmt.Fprint(conn, greeting(name, addr)) // the client sees what is missing
+		for conn, err := listener.Accept(); err == nil; conn, err = listener.Accept() {
+			_, _ = fmt.Fprint(conn, greeting(name)) // the client sees what is missing
 			_ = conn.Close()
 		}
 	}()
 	return nil
 }
 
-func greeting(name, addr string) string {
+func greeting(name string) string {
 	short, _, _ := strings.Cut(name, ".")
-	return fmt.Sprintf("this is %s at %s", short, addr)
+	return "this is " + short
 }
 
 // errorsOnly is a log that keeps the tour readable.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,12 +42,9 @@ func startClient(ctx context.Context, resolvConf string) (*client, error) {
 		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
 	}
 	cmd.Stderr = os.Stderr
-	input, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	output, err := cmd.StdoutPipe()
-	if err != nil {
+	input, errInput := cmd.StdinPipe()
+	output, errOutput := cmd.StdoutPipe()
+	if err := cmp.Or(errInput, errOutput); err != nil {
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
@@ -78,15 +76,14 @@ func (c *client) do(action, name string) (string, error) {
 // runClient is `nametap-demo client`. It ends with its input.
 func runClient(ctx context.Context, resolvConf string) error {
 	text, err := os.ReadFile(resolvConf)
+	if err == nil { // The directory /etc of this process alone has this resolv.conf.
+		err = unix.Mount("tmpfs", "/etc", "tmpfs", 0, "")
+	}
+	if err == nil {
+		err = os.WriteFile("/etc/resolv.conf", text, readable)
+	}
 	if err != nil {
-		return fmt.Errorf("reading the client's resolv.conf: %w", err)
-	}
-	// The directory /etc of this process alone has this resolv.conf.
-	if err := unix.Mount("tmpfs", "/etc", "tmpfs", 0, ""); err != nil {
-		return fmt.Errorf("mounting a directory /etc for the client: %w", err)
-	}
-	if err := os.WriteFile("/etc/resolv.conf", text, readable); err != nil {
-		return fmt.Errorf("writing the client's resolv.conf: %w", err)
+		return fmt.Errorf("giving the client its resolv.conf: %w", err)
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
 		action, name, _ := strings.Cut(lines.Text(), " ")

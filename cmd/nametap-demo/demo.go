@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sync/errgroup"
 
@@ -31,12 +29,6 @@ const (
 
 // readable is the mode of files that the demo writes.
 const readable = 0o644
-
-// The addresses that the demo uses if their ports are free.
-const (
-	demoDNSAddr    = "127.0.0.1:15053"
-	demoStatusAddr = "127.0.0.1:15020"
-)
 
 // A demo is a control plane, an agent and a nameserver in one process.
 type demo struct {
@@ -100,7 +92,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 	}
 	cfg := agent.Config{
 		DNS: dnsproxy.Config{
-			Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
+			Addr: "127.0.0.1:0", Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
 			Forward: forward.Config{ResolvConf: d.path("resolv.conf"), Upstreams: []upstream.Spec{{Addr: d.upstream.Addr}}},
 		},
 		XDS: nds.Config{
@@ -110,11 +102,9 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 				IPs: []netip.Addr{netip.MustParseAddr("10.244.0.10"), netip.MustParseAddr("fd00:10:244::a")},
 			},
 		},
+		StatusAddr: "127.0.0.1:0",
 		SocketDirs: []string{d.path("agent")},
 		Logger:     logger,
-	}
-	if err := d.takePorts(ctx, &cfg); err != nil {
-		return err
 	}
 	if d.agent, err = agent.New(ctx, cfg); err != nil {
 		return err
@@ -141,23 +131,7 @@ func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
 
 // unpack writes a copy of the example shop, which the user can edit, and a pod's resolv.conf.
 func (d *demo) unpack() error {
-	err := fs.WalkDir(examples.Files, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			return os.MkdirAll(d.path(path), 0o755)
-		}
-		text, err := fs.ReadFile(examples.Files, path)
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(d.path(path), text, readable)
-	})
-	if err != nil {
-		return fmt.Errorf("unpacking the examples: %w", err)
-	}
-	return writeResolvConf(d.path("resolv.conf"), d.upstream.Addr.Addr().String())
+	return errors.Join(os.CopyFS(d.dir, examples.Files), writeResolvConf(d.path("resolv.conf"), d.upstream.Addr.Addr().String()))
 }
 
 // writeResolvConf writes a pod's resolv.conf.
@@ -172,29 +146,4 @@ func writeResolvConf(path, nameserver string) error {
 // searchList returns the search list of a pod in the demo's namespace.
 func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
-}
-
-// takePorts opens the agent's sockets on the usual ports. If another program has a port, takePorts prints this, and
-// the agent gets a free port.
-func (d *demo) takePorts(ctx context.Context, cfg *agent.Config) error {
-	taken := func(what, addr string) string {
-		d.out.printf("(%s: %s is in use, so the demo uses a free port)\n", what, addr)
-		return "127.0.0.1:0"
-	}
-	files, err := dnsproxy.OpenSockets(ctx, demoDNSAddr, cfg.Logger)
-	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
-		return err
-	}
-	cfg.DNS.Addr, cfg.DNS.Sockets = demoDNSAddr, files
-	if len(files) < 2 { // UDP and TCP
-		for _, file := range files {
-			_ = file.Close() // nothing was read
-		}
-		cfg.DNS.Addr, cfg.DNS.Sockets = taken("DNS", demoDNSAddr), nil
-	}
-	files, err = agent.OpenStatusSockets(ctx, demoStatusAddr, cfg.Logger)
-	if cfg.StatusAddr, cfg.StatusSockets = demoStatusAddr, files; len(files) == 0 {
-		cfg.StatusAddr = taken("status", demoStatusAddr)
-	}
-	return err
 }

@@ -22,39 +22,24 @@ type stubResolver struct {
 const queryTimeout = 5 * time.Minute
 
 // getaddrinfo returns the addresses of name. It returns no error if there are none.
-func (r *stubResolver) getaddrinfo(ctx context.Context, name string) ([]string, error) {
+func (r *stubResolver) getaddrinfo(ctx context.Context, name string) (addrs []string, err error) {
 	config := dns.ClientConfig{Search: r.search, Ndots: r.ndots}
+	client := dns.Client{Timeout: queryTimeout}
 	for _, candidate := range config.NameList(name) {
-		var addrs []string
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
-			found, err := r.lookup(ctx, candidate, qtype)
+			r.sent++
+			resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(candidate, qtype), r.server)
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("querying %s for %s: %w", r.server, candidate, err)
 			}
-			addrs = append(addrs, found...)
+			for _, rr := range resp.Answer {
+				if rr.Header().Rrtype == qtype {
+					addrs = append(addrs, dns.Field(rr, 1))
+				}
+			}
 		}
 		if len(addrs) > 0 {
-			return addrs, nil
-		}
-	}
-	return nil, nil
-}
-
-// lookup sends one query and returns the addresses in the answer.
-func (r *stubResolver) lookup(ctx context.Context, name string, qtype uint16) ([]string, error) {
-	r.sent++
-	client := dns.Client{Timeout: queryTimeout}
-	resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(name, qtype), r.server)
-	if err != nil {
-		return nil, fmt.Errorf("querying %s for %s: %w", r.server, name, err)
-	}
-	var addrs []string
-	for _, rr := range resp.Answer {
-		switch rr := rr.(type) {
-		case *dns.A:
-			addrs = append(addrs, rr.A.String())
-		case *dns.AAAA:
-			addrs = append(addrs, rr.AAAA.String())
+			break
 		}
 	}
 	return addrs, nil

@@ -48,7 +48,7 @@ const (
 func (d *demo) tour(ctx context.Context) error {
 	d.introduce()
 	for _, step := range []func(context.Context) error{
-		d.showService, d.showSearch, d.showCounts, d.showDatabases, d.showForward, d.showCapture, d.showEdit,
+		d.showService, d.showSearch, d.showCounts, d.showForward, d.showCapture, d.showEdit,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -86,35 +86,23 @@ func (d *demo) showSearch(ctx context.Context) error {
 // at the nameserver.
 func (d *demo) showCounts(ctx context.Context) error {
 	d.out.heading("Queries of getaddrinfo(\"api.payments…\"), ndots:5, three search domains")
-	direct, err := d.count(ctx, d.upstream.Addr.String())
-	if err != nil {
-		return err
-	}
-	through, err := d.count(ctx, d.dnsAddr)
-	if err != nil {
-		return err
-	}
 	d.out.printf("                         queries sent   to the nameserver\n")
-	d.out.printf("  without nametap        %12d   %17d\n", direct.sent, direct.arrived)
-	d.out.printf("  with nametap           %s   %17d\n", d.out.bold(fmt.Sprintf("%12d", through.sent)), through.arrived)
+	for _, way := range []struct{ name, server string }{
+		{"without nametap", d.upstream.Addr.String()}, {"with nametap", d.dnsAddr},
+	} {
+		d.upstream.Reset()
+		client := stubResolver{server: way.server, search: searchList(), ndots: demoNdots}
+		if _, err := client.getaddrinfo(ctx, demoPartner); err != nil {
+			return err
+		}
+		d.out.printf("  %-15s        %12d   %17d\n", way.name, client.sent, len(d.upstream.Queries()))
+	}
 	return nil
 }
 
-// counts are the queries of one getaddrinfo.
-type counts struct{ sent, arrived int }
-
-func (d *demo) count(ctx context.Context, server string) (counts, error) {
-	d.upstream.Reset()
-	client := stubResolver{server: server, search: searchList(), ndots: demoNdots}
-	if _, err := client.getaddrinfo(ctx, demoPartner); err != nil {
-		return counts{}, err
-	}
-	return counts{sent: client.sent, arrived: len(d.upstream.Queries())}, nil
-}
-
-func (d *demo) showDatabases(ctx context.Context) error {
-	d.out.heading("Two databases without an address in the mesh: public DNS answers")
-	return errors.Join(d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
+func (d *demo) showForward(ctx context.Context) error {
+	d.out.heading("Names outside the mesh, and two databases without an address in it: forwarded")
+	return errors.Join(d.query(ctx, demoOutside), d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
 }
 
 // showEdit changes a file of the control plane and waits until the agent's answer changes.
@@ -144,11 +132,6 @@ func (d *demo) showEdit(ctx context.Context) error {
 	d.out.printf("  answered %s after the file was written\n",
 		d.out.bold(time.Since(start).Round(time.Millisecond).String()))
 	return d.query(ctx, demoService)
-}
-
-func (d *demo) showForward(ctx context.Context) error {
-	d.out.heading("A name outside the mesh: forwarded")
-	return d.query(ctx, demoOutside)
 }
 
 // query sends a query for addresses to the agent, and shows the answer and its reason.

@@ -28,24 +28,20 @@ func run(m *testing.M) int {
 
 // captured is what the tour shows of capture: first without nametap, then with rules of an init container, then with
 // the agent of a VM, which is switched off and on.
-const captured = `  without nametap
-      cart: no such host
-      www.example.org: 2001:db8::80, 203.0.113.80
-  \$ nametap capture apply
-(?:      .*\n)+      cart: 10.96.10.12
-      www.example.org: 2001:db8::80, 203.0.113.80
-  \$ nametap agent .* ISTIO_META_DNS_CAPTURE: "false"
-      cart: no such host
-      www.example.org: 2001:db8::80, 203.0.113.80
-  .* ISTIO_META_DNS_CAPTURE: "true"
-      cart: 10.96.10.12
-      www.example.org: 2001:db8::80, 203.0.113.80
-  connections .*
-      mysql-instance1.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is
-      mysql-instance1 at 203.0.113.11
+const captured = "  without nametap" + nameserver + "(?:      .*\n)+" +
+	"  after `nametap capture apply`" + mesh +
+	"  `nametap agent --capture --egress`, ISTIO_META_DNS_CAPTURE: \"false\"" + nameserver +
+	"  the mesh config changes to ISTIO_META_DNS_CAPTURE: \"true\"" + mesh + `      mysql-instance1.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is
+      mysql-instance1
       mysql-instance2.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is
-      mysql-instance2 at 203.0.113.12
+      mysql-instance2
 `
+
+// What the client gets if the nameserver answers, and if the agent does.
+const (
+	nameserver = "\n      cart: no such host\n      www.example.org: 2001:db8::80, 203.0.113.80\n"
+	mesh       = "\n      cart: 10.96.10.12\n      www.example.org: 2001:db8::80, 203.0.113.80\n"
+)
 
 // TestTour runs the demo as root and as another user, from a directory with a space in its name.
 func TestTour(t *testing.T) {
