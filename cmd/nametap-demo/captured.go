@@ -205,14 +205,17 @@ func (h *host) showApply(ctx context.Context) error {
 		return err
 	}
 	defer stop()
+	h.out.printf("  %s\n", h.out.bold("`nametap capture apply`, as the init container of a pod"))
 	output, err := h.nametap(running, "capture", "apply", "--capture-wait="+patience.String()).CombinedOutput()
 	for line := range strings.Lines(string(output)) {
-		h.out.paragraph(6, line)
+		if err != nil || strings.HasPrefix(line, "backend") || strings.HasPrefix(line, "IPv4") {
+			h.out.paragraph(6, line)
+		}
 	}
 	if err != nil {
 		return cmp.Or(context.Cause(running), errNoRules)
 	}
-	return h.look(running, "after `nametap capture apply`", demoOldAddress)
+	return h.look(running, "", demoOldAddress)
 }
 
 // showSwitch shows an agent that installs the rules itself, as on a VM.
@@ -245,7 +248,9 @@ func (h *host) setSwitch(on string) error {
 
 // look makes the client resolve a host of the mesh, until the result is service, and another name.
 func (h *host) look(ctx context.Context, title, service string) error {
-	h.out.printf("  %s\n", h.out.bold(title))
+	if title != "" {
+		h.out.printf("  %s\n", h.out.bold(title))
+	}
 	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, demoOutsideAddrs))
 }
 
