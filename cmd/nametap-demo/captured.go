@@ -21,9 +21,11 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// capturedCommand is the first argument of the process that shows capture. The second argument is the directory of the
-// demo that has started the process.
-const capturedCommand = "captured"
+// The first arguments of the other processes. The second is the directory of the demo, or the resolv.conf of the client.
+const (
+	capturedCommand = "captured"
+	clientCommand   = "client"
+)
 
 // The network of `nametap-demo captured`: a host, and a client whose gateway the host is, like a container.
 const (
@@ -34,25 +36,20 @@ const (
 	databasePort   = "3306"
 )
 
-// patience is how long a machine may take to show capture before the demo fails.
+// patience is how long a machine may take for an answer, or to show capture, before the demo fails.
 const patience = 10 * time.Minute
 
 // showCapture runs `nametap-demo captured` in a network namespace of its own, because rules in the demo's namespace
 // would concern other programs, too. A user who is not root gets the right to it by a user namespace.
 func (d *demo) showCapture(ctx context.Context) error {
 	d.out.heading("Capture: the nameserver of a client's resolv.conf is " + nameserverAddr + ", port 53")
-	path, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding the program of the demo: %w", err)
-	}
 	if missing := missingPrograms(); missing != "" {
 		d.out.leftOut(missing)
 		return nil
 	}
-	cmd := exec.CommandContext(ctx, path, capturedCommand, d.dir)
-	cmd.Args[0] = os.Args[0]
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGKILL}
+	cmd := self(ctx, capturedCommand, d.dir)
+	cmd.Stdout = os.Stdout
+	cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Geteuid(), Size: 1}}
@@ -69,12 +66,19 @@ func (d *demo) showCapture(ctx context.Context) error {
 	return nil
 }
 
+// self returns a command that runs this program, and ends with it.
+func self(ctx context.Context, arguments ...string) *exec.Cmd {
+	path, _ := os.Executable() // without a path, the command cannot be started
+	cmd := exec.CommandContext(ctx, path, arguments...)
+	cmd.Args[0], cmd.Stderr = os.Args[0], os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
 // missingPrograms says what to install before capture can be shown. It is empty if nothing is missing.
 func missingPrograms() string {
 	// Distributions have the tools in these directories, which may be missing from the user's PATH.
-	if err := os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin"); err != nil {
-		return err.Error()
-	}
+	_ = os.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") // the name is valid
 	for _, p := range [][2]string{
 		{nametapPath(), "run `make run`, which builds it"}, {"iptables-save", "install iptables"}, {"ip", "install iproute2"},
 	} {
@@ -87,7 +91,7 @@ func missingPrograms() string {
 
 // nametapPath returns the path of the program nametap, which is built beside this program.
 func nametapPath() string {
-	path, _ := os.Executable() // showCapture has found it
+	path, _ := os.Executable() // without a path, the program is missing
 	return filepath.Join(filepath.Dir(path), "nametap")
 }
 
@@ -101,12 +105,8 @@ type host struct {
 // runCaptured is `nametap-demo captured`.
 func runCaptured(ctx context.Context, out *printer, dir string) error {
 	interfaces, err := net.Interfaces()
-	switch {
-	case err != nil:
-		return fmt.Errorf("listing interfaces: %w", err)
-	case len(interfaces) != 1 || interfaces[0].Flags&(net.FlagLoopback|net.FlagUp) != net.FlagLoopback:
-		return fmt.Errorf("%s: want a new network namespace, which the demo makes; run nametap-demo without arguments",
-			capturedCommand)
+	if err != nil || len(interfaces) != 1 || interfaces[0].Flags&(net.FlagLoopback|net.FlagUp) != net.FlagLoopback {
+		return errors.Join(err, fmt.Errorf("%s: want a new network namespace: run nametap-demo without arguments", capturedCommand))
 	}
 	if err := ip(ctx, "link set lo up"); err != nil {
 		out.leftOut(fmt.Sprintf("no rights in a user namespace (%v): run `make run` as root", err))
@@ -130,21 +130,17 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 	return h.showSwitch(ctx)
 }
 
-// errNoRules is the error if the kernel lacks what the rules need.
 var errNoRules = errors.New("no rules can be installed: `nametap capture check`, as root, says what is missing")
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, capturedCommand, name) }
 
 // start starts everything but an agent.
 func (h *host) start(ctx context.Context, group *errgroup.Group) error {
-	if err := ip(ctx, "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo",
-		"address add "+demoAddress2+" dev lo"); err != nil {
-		return err
-	}
-	if err := os.MkdirAll(h.path("state"), 0o755); err != nil {
-		return fmt.Errorf("making a directory: %w", err)
-	}
-	if err := writeResolvConf(h.path("resolv.conf"), nameserverAddr); err != nil {
+	if err := cmp.Or(
+		ip(ctx, "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo", "address add "+demoAddress2+" dev lo"),
+		os.MkdirAll(h.path("state"), 0o755), //nolint:gosec // nothing in it is secret
+		writeResolvConf(h.path("resolv.conf"), nameserverAddr),
+	); err != nil {
 		return err
 	}
 	server := netip.AddrPortFrom(netip.MustParseAddr(nameserverAddr), 53)
@@ -240,10 +236,7 @@ func (h *host) showSwitch(ctx context.Context) error {
 // setSwitch sets the switch of capture in the mesh config.
 func (h *host) setSwitch(on string) error {
 	text := fmt.Sprintf("defaultConfig:\n  proxyMetadata:\n    ISTIO_META_DNS_CAPTURE: %q\n", on)
-	if err := os.WriteFile(h.path("mesh"), []byte(text), readable); err != nil {
-		return fmt.Errorf("writing the mesh config: %w", err)
-	}
-	return nil
+	return os.WriteFile(h.path("mesh"), []byte(text), readable)
 }
 
 // look makes the client resolve a host of the mesh, until the result is service, and another name.

@@ -17,9 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clientCommand is the first argument of the process that is a client. The second argument is its resolv.conf.
-const clientCommand = "client"
-
 // notFound is the result of a name without addresses.
 const notFound = "no such host"
 
@@ -32,19 +29,11 @@ type client struct {
 
 // startClient starts a client and connects it to this network namespace.
 func startClient(ctx context.Context, resolvConf string) (*client, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("finding the program of the demo: %w", err)
-	}
-	cmd := exec.CommandContext(ctx, path, clientCommand, resolvConf)
-	cmd.Args[0] = os.Args[0]
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWNET, Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL,
-	}
-	cmd.Stderr = os.Stderr
-	input, errInput := cmd.StdinPipe()
-	output, errOutput := cmd.StdoutPipe()
-	if err := cmp.Or(errInput, errOutput); err != nil {
+	cmd := self(ctx, clientCommand, resolvConf)
+	cmd.SysProcAttr.Cloneflags, cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNET, syscall.CLONE_NEWNS
+	input, inputErr := cmd.StdinPipe()
+	output, outputErr := cmd.StdoutPipe()
+	if err := cmp.Or(inputErr, outputErr); err != nil {
 		return nil, err
 	}
 	if err := cmd.Start(); err != nil {
@@ -63,14 +52,9 @@ func startClient(ctx context.Context, resolvConf string) (*client, error) {
 
 // do makes the client do something, and returns the result.
 func (c *client) do(action, name string) (string, error) {
-	if _, err := fmt.Fprintln(c.input, action, name); err != nil {
-		return "", fmt.Errorf("writing to the client: %w", err)
-	}
-	result, err := c.output.ReadString('\n')
-	if err != nil {
-		return "", fmt.Errorf("reading from the client: %w", err)
-	}
-	return strings.TrimSuffix(result, "\n"), nil
+	_, err := fmt.Fprintln(c.input, action, name)
+	result, readErr := c.output.ReadString('\n')
+	return strings.TrimSuffix(result, "\n"), cmp.Or(err, readErr)
 }
 
 // runClient is `nametap-demo client`. It ends with its input.

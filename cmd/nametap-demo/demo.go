@@ -121,10 +121,9 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
 func await(ctx context.Context, ready <-chan struct{}) error {
 	select {
 	case <-ready:
-		return nil
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
 func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
@@ -137,10 +136,7 @@ func (d *demo) unpack() error {
 // writeResolvConf writes a pod's resolv.conf.
 func writeResolvConf(path, nameserver string) error {
 	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:%d\n", nameserver, strings.Join(searchList(), " "), demoNdots)
-	if err := os.WriteFile(path, []byte(text), readable); err != nil {
-		return fmt.Errorf("writing the demo's resolv.conf: %w", err)
-	}
-	return nil
+	return os.WriteFile(path, []byte(text), readable)
 }
 
 // searchList returns the search list of a pod in the demo's namespace.

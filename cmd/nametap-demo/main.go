@@ -2,9 +2,8 @@
 // nameserver that the agent forwards to, all in one process and on loopback. Then it sends queries to the agent and shows
 // the answers.
 //
-// Capture needs a network of its own. To show capture, the program runs itself again in a network namespace, as
-// `nametap-demo captured`. There the real program nametap, which is built beside this program, installs the rules, and
-// the client is a third process, `nametap-demo client`. All of these processes end with the first.
+// To show capture, the program runs itself again in a network namespace, as `nametap-demo captured`. There the program
+// nametap, which is built beside this program, installs the rules, and `nametap-demo client` is the client.
 //
 // Exit codes: 0 done, 1 failed, 2 wrong usage.
 package main

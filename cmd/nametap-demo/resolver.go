@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/miekg/dns"
 )
@@ -13,18 +12,13 @@ import (
 // default, it does not use EDNS.
 type stubResolver struct {
 	server string // host:port
-	search []string
-	ndots  int
-	sent   int // queries so far
+	sent   int    // queries so far
 }
-
-// queryTimeout is how long an answer may take before the demo fails.
-const queryTimeout = 5 * time.Minute
 
 // getaddrinfo returns the addresses of name. It returns no error if there are none.
 func (r *stubResolver) getaddrinfo(ctx context.Context, name string) (addrs []string, err error) {
-	config := dns.ClientConfig{Search: r.search, Ndots: r.ndots}
-	client := dns.Client{Timeout: queryTimeout}
+	config := dns.ClientConfig{Search: searchList(), Ndots: demoNdots}
+	client := dns.Client{Timeout: patience}
 	for _, candidate := range config.NameList(name) {
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 			r.sent++

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -46,10 +46,13 @@ const (
 
 // tour sends queries to the agent and shows the answers.
 func (d *demo) tour(ctx context.Context) error {
-	d.introduce()
-	for _, step := range []func(context.Context) error{
-		d.showService, d.showSearch, d.showCounts, d.showForward, d.showCapture, d.showEdit,
-	} {
+	d.out.printf("%s\n\n", d.out.bold("nametap: a control plane, an agent and a tour in one process, on loopback"))
+	d.out.printf("  control plane  %s, serves %s\n", d.controlPlane.Addr(), d.path("shop"))
+	d.out.printf("  agent          %s, UDP and TCP; %d hosts\n", d.dnsAddr, d.agent.Proxy().Table().Len())
+	d.out.printf("  status         http://%s/metrics\n", d.agent.StatusAddr())
+	d.out.printf("  nameserver     %s, part of the demo, for names outside the mesh\n", d.upstream.Addr)
+	d.out.printf("  resolv.conf    search %s\n", strings.Join(searchList(), " "))
+	for _, step := range []func(context.Context) error{d.showNames, d.showCounts, d.showCapture, d.showEdit} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -57,33 +60,27 @@ func (d *demo) tour(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) introduce() {
-	d.out.printf("%s\n\n", d.out.bold("nametap: a control plane, an agent and a tour in one process, on loopback"))
-	d.out.printf("  control plane  %s, serves %s\n", d.controlPlane.Addr(), d.path("shop"))
-	d.out.printf("  agent          %s, UDP and TCP; %d hosts\n", d.dnsAddr, d.agent.Proxy().Table().Len())
-	d.out.printf("  status         http://%s/metrics\n", d.agent.StatusAddr())
-	d.out.printf("  nameserver     %s, part of the demo, for names outside the mesh\n", d.upstream.Addr)
-	d.out.printf("  resolv.conf    search %s\n", strings.Join(searchList(), " "))
-	d.out.printf("                 options ndots:%d\n", demoNdots)
+func (d *demo) showNames(ctx context.Context) error {
+	domain := "." + searchList()[0]
+	for _, section := range []struct {
+		heading string
+		names   []string
+	}{
+		{"Hosts of the mesh, by short names and by an FQDN", []string{demoService, demoService + domain, demoNeighbour, demoPod}},
+		{"A name with a search domain, as a pod sends it: one answer with the addresses", []string{demoPartner + domain}},
+		{"Names outside the mesh, and two databases without an address in it: forwarded", []string{demoOutside, demoDatabase1, demoDatabase2}},
+	} {
+		d.out.heading(section.heading)
+		for _, name := range section.names {
+			if err := d.query(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-func (d *demo) showService(ctx context.Context) error {
-	d.out.heading("Hosts of the mesh, by short names and by an FQDN")
-	return errors.Join(
-		d.query(ctx, demoService),
-		d.query(ctx, demoService+"."+searchList()[0]),
-		d.query(ctx, demoNeighbour),
-		d.query(ctx, demoPod),
-	)
-}
-
-func (d *demo) showSearch(ctx context.Context) error {
-	d.out.heading("A name with a search domain, as a pod sends it: one answer with the addresses")
-	return d.query(ctx, demoPartner+"."+searchList()[0])
-}
-
-// showCounts counts the queries that one getaddrinfo sends, and the queries that then arrive
-// at the nameserver.
+// showCounts counts the queries that one getaddrinfo sends, and those that arrive at the nameserver.
 func (d *demo) showCounts(ctx context.Context) error {
 	d.out.heading("Queries of getaddrinfo(\"api.payments…\"), ndots:5, three search domains")
 	d.out.printf("                         queries sent   to the nameserver\n")
@@ -91,7 +88,7 @@ func (d *demo) showCounts(ctx context.Context) error {
 		{"without nametap", d.upstream.Addr.String()}, {"with nametap", d.dnsAddr},
 	} {
 		d.upstream.Reset()
-		client := stubResolver{server: way.server, search: searchList(), ndots: demoNdots}
+		client := stubResolver{server: way.server}
 		if _, err := client.getaddrinfo(ctx, demoPartner); err != nil {
 			return err
 		}
@@ -100,34 +97,22 @@ func (d *demo) showCounts(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) showForward(ctx context.Context) error {
-	d.out.heading("Names outside the mesh, and two databases without an address in it: forwarded")
-	return errors.Join(d.query(ctx, demoOutside), d.query(ctx, demoDatabase1), d.query(ctx, demoDatabase2))
-}
-
 // showEdit changes a file of the control plane and waits until the agent's answer changes.
 func (d *demo) showEdit(ctx context.Context) error {
 	d.out.heading("A live edit: " + demoService + " moves from " + demoOldAddress + " to " + demoNewAddress)
 	path := d.path("shop/shop.yaml")
 	text, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, bytes.ReplaceAll(text, []byte(demoOldAddress), []byte(demoNewAddress)), readable)
+	}
 	if err != nil {
 		return fmt.Errorf("editing an example: %w", err)
 	}
-	edited := strings.ReplaceAll(string(text), demoOldAddress, demoNewAddress)
-	if err := os.WriteFile(path, []byte(edited), readable); err != nil {
-		return fmt.Errorf("editing an example: %w", err)
-	}
-	start := time.Now()
-	client := stubResolver{server: d.dnsAddr, search: searchList(), ndots: demoNdots}
-	for {
-		addrs, err := client.getaddrinfo(ctx, demoService)
-		if err != nil {
+	start, client := time.Now(), stubResolver{server: d.dnsAddr}
+	for addrs := []string(nil); !slices.Contains(addrs, demoNewAddress); time.Sleep(time.Millisecond) {
+		if addrs, err = client.getaddrinfo(ctx, demoService); err != nil {
 			return err
 		}
-		if slices.Contains(addrs, demoNewAddress) {
-			break
-		}
-		time.Sleep(time.Millisecond)
 	}
 	d.out.printf("  answered %s after the file was written\n",
 		d.out.bold(time.Since(start).Round(time.Millisecond).String()))
@@ -136,7 +121,7 @@ func (d *demo) showEdit(ctx context.Context) error {
 
 // query sends a query for addresses to the agent, and shows the answer and its reason.
 func (d *demo) query(ctx context.Context, name string) error {
-	client := dns.Client{Timeout: queryTimeout}
+	client := dns.Client{Timeout: patience}
 	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
 	if err != nil {
 		return fmt.Errorf("querying the agent on %s for %s: %w", d.dnsAddr, name, err)
@@ -146,19 +131,13 @@ func (d *demo) query(ctx context.Context, name string) error {
 		return err
 	}
 	d.out.printf("  %s A\n", d.out.bold(name))
-	for _, record := range answer.Answer {
-		// The line leaves out owner, TTL and class, to fit a narrow terminal.
-		fields := strings.Fields(record.String())
-		d.out.printf("      %-5s  %s\n", fields[recordType], fields[recordType+1])
+	for _, record := range answer.Answer { // without owner, TTL and class, to fit a narrow terminal
+		d.out.printf("      %-5s  %s\n", dns.TypeToString[record.Header().Rrtype], dns.Field(record, 1))
 	}
 	d.out.paragraph(6, fmt.Sprintf("%s in %s; %s",
 		dns.RcodeToString[answer.Rcode], took.Round(10*time.Microsecond), explanation.Why))
 	return nil
 }
-
-// recordType is the index of the type in the fields of a record's text, after owner, TTL and
-// class. The data of a CNAME or an address is the next field.
-const recordType = 3
 
 // stayUp prints commands to try, and waits until ctx ends.
 func (d *demo) stayUp(ctx context.Context) {
