@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"time"
 
 	"github.com/miekg/dns"
 )
@@ -18,13 +18,12 @@ type stubResolver struct {
 // getaddrinfo returns the addresses of name. It returns no error if there are none.
 func (r *stubResolver) getaddrinfo(ctx context.Context, name string) (addrs []string, err error) {
 	config := dns.ClientConfig{Search: searchList(), Ndots: demoNdots}
-	client := dns.Client{Timeout: patience}
 	for _, candidate := range config.NameList(name) {
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 			r.sent++
-			resp, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(candidate, qtype), r.server)
+			resp, _, err := exchange(ctx, r.server, candidate, qtype)
 			if err != nil {
-				return nil, fmt.Errorf("querying %s for %s: %w", r.server, candidate, err)
+				return nil, err
 			}
 			for _, rr := range resp.Answer {
 				if rr.Header().Rrtype == qtype {
@@ -37,4 +36,16 @@ func (r *stubResolver) getaddrinfo(ctx context.Context, name string) (addrs []st
 		}
 	}
 	return addrs, nil
+}
+
+// exchange sends one query. It ends with ctx, also while it waits for the answer.
+func exchange(ctx context.Context, server, name string, qtype uint16) (*dns.Msg, time.Duration, error) {
+	client := dns.Client{Timeout: patience}
+	conn, err := client.DialContext(ctx, server)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { _ = conn.Close() }()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	return client.ExchangeWithConnContext(ctx, new(dns.Msg).SetQuestion(name, qtype), conn)
 }

@@ -121,8 +121,7 @@ func (d *demo) showEdit(ctx context.Context) error {
 
 // query sends a query for addresses to the agent, and shows the answer and its reason.
 func (d *demo) query(ctx context.Context, name string) error {
-	client := dns.Client{Timeout: patience}
-	answer, took, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), d.dnsAddr)
+	answer, took, err := exchange(ctx, d.dnsAddr, dns.Fqdn(name), dns.TypeA)
 	if err != nil {
 		return fmt.Errorf("querying the agent on %s for %s: %w", d.dnsAddr, name, err)
 	}
