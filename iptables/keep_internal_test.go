@@ -2,10 +2,11 @@ package iptables
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // K9: the next step for each desired value and each phase.
@@ -38,11 +39,9 @@ func TestNext(t *testing.T) {
 		{off, phaseRemoved, true, stepNone},
 		{off, phaseRemoved, false, stepNone},
 	} {
-		t.Run(fmt.Sprintf("set %v on %v phase %d due %v", test.desired.set, test.desired.On, test.now, test.due), func(t *testing.T) {
-			if got := nextStep(test.desired, test.now, test.due); got != test.want {
-				t.Errorf("step %d, want %d", got, test.want)
-			}
-		})
+		if got := nextStep(test.desired, test.now, test.due); got != test.want {
+			t.Errorf("set %v, on %v, phase %d, due %v: step %d, want %d", test.desired.set, test.desired.On, test.now, test.due, got, test.want)
+		}
 	}
 }
 
@@ -68,6 +67,116 @@ func TestRetries(t *testing.T) {
 		c = &Capture{installer: installer{goal: goal}}
 		if err := c.postpone(failure, false); err == nil || time.Until(c.due) != patience {
 			t.Errorf("%v, tried again after %v", err, time.Until(c.due))
+		}
+	})
+}
+
+// K13: what the kernel does not support is tried again after pauses that double up to an hour, because each attempt
+// interrupts the capture. After any other failure, each check tries again.
+func TestLacks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		i := &installer{goal: &target{Desired: Desired{Config: Config{Interval: 5 * time.Second}}}}
+		install := func(reduced map[family.Family]error) {
+			i.noteLacks(installation{backend: NFT, reduced: reduced})
+			i.inst = installation{backend: NFT, reduced: reduced}
+		}
+		lacking := map[family.Family]error{family.IPv6: errExtension}
+		for _, pause := range []time.Duration{5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600} {
+			install(lacking)
+			time.Sleep(pause*time.Second - 1)
+			install(lacking) // without an attempt
+			if i.retryDue() {
+				t.Fatalf("tried again before %v", pause*time.Second)
+			}
+			if time.Sleep(1); !i.retryDue() {
+				t.Fatalf("not tried again after %v", pause*time.Second)
+			}
+		}
+		if install(map[family.Family]error{family.IPv4: errLocked, family.IPv6: errExtension}); !i.retryDue() {
+			t.Error("a failure that passes is not tried again by the next check")
+		}
+		if install(nil); i.retryDue() {
+			t.Error("complete rules are tried again")
+		}
+	})
+}
+
+// K10: an announcement of the kernel causes a check at once, ten times in a row, then once in each interval. Without
+// announcements, checks of complete nft rules are rare. A check that took long is followed by a pause as long.
+func TestNextCheck(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 5 * time.Second
+		c := &Capture{installer: installer{goal: &target{Desired: Desired{Config: Config{Interval: interval}}}, inst: installation{backend: NFT}}}
+		began, atOnce, all := time.Now(), 0, 0
+		for c.nextCheck(time.Now()); !c.ready.After(began.Add(time.Minute)); c.nextCheck(time.Now()) {
+			time.Sleep(time.Until(c.ready))
+			if all++; time.Now().Equal(began) {
+				atOnce++
+			}
+		}
+		if want := checksAtOnce + int(time.Minute/interval); atOnce != checksAtOnce || all != want {
+			t.Errorf("%d checks at once, %d in a minute, want %d and %d", atOnce, all, checksAtOnce, want)
+		}
+		for _, test := range []struct {
+			backend Backend
+			watched bool
+			want    time.Duration
+		}{{NFT, false, interval}, {NFT, true, time.Hour}, {Legacy, true, interval}} {
+			c.inst.backend = test.backend
+			c.watch.subscribed.Store(test.watched)
+			if due := time.Until(c.nextCheck(time.Now())); due != test.want {
+				t.Errorf("%+v: the next check is due in %v", test, due)
+			}
+		}
+		start := time.Now()
+		time.Sleep(time.Minute)
+		if due := time.Until(c.nextCheck(start)); due != time.Minute || time.Until(c.ready) != time.Minute {
+			t.Errorf("after a check of a minute, the next is due in %v", due)
+		}
+	})
+}
+
+// V8, K10: the repair of table filter waits until no program has changed nft rules for 0.2 s, or for 2 s if the table
+// has no rule, and for 2 s at most. Without announcements, it does not wait.
+func TestFilterRepair(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		vs, err := variants(DefaultConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		inst := installation{backend: NFT, families: map[family.Family]variant{family.IPv4: vs[0]}}
+		step := func(w *filterRepair, changed time.Time, rules string) (waits bool) {
+			w.look(changed)
+			waits = w.spare(family.IPv4) == filterTable
+			if due := w.due(); due == waits && len(w.lacks) > 0 {
+				t.Errorf("a repair that waits is %v, a repair is due is %v", waits, due)
+			}
+			w.record(machine{nft: newSide(t, NFT, rules), legacy: newSide(t, Legacy, "")}, inst)
+			return waits
+		}
+		const site = "*filter\n-A OUTPUT -d 192.0.2.1 -j DROP\nCOMMIT\n"
+		for _, test := range []struct {
+			rules string
+			every time.Duration // between the changes of the firewall; 0 for one change
+			want  time.Duration
+		}{{site, 0, firewallPause}, {"", 0, firewallLimit}, {site, 100 * time.Millisecond, firewallLimit}, {"", time.Second, firewallLimit}} {
+			w, began := new(filterRepair), time.Now()
+			changed := began
+			for step(w, changed, test.rules) {
+				time.Sleep(10 * time.Millisecond)
+				if test.every > 0 && time.Since(changed) >= test.every {
+					changed = time.Now()
+				}
+			}
+			if took := time.Since(began); took != test.want {
+				t.Errorf("%+v: repaired after %v", test, took)
+			}
+		}
+		if step(new(filterRepair), time.Time{}, site) {
+			t.Error("without announcements the repair waits")
 		}
 	})
 }

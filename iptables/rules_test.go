@@ -79,25 +79,6 @@ func TestText(t *testing.T) {
 	}
 }
 
-// K2, K10: iptables-save prints these rules unchanged, with both backends, so that they can
-// be compared as text.
-func TestTextIsWhatIsSaved(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		for name, cfg := range configs() {
-			cfg.Backend = backend
-			c := l.with(cfg)
-			if err := c.Apply(t.Context()); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			if plan, err := c.Plan(t.Context()); err != nil || len(plan) != 0 {
-				t.Errorf("%s: %v, %v", name, plan, err)
-			}
-		}
-	})
-}
-
 func TestConfigErrors(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*iptables.Config){

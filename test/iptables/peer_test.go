@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// patience is how long a query may take, unless the test says otherwise. The machine may be busy.
-const patience = 10 * time.Second
+// patience is how long a query may take, unless the test says otherwise. The machine may stand still.
+const patience = 5 * time.Minute
 
 // A peer is another process, with a separate user. It reads a command per line, and answers
 // each with "ok …" or "error …".

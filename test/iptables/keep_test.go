@@ -30,21 +30,6 @@ func (l *lab) keep(c *iptables.Capture) {
 
 func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 
-// impatient is a change of the configuration for tools that hang and removals that fail.
-func impatient(c *iptables.Config) { c.Patience = 3 * time.Second }
-
-// K10: Apply returns when the rules are installed, even if that takes longer than the time between
-// two checks.
-func TestApplyChecksNothing(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		c := l.apply(func(c *iptables.Config) { c.Interval = time.Nanosecond })
-		if n := c.Stats().Checks; n > 0 {
-			l.t.Errorf("%d checks", n)
-		}
-	})
-}
-
 // K10
 func TestDrift(t *testing.T) {
 	t.Parallel()
@@ -56,7 +41,7 @@ func TestDrift(t *testing.T) {
 		conn := l.socket()
 		l.wantOn(conn, "AU")
 		good := l.saves()
-		ipt := l.pick("iptables-", "ip6tables-") + string(l.backend) + " -w 5"
+		ipt := l.tool("") + " -w 5"
 		rules, err := iptables.Build(l.config())
 		if err != nil {
 			t.Fatal(err)
@@ -79,11 +64,9 @@ func TestDrift(t *testing.T) {
 			repairs := c.Stats().Repairs
 			lines := l.log.Count("had drifted")
 			l.sh("%s", script)
-			start := time.Now()
 			stray := l.socket()
 			_, _ = askOn(stray, "2d") // a flow that may start past the agent
 			wait.Until(t, what+" is repaired", func() bool { return c.Stats().Repairs == repairs+1 })
-			t.Logf("%s: repaired after %v", what, time.Since(start))
 			l.want("AU")
 			l.wantOn(conn, "AU")
 			l.wantOn(stray, "AU")
@@ -130,19 +113,15 @@ func (l *lab) set(c *iptables.Capture, on bool, cfg iptables.Config) {
 func TestKeepAndSwitch(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		cfg := l.config(quick, impatient)
+		t := l.t
+		cfg := l.config(quick)
 		c := l.with(cfg)
 		l.keep(c)
 		<-c.Begun()
 		if got := l.holders(); got != "" || c.Stats().Checks != 0 {
 			t.Errorf("nothing is desired: rules in %q, %+v", got, c.Stats())
 		}
-		broken := map[string]string{}
-		for _, family := range []string{"iptables-", "ip6tables-"} {
-			broken[family+string(backend)+"-restore"] = "echo broken >&2; exit 2"
-		}
-		working := l.tools(broken)
+		broken := []func(){l.failing("iptables", "*", refused), l.failing("ip6tables", "*", refused)}
 		l.set(c, true, cfg)
 		wait.Until(t, "failures are counted", func() bool { return c.Stats().Failures > 2 })
 		if n := l.log.Count("cannot be checked or repaired"); n != 1 || c.Captured() {
@@ -152,7 +131,9 @@ func TestKeepAndSwitch(t *testing.T) {
 		wait.Until(t, "capture is off", func() bool { return l.log.Count("DNS capture is off") == 1 })
 		l.set(c, true, cfg)
 		wait.Until(t, "the failure is logged again", func() bool { return l.log.Count("cannot be checked or repaired") == 2 })
-		working()
+		for _, working := range broken {
+			working()
+		}
 		wait.Until(t, "the rules are in", func() bool { return c.Captured() && c.Stats().Checks > 2 })
 		if n := l.log.Count("DNS is captured"); l.holders() == "" || n != 1 || c.Stats().Repairs != 0 {
 			t.Errorf("rules in %q, logged %d times, %+v", l.holders(), n, c.Stats())
@@ -201,38 +182,55 @@ func TestKeepEndsInApply(t *testing.T) {
 	})
 }
 
-// K9: when Keep ends, it removes the rules unless they must stay. A removal that has begun
-// is finished in either case.
-func TestKeepEnds(t *testing.T) {
+// V1, V4, K9: rules of FailClosed stay at the end of Keep. Otherwise Leave leaves the rules unchanged for the next Keep, which takes them
+// over, and Soon removes them without the settle time. Leave leaves nothing while capture is off.
+func TestEndings(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
-		for _, closed := range []bool{false, true} {
-			cfg := l.config(func(c *iptables.Config) { c.FailClosed = closed })
+		l.connect()
+		before := l.saves()
+		cfg := l.config()
+		cfg.Settle, cfg.FailClosed = time.Hour, false
+		end := func(ending iptables.Ending, on bool) {
+			t.Helper()
 			c := l.with(cfg)
-			l.set(c, true, cfg)
-			end := l.startKeep(c)
-			<-c.Begun()
-			if got := l.holders(); got == "" || !c.Captured() {
-				t.Errorf("Keep has begun: rules in %q", got)
+			l.set(c, on, cfg)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go l.ns.Run(func() { ended <- c.Keep(ctx) })
+			wait.For(t, "the first state is reached", c.Begun())
+			if on {
+				_, _ = askOn(l.socket(), "2d") // a captured query, so that a removal settles
 			}
-			if err := end(); err != nil {
+			c.SetEnding(ending)
+			cancel()
+			if err := wait.For(t, "Keep ends", ended); err != nil {
 				t.Error(err)
 			}
-			if got := l.holders(); (got != "") != closed || c.Captured() != closed {
-				t.Errorf("fail closed is %v: rules in %q", closed, got)
-			}
 		}
-		cfg := l.config(func(c *iptables.Config) { c.Settle = time.Minute })
-		c := l.with(cfg)
-		l.set(c, false, cfg)
-		end := l.startKeep(c)
-		<-c.Begun()
-		if err := end(); err != nil {
-			t.Error(err)
+		end(iptables.Leave, true)
+		rules := l.saves()
+		if withoutEmpty(rules) == withoutEmpty(before) {
+			t.Error("Leave has removed the rules")
 		}
-		if got := l.holders(); got != "" {
-			t.Errorf("capture is off: rules in %q", got)
+		end(iptables.Leave, true)
+		if got := l.saves(); got != rules {
+			t.Errorf("the next Keep has changed the rules:\n%s\nbefore:\n%s", got, rules)
+		}
+		end(iptables.Soon, true)
+		if got := l.saves(); withoutEmpty(got) != withoutEmpty(before) {
+			t.Errorf("Soon leaves\n%s", got)
+		}
+		cfg.FailClosed = true
+		end(iptables.Settle, true)
+		if got := l.saves(); got != rules {
+			t.Errorf("FailClosed changes the rules:\n%s", got)
+		}
+		cfg.Settle, cfg.FailClosed = 0, false
+		end(iptables.Leave, false)
+		if got := l.saves(); withoutEmpty(got) != withoutEmpty(before) {
+			t.Errorf("Leave, while capture is off, leaves\n%s", got)
 		}
 	})
 }
@@ -242,7 +240,7 @@ func TestKeepRefused(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
 		t := l.t
-		l.failing("ip6tables", "*")
+		l.failing("ip6tables", "*", refused)
 		cfg := l.config(func(c *iptables.Config) { c.Only = family.IPv6 })
 		c := l.with(cfg)
 		l.set(c, true, cfg)

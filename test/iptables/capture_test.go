@@ -1,12 +1,15 @@
 package iptables_test
 
 import (
-	"errors"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
@@ -116,29 +119,6 @@ func TestVirtualInterface(t *testing.T) {
 	})
 }
 
-// K7: a stub resolver on loopback, which queries nameservers itself.
-func TestStubResolver(t *testing.T) {
-	t.Parallel()
-	const stubAddress = "127.0.0.53:53" // of IPv4 alone
-	labs(t, []kind{{iptables.NFT, family.IPv4}, {iptables.Legacy, family.IPv4}}, func(l *lab) {
-		t := l.t
-		l.sh("echo 0 >/proc/sys/net/ipv4/ip_unprivileged_port_start")
-		stub := startPeer(t, l.ns)
-		stub.do("user 101 101")
-		stub.do("serve S 10.77.0.2:53 - %s", stubAddress)
-		l.agentAs("1337 1337", stubAddress, "-", 15053)
-		l.wantFrom(stubAddress, "SU")
-
-		c := l.apply(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{101} })
-		l.wantFrom(stubAddress, "ASU")
-		l.want("ASU") // to another server, captured all the same
-		stubOnly := l.config(func(c *iptables.Config) { c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53")} })
-		replace(t, c, stubOnly)
-		l.wantFrom(stubAddress, "ASU")
-		l.want("U")
-	})
-}
-
 // K7: Docker's resolver, whose rules redirect 127.0.0.11:53 to another port.
 func TestDockerResolver(t *testing.T) {
 	t.Parallel()
@@ -184,37 +164,13 @@ func TestSocketsInUse(t *testing.T) {
 	}
 }
 
-// K12
-func TestDeadAgent(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		agent := l.agent()
-		l.apply()
-		conn := l.socket()
-		l.wantOn(conn, "AU")
-		agent.stop()
-		for _, network := range []string{"udp", "tcp"} {
-			start := time.Now()
-			_, err := ask(network, "-", l.server('2'), "2d")
-			if took := time.Since(start); !errors.Is(err, syscall.ECONNREFUSED) || took > time.Second {
-				t.Errorf("%s: %v after %v, want refused at once", network, err, took)
-			} else {
-				t.Logf("%s: refused after %v", network, took)
-			}
-		}
-		if _, err := askOn(conn, "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("socket in use: %v, want refused", err)
-		}
-	})
-}
-
-// K2
+// K2, K10: the second time changes nothing, and Apply checks nothing, even if it takes longer than the time between two
+// checks.
 func TestApplyTwice(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
-		cfg := l.config()
+		cfg := l.config(func(c *iptables.Config) { c.Interval = time.Nanosecond })
 		c := l.with(cfg)
 		before := l.saves()
 		plan, err := c.Plan(t.Context())
@@ -234,8 +190,8 @@ func TestApplyTwice(t *testing.T) {
 		if twice := l.saves(); twice != once {
 			t.Errorf("after the second time:\n%s\nafter the first:\n%s", twice, once)
 		}
-		if n := l.log.Count("DNS is captured"); n != 1 {
-			t.Errorf("said %d times that DNS is captured, want once:\n%s", n, l.log)
+		if n := l.log.Count("DNS is captured"); n != 1 || c.Stats().Checks > 0 {
+			t.Errorf("said %d times that DNS is captured, want once, and %d checks:\n%s", n, c.Stats().Checks, l.log)
 		}
 		status, err := c.Status(t.Context())
 		if err != nil || status.Backend != backend {
@@ -247,4 +203,49 @@ func TestApplyTwice(t *testing.T) {
 			}
 		}
 	})
+}
+
+// K2, K10: iptables-save prints the rules unchanged, with both backends, so that they can be compared as text.
+func TestTextIsWhatIsSaved(t *testing.T) {
+	t.Parallel()
+	golden, err := filepath.Glob("../../iptables/testdata/*.ipv[46]")
+	if err != nil || len(golden) == 0 {
+		t.Fatal(golden, err)
+	}
+	backends(t, func(l *lab) {
+		for _, name := range golden {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				l.t.Fatal(err)
+			}
+			tool := "iptables-" + string(l.backend)
+			if strings.HasSuffix(name, "6") {
+				tool = "ip6tables-" + string(l.backend)
+			}
+			l.ns.Pipe(string(text), tool+"-restore", "-w", "5") // replaces these tables
+			want := rulesByChain(regexp.MustCompile(`(?m)^-I (\S+) \d+`).ReplaceAllString(string(text), "-A $1"))
+			if diff := cmp.Diff(want, rulesByChain(l.ns.Exec(tool+"-save"))); diff != "" {
+				l.t.Errorf("%s (-text +saved):\n%s", name, diff)
+			}
+			l.ns.Pipe(emptied, tool+"-restore", "-w", "5")
+		}
+	})
+}
+
+// emptied replaces all tables of nametap by empty ones.
+const emptied = "*raw\nCOMMIT\n*nat\nCOMMIT\n*filter\nCOMMIT\n"
+
+// rulesByChain returns the rules of each chain, by the table and the chain.
+func rulesByChain(text string) map[string][]string {
+	rules, table := map[string][]string{}, ""
+	for line := range strings.Lines(text) {
+		if line[0] == '*' {
+			table = strings.TrimSpace(line)
+		}
+		if rule, ok := strings.CutPrefix(line, "-A "); ok {
+			chain, spec, _ := strings.Cut(rule, " ")
+			rules[table+" "+chain] = append(rules[table+" "+chain], strings.TrimRight(spec, " \n"))
+		}
+	}
+	return rules
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -139,6 +140,11 @@ func (l *lab) pick(v4, v6 string) string {
 		return v4
 	}
 	return v6
+}
+
+// tool returns the name of a tool of the lab's backend and family: "" is iptables itself.
+func (l *lab) tool(suffix string) string {
+	return l.pick("iptables-", "ip6tables-") + string(l.backend) + suffix
 }
 
 // server returns the nameserver of a digit.
@@ -269,6 +275,15 @@ func (l *lab) wantOn(conn net.Conn, way string) {
 	if reply, err := askOn(conn, "2s"); err != nil || reply != "2s"+way {
 		l.t.Errorf("reply %q, %v, want %q", reply, err, "2s"+way)
 	}
+}
+
+// becomes waits until queries on a socket take this way.
+func (l *lab) becomes(conn net.Conn, way string) {
+	l.t.Helper()
+	wait.Until(l.t, "the socket is captured", func() bool {
+		reply, err := askOn(conn, "2s")
+		return err == nil && reply == "2s"+way
+	})
 }
 
 // askHeld sends a query on a socket. The nameserver replies when [lab.wantHeld] is called.

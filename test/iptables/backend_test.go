@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -118,15 +119,14 @@ func (l *lab) script(name, text string) {
 
 const noIPv6 = `echo "ip6tables-restore: can't initialize ip6tables table: Address family not supported by protocol" >&2; exit 3`
 
-// K4: a kernel without IPv6.
+// K4, K13: a kernel without IPv6 at first. That is logged once, and Keep captures IPv6 later.
 func TestFamilyUnavailable(t *testing.T) {
 	t.Parallel()
 	backends(t, func(l *lab) {
 		t, backend := l.t, l.backend
 		tool := "ip6tables-" + string(backend)
-		l.tools(map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
-		cfg := l.config()
-		c := l.with(cfg)
+		working := l.tools(map[string]string{tool + "-save": noIPv6, tool + "-restore": noIPv6})
+		c := l.capture(quick)
 		apply(t, c)
 		apply(t, c)
 		if n := l.log.Count("DNS over one family is not captured"); n != 1 {
@@ -136,10 +136,17 @@ func TestFamilyUnavailable(t *testing.T) {
 			t.Errorf("IPv4:\n%s", got)
 		}
 		status, err := c.Status(t.Context())
-		if err != nil || status.Families[0].State != iptables.InPlace || status.Families[1].State != iptables.Unavailable {
+		if err != nil || status.Families[0].State != iptables.InPlace || status.Families[1].State != iptables.Unavailable ||
+			c.Levels()[family.IPv6] != iptables.LevelUnavailable {
 			t.Errorf("status %+v, %v", status, err)
 		}
-		remove(t, c)
+		l.keep(c)
+		working()
+		wait.Until(t, "IPv6 is captured", func() bool { return c.Levels()[family.IPv6] == iptables.LevelComplete })
+		l.complete(c)
+		if n := c.Stats().Failures; n != 0 {
+			t.Errorf("%d failures", n)
+		}
 	})
 }
 

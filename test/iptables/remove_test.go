@@ -3,13 +3,11 @@ package iptables_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -74,78 +72,43 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// K3, V8: tables that nametap made are deleted even if another program has removed all rules and
-// chains from them meanwhile, as firewalld does when it starts.
+// K3, V8: tables that nametap made are deleted even if another program has removed all rules and chains from them: before
+// a repair, during one, and before the end, as firewalld and netfilter-persistent do. Tables of other programs stay.
 func TestRemoveAfterFlush(t *testing.T) {
 	t.Parallel()
-	backends(t, func(l *lab) {
-		if l.backend != iptables.NFT {
-			return // only nft has tables of nametap's own
-		}
-		untouched := l.saves()
-		c := l.with(l.config())
-		apply(l.t, c)
-		captured := l.saves()
-		for _, tool := range []string{"iptables-nft", "ip6tables-nft"} {
-			for _, table := range []string{"nat", "raw"} {
-				l.ns.Exec(tool, "-w", "5", "-t", table, "-F")
-				l.ns.Exec(tool, "-w", "5", "-t", table, "-X")
+	alone(t, func(l *lab) {
+		t, nft := l.t, func(c *iptables.Config) { c.Backend = iptables.NFT }
+		flush := func(tables ...string) string {
+			var script strings.Builder
+			for _, table := range tables {
+				fmt.Fprintf(&script, "%[1]s -w 5 -t %[2]s -F && %[1]s -w 5 -t %[2]s -X\n", tool(t, "iptables-nft"), table)
 			}
+			return script.String()
 		}
-		apply(l.t, c)
-		if got := l.saves(); got != captured {
-			l.t.Errorf("after the repair the rules are\n%s\nwant\n%s", got, captured)
-		}
-		remove(l.t, c)
-		if after := l.saves(); after != untouched {
-			l.t.Errorf("left behind:\n%s", after)
-		}
-	})
-}
-
-// K3, V8: tables that nametap made are deleted even if another program has removed their chains
-// between reading and writing, as netfilter-persistent does when it flushes all rules.
-func TestRemoveAfterFlushMeanwhile(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, kind{iptables.NFT, family.IPv4})
-	l.ns.Run(func() {
-		untouched := l.saves()
-		c := l.with(l.config())
-		apply(t, c)
-		captured := l.saves()
-		flush := tool(t, "iptables-nft") + " -w 5 -t raw"
-		l.sh("%s -F", flush)
-		const name = "iptables-nft-restore"
-		flushed := filepath.Join(t.TempDir(), "flushed")
-		l.tools(map[string]string{name: fmt.Sprintf("mkdir %s && %s -X\nexec %s \"$@\"", flushed, flush, tool(t, name))})
-		apply(t, c)
-		if _, err := os.Stat(flushed); err != nil {
-			t.Error("nothing was removed meanwhile:", err)
-		}
-		if got := l.saves(); got != captured {
-			t.Errorf("after the repair the rules are\n%s\nwant\n%s", got, captured)
-		}
-		remove(t, c)
-		if after := l.saves(); after != untouched {
-			t.Errorf("left behind:\n%s", after)
-		}
-	})
-}
-
-// K3, V8: tables that nametap made are deleted even if another program has removed all chains since, as firewalld does
-// when it starts. Tables that another program has made stay.
-func TestRemoveAfterLastFlush(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, kind{iptables.NFT, family.IPv4})
-	l.ns.Run(func() {
 		l.sh("%s -w 5 -t filter -P OUTPUT ACCEPT", tool(t, "iptables-nft")) // makes a table
 		untouched := l.saves()
-		c := l.with(l.config())
-		apply(t, c)
-		for _, table := range []string{"raw", "nat", "filter"} {
-			flush := tool(t, "iptables-nft") + " -w 5 -t " + table
-			l.sh("%[1]s -F && %[1]s -X", flush)
+		c := l.apply(nft)
+		captured := l.saves()
+		repaired := func() {
+			t.Helper()
+			apply(t, c)
+			if got := l.saves(); got != captured {
+				t.Errorf("after the repair the rules are\n%s\nwant\n%s", got, captured)
+			}
 		}
+		l.sh("%s", flush("nat", "raw"))
+		repaired()
+
+		l.sh("%s -w 5 -t raw -F", tool(t, "iptables-nft"))
+		const name = "iptables-nft-restore"
+		flushed := filepath.Join(t.TempDir(), "flushed")
+		l.tools(map[string]string{name: fmt.Sprintf("mkdir %s && { %s}\nexec %s \"$@\"", flushed, flush("raw"), tool(t, name))})
+		repaired()
+		if !exists(flushed) {
+			t.Error("nothing was removed meanwhile")
+		}
+
+		l.sh("%s", flush("raw", "nat", "filter"))
 		remove(t, c)
 		if after := l.saves(); after != untouched {
 			t.Errorf("left behind:\n%s\nwant\n%s", after, untouched)
@@ -172,26 +135,22 @@ func TestRemoveFromSharedTable(t *testing.T) {
 	})
 }
 
-// K3, K4: apply is killed before, during and after each iptables-restore, while the other
+// K3, K4: apply is killed during each iptables-restore, while the other
 // backend holds earlier rules of nametap.
 func TestApplyKilled(t *testing.T) {
 	t.Parallel()
-	moments := []string{"before", "within", "after"}
-	if testing.Short() {
-		moments = []string{"within"}
-	}
 	backends(t, func(l *lab) {
 		t := l.t
 		l.addForeign(iptables.NFT)
 		l.addForeign(iptables.Legacy)
 		before := l.saves()
 		cleaner := l.capture(auto)
-		applyHalf := func(step int, how string) int {
+		applyHalf := func(step int) int {
 			t.Helper()
 			l.apply(func(c *iptables.Config) { c.Backend = l.other() })
-			return l.killedApply(step, how)
+			return l.killedApply(step)
 		}
-		steps := applyHalf(0, "never")
+		steps := applyHalf(0)
 		complete := l.saves()
 		remove(t, cleaner)
 		if steps < 4 {
@@ -199,71 +158,50 @@ func TestApplyKilled(t *testing.T) {
 		}
 		t.Logf("%d steps", steps)
 		for step := 1; step <= steps; step++ {
-			for _, how := range moments {
-				applyHalf(step, how)
-				if how == "within" { // this case is repaired, too
-					l.killedApply(0, "never")
-					if after := l.saves(); after != complete {
-						t.Errorf("killed %s step %d, and applied again:\n%s\nwant:\n%s", how, step, after, complete)
-					}
-					remove(t, cleaner)
-					applyHalf(step, how)
-				}
-				remove(t, cleaner)
-				if after := l.saves(); after != before {
-					t.Errorf("killed %s step %d, and removed:\n%s\nwant:\n%s", how, step, after, before)
-				}
+			applyHalf(step)
+			l.killedApply(0) // repairs it
+			if after := l.saves(); after != complete {
+				t.Errorf("killed within step %d, and applied again:\n%s\nwant:\n%s", step, after, complete)
+			}
+			remove(t, cleaner)
+			applyHalf(step)
+			remove(t, cleaner)
+			if after := l.saves(); after != before {
+				t.Errorf("killed within step %d, and removed:\n%s\nwant:\n%s", step, after, before)
 			}
 		}
 	})
 }
 
-// killedApply applies the default rules in another process and kills it at a step, which is
-// an iptables-restore. It returns the number of steps.
-func (l *lab) killedApply(step int, how string) int {
+// killedApply applies the default rules in another process, and kills it within a step, which is
+// an iptables-restore, unless step is 0. It returns the number of steps.
+func (l *lab) killedApply(step int) int {
 	t := l.t
 	t.Helper()
 	dir := t.TempDir()
 	for _, family := range []string{"iptables", "ip6tables"} {
 		for _, b := range []string{"nft", "legacy"} {
-			tool := fmt.Sprintf("%s-%s-restore", family, b)
-			path, err := exec.LookPath(tool)
-			if err != nil {
-				t.Fatal(err)
-			}
+			name := fmt.Sprintf("%s-%s-restore", family, b)
 			script := fmt.Sprintf(`#!/bin/sh
 n=$(($(cat %[1]s/n 2>/dev/null || echo 0) + 1))
 echo $n >%[1]s/n
 if [ $n = %[2]d ]; then
-	case %[3]s in
-	within) sed /^COMMIT/q | %[4]s "$@" ;;
-	after) %[4]s "$@" ;;
-	esac
+	sed /^COMMIT/q | %[3]s "$@"
 	kill -9 $PPID
 	exit 1
 fi
-exec %[4]s "$@"
-`, dir, step, how, path)
-			if err := os.WriteFile(filepath.Join(dir, tool), []byte(script), 0o700); err != nil {
+exec %[3]s "$@"
+`, dir, step, tool(t, name))
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	cmd := self(envApply, string(l.backend))
 	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
-	if out, killed := l.output(cmd); killed != (how != "never") {
-		t.Fatalf("apply, killed %s step %d: %s", how, step, out)
+	if out, killed := l.output(cmd); killed != (step > 0) {
+		t.Fatalf("apply, killed within step %d: %s", step, out)
 	}
-	count, err := os.ReadFile(filepath.Join(dir, "n"))
-	if err != nil {
-		if how == "never" {
-			return 0
-		}
-		t.Fatal(err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(count)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, _ := strconv.Atoi(strings.TrimSpace(l.sh("cat %s/n || true", dir)))
 	return n
 }

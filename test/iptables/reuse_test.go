@@ -35,8 +35,6 @@ func TestTCPPortReused(t *testing.T) {
 					l.wantTCP("AU")
 					l.flush()
 				}
-				remove(l.t, c)
-
 				apply(l.t, c)
 				before(l)
 				remove(l.t, c)
@@ -224,7 +222,7 @@ func (l *lab) withoutReply() {
 func (l *lab) losePackets(action string) {
 	l.t.Helper()
 	for _, ns := range []*netns.NS{l.ns, l.servers} {
-		ns.Exec(l.pick("iptables-", "ip6tables-")+string(l.backend), "-w", "5", "-t", "mangle", action, "INPUT",
+		ns.Exec(l.tool(""), "-w", "5", "-t", "mangle", action, "INPUT",
 			"-p", "tcp", "-m", "multiport", "--dports", "53,15053", "-j", "DROP")
 	}
 }
@@ -239,5 +237,5 @@ func (l *lab) tcpEntries() string {
 // remain: without any, the kernel would not translate addresses of open connections.
 func (l *lab) flush() {
 	l.t.Helper()
-	l.sh("%s%s -w 5 -t nat -F OUTPUT", l.pick("iptables-", "ip6tables-"), l.backend)
+	l.sh("%s -w 5 -t nat -F OUTPUT", l.tool(""))
 }

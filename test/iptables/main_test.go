@@ -1,3 +1,5 @@
+// Package iptables_test tests package iptables with the tools and a kernel, in network namespaces. Without root, or without the
+// tools, the tests are skipped.
 package iptables_test
 
 import (

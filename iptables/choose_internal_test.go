@@ -1,0 +1,193 @@
+package iptables
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/nametap/nametap/internal/family"
+)
+
+// envHang makes this binary a tool that hangs.
+const envHang = "NAMETAP_TEST_HANG"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envHang) != "" {
+		_, _ = os.Stdout.WriteString("running\n")
+		select {}
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// newSide returns what a backend has if iptables-save prints rules, or cannot read them (an error).
+func newSide(t *testing.T, b Backend, rules any) *side {
+	t.Helper()
+	s := &side{backend: b, saved: map[family.Family]saved{}, reason: map[family.Family]error{}}
+	for _, f := range family.All() {
+		switch rules := rules.(type) {
+		case error:
+			s.reason[f] = rules
+		case string:
+			var err error
+			if s.saved[f], err = parseSave([]byte(rules)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return s
+}
+
+// K4, K13: the backend of other programs is used, then the one with rules of nametap, then the one of
+// iptables-restore. A backend that cannot be read for a moment, or hangs, does not count as unsupported.
+func TestChoose(t *testing.T) {
+	t.Parallel()
+	const (
+		own     = "*nat\n:OUTPUT ACCEPT [0:0]\n:NAMETAP_OUTPUT - [0:0]\n-A OUTPUT -j NAMETAP_OUTPUT\nCOMMIT\n"
+		one     = "*filter\n-A FORWARD -j DROP\nCOMMIT\n"
+		two     = "*filter\n:FORWARD DROP [0:0]\n:SITE - [0:0]\nCOMMIT\n"
+		useless = "*filter\n:FORWARD ACCEPT [0:0]\nCOMMIT\n"
+	)
+	for _, test := range []struct {
+		configured  Backend
+		nft, legacy any
+		plain       Backend
+		want        Backend // "" for an error
+		says        string
+	}{
+		{Auto, "", "", NFT, NFT, "it is what iptables-restore uses"},
+		{Auto, useless, "", Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, own, own, Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, "", own, NFT, Legacy, "it has rules of nametap"},
+		{Auto, own, "", Legacy, NFT, "it has rules of nametap"},
+		{Auto, own, one, NFT, Legacy, "other programs have 2 rules and chains in it, and 0 in nft"},
+		{Auto, two, one, Legacy, NFT, "other programs have 4 rules and chains in it, and 2 in legacy"},
+		{Auto, "", errTool, Legacy, NFT, "legacy cannot be used"},
+		{Auto, errNoFamily, "", NFT, Legacy, "nft cannot be used"},
+		{Auto, errors.New("a failure"), own, NFT, "", "backend nft"},
+		{Auto, own, context.DeadlineExceeded, NFT, "", "backend legacy"},
+		{Auto, own, errLocked, NFT, "", "backend legacy"},
+		{Auto, errTool, errPermission, NFT, "", "backend legacy"},
+		{NFT, "", two, Legacy, NFT, "as configured"},
+		{Legacy, own, "", NFT, Legacy, "as configured"},
+		{Legacy, own, errTool, NFT, "", "backend legacy"},
+	} {
+		m := machine{nft: newSide(t, NFT, test.nft), legacy: newSide(t, Legacy, test.legacy), plainBackend: test.plain}
+		s, says, err := m.choose(test.configured)
+		if err != nil {
+			says = err.Error()
+		}
+		if (s == nil) != (test.want == "") || s != nil && s.backend != test.want || !strings.Contains(says, test.says) {
+			t.Errorf("%+v: %v, %q", test, s, says)
+		}
+	}
+}
+
+// K11, K13: the messages of the tools that mean a lack of support, a refusal or a lock, with what to do. After any other
+// message, the tool is run again.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	for message, test := range map[string]struct {
+		want   error
+		advice string
+	}{
+		"Another app is currently holding the xtables lock. Stopped waiting after 5s.":                                       {errLocked, "fuser -v"},
+		"iptables v1.8.9 (nf_tables): Could not fetch rule set generation id: Permission denied (you must be root)":          {errPermission, ""},
+		"ip6tables-restore v1.8.9: can't initialize ip6tables table: Address family not supported by protocol":               {errNoFamily, "the other family"},
+		"# Table `nat' is incompatible, use 'nft' tool.":                                                                     {errNoTable, "a table of another name"},
+		"iptables-restore: can't initialize iptables table `raw': Table does not exist (do you need to insmod?)":             {errNoTable, "modprobe"},
+		"Warning: Extension CT revision 0 not supported, missing kernel module?":                                             {errExtension, "modprobe"},
+		"iptables-restore v1.8.9 (nf_tables): unknown option \"--zone-orig\"":                                                {errExtension, "extensions"},
+		"iptables-restore: Couldn't load match `comment':No such file or directory":                                          {errExtension, "extensions"},
+		"iptables-restore v1.8.9 (nf_tables): line 12: RULE_APPEND failed (No such file or directory): rule in chain OUTPUT": {errExtension, "modprobe"},
+		"RULE_APPEND failed (Device or resource busy)":                                                                       {nil, "Device or resource busy"},
+		"Resource temporarily unavailable.":                                                                                  {nil, "Resource temporarily unavailable."},
+		"":                                                                                                                   {nil, "running iptables-restore: a failure"},
+	} {
+		failure := errors.New("a failure")
+		err := explain("iptables-restore", failure, message+"\n")
+		if !errors.Is(err, failure) || test.want != nil && !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.advice) {
+			t.Errorf("%q: %v", message, err)
+		}
+		if failsAgain(err) != (test.want != nil) || temporary(err) != (test.want == nil || errors.Is(test.want, errLocked)) {
+			t.Errorf("%q: fails again is %v, temporary is %v", message, failsAgain(err), temporary(err))
+		}
+	}
+}
+
+// A removal that is retried for 15 s can fail more than 40 times.
+func TestBackOff(t *testing.T) {
+	t.Parallel()
+	for n := range 100 {
+		if wait := backOff(n); wait < firstPause/2 || wait > longestPause {
+			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause/2, longestPause)
+		}
+	}
+}
+
+// K11: a tool that hangs is killed, although go-iptables would wait for it.
+func TestLimited(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	hang := func() error {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), envHang+"=1")
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		return cmd.Wait()
+	}
+	if err := runLimited(ctx, hang); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want %v", err, context.Canceled)
+	}
+	if err := runLimited(t.Context(), func() error { return nil }); err != nil {
+		t.Errorf("in time: %v", err)
+	}
+	if err := runLimited(ctx, hang); !errors.Is(err, context.Canceled) {
+		t.Errorf("too late: %v, want %v", err, context.Canceled)
+	}
+}
+
+// K11: a uid or gid that does not exist in the user namespace cannot be in a rule.
+func TestIsMapped(t *testing.T) {
+	t.Parallel()
+	const idMap = "         0     100000       1000\n      2000      50000          1\n"
+	for id, want := range map[uint32]bool{0: true, 999: true, 1000: false, 1337: false, 2000: true, 2001: false} {
+		if got := isMapped([]byte(idMap), id); got != want {
+			t.Errorf("id %d: mapped is %v", id, got)
+		}
+	}
+}
+
+// K5, K20: rules of Istio and of ztunnel for port 53 are recognised, those of other programs and ports are not.
+func TestIstioRules(t *testing.T) {
+	t.Parallel()
+	for rules, want := range map[string]struct {
+		text    string
+		ambient bool
+	}{
+		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j ISTIO_OUTPUT_DNS\nCOMMIT\n":                                           {"Istio's rules capture port 53 too: table nat, chain OUTPUT", false},
+		"*raw\n-A OUTPUT -p udp -m udp --dport 53 -j CT --zone 2\nCOMMIT\n":                                                {"Istio's rules capture port 53 too: table raw, chain OUTPUT", false},
+		"*nat\n-A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT\nCOMMIT\n":        {"the rules for ztunnel (Istio's ambient mode) capture port 53 too: table nat, chain ISTIO_OUTPUT", true},
+		"*nat\n-A ISTIO_OUTPUT -p tcp -m mark ! --mark 0x539/0xfff -m tcp --dport 443 -j REDIRECT\nCOMMIT\n":               {"", false},
+		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j DOCKER_OUTPUT\n-A NAMETAP_OUTPUT --dport 53 -j CT --zone 1\nCOMMIT\n": {"", false},
+	} {
+		s := newSide(t, NFT, rules).saved[family.IPv4]
+		if got := strings.Join(istioRules(s), "; "); got != want.text || hasAmbient(s) != want.ambient {
+			t.Errorf("%s: %q, ambient %v", rules, got, hasAmbient(s))
+		}
+	}
+}
