@@ -11,8 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -35,8 +33,8 @@ func TestAgentsUsers(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
 		t := l.t
-		l.agentAs("4000 1337", "same", "-", 15053)
-		l.agentAs("1337 4000", "same", "-", 15054)
+		l.agentAs("4000 1337", 15053)
+		l.agentAs("1337 4000", 15054)
 		c := l.apply()
 		l.want("AU")
 		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
@@ -86,59 +84,6 @@ func TestExclusions(t *testing.T) {
 		with(func(c *iptables.Config) { c.Servers = []netip.Addr{prefix.Addr(), netip.MustParseAddr("192.0.2.1")} })
 		l.wantFrom(l.server('3'), "AU")
 		l.want("U")
-	})
-}
-
-// K6: queries of containers behind a virtual interface.
-func TestVirtualInterface(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		agent := l.agent()
-		container := netns.New(t)
-		netns.Connect(
-			netns.End{NS: l.ns, Name: "virt0", Addrs: []string{"10.78.0.1/24", "fd78::1/64"}},
-			netns.End{NS: container, Name: "eth0", Addrs: []string{"10.78.0.2/24", "fd78::2/64"}},
-		)
-		l.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding")
-		container.Exec("ip", "route", "add", "default", "via", "10.78.0.1")
-		container.Exec("ip", "-6", "route", "add", "default", "via", "fd78::1")
-		agent.do("serve A same - %s", l.pick("10.78.0.1", "[fd78::1]")+":15053")
-		ask := func(way string) {
-			t.Helper()
-			container.Run(func() { l.want(way) })
-		}
-		ask("U")
-		c := l.apply()
-		ask("U")
-		replace(t, c, l.config(func(c *iptables.Config) { c.VirtualInterfaces = []string{"virt0"} }))
-		ask("AU")
-		l.want("AU")
-		remove(t, c)
-		ask("U")
-	})
-}
-
-// K7: Docker's resolver, whose rules redirect 127.0.0.11:53 to another port.
-func TestDockerResolver(t *testing.T) {
-	t.Parallel()
-	const dockerRules = `*nat
-:DOCKER_OUTPUT - [0:0]
--A OUTPUT -d 127.0.0.11/32 -j DOCKER_OUTPUT
--A DOCKER_OUTPUT -d 127.0.0.11/32 -p udp -m udp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
--A DOCKER_OUTPUT -d 127.0.0.11/32 -p tcp -m tcp --dport 53 -j DNAT --to-destination 127.0.0.11:41053
-COMMIT
-`
-	labs(t, []kind{{iptables.NFT, family.IPv4}, {iptables.Legacy, family.IPv4}}, func(l *lab) {
-		t := l.t
-		resolver := startPeer(t, l.ns)
-		resolver.do("serve S 10.77.0.2:53 - 127.0.0.11:41053")
-		resolver.do("user 1338 1338") // from here on, because its own queries would be captured like root's
-		l.ns.Pipe(dockerRules, "iptables-"+string(l.backend)+"-restore", "--noflush", "-w", "5")
-		l.agentAs("1337 1337", "127.0.0.11:53", "-", 15053)
-		l.wantFrom("127.0.0.11:53", "SU")
-		l.apply(auto, func(c *iptables.Config) { c.ExcludeUIDs = []uint32{1338} })
-		l.wantFrom("127.0.0.11:53", "ASU")
 	})
 }
 

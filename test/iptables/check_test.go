@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -194,24 +193,6 @@ esac`, tool(t, name), hangs)})
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
-}
-
-// K11: nft works without CAP_NET_RAW, legacy does not.
-func TestWithoutNetRaw(t *testing.T) {
-	t.Parallel()
-	netns.Need(t, "setpriv")
-	backends(t, func(l *lab) {
-		cmd := self(envApply, string(l.backend))
-		var err error
-		if cmd.Path, err = exec.LookPath("setpriv"); err != nil {
-			l.t.Fatal(err)
-		}
-		cmd.Args = []string{"setpriv", "--bounding-set", "-net_raw", "--inh-caps", "-net_raw", os.Args[0]}
-		out, failed := l.output(cmd)
-		if failed != (l.backend == iptables.Legacy) || failed && !strings.Contains(out, "{What:CAP_NET_RAW OK:false Needed:true") {
-			l.t.Errorf("failed %v: %s", failed, out)
-		}
-	})
 }
 
 // K9, K10, K12: the agent was killed, so captured queries are refused. Another process removes the rules: DNS works

@@ -95,10 +95,8 @@ func (l *lab) connect() {
 		netns.End{NS: l.ns, Name: "eth0", Addrs: []string{"10.77.0.1/24", "fd77::1/64"}},
 		netns.End{NS: servers, Name: "eth0", Addrs: []string{"10.77.0.2/24", "10.77.0.3/24", "fd77::2/64", "fd77::3/64"}},
 	)
-	servers.Exec("ip", "route", "add", "10.78.0.0/24", "via", "10.77.0.1")
-	servers.Exec("ip", "route", "add", "fd78::/64", "via", "fd77::1")
 	l.nameservers = startPeer(l.t, servers)
-	l.nameservers.do("serve U - - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
+	l.nameservers.do("serve U - 10.77.0.2:53 10.77.0.3:53 [fd77::2]:53 [fd77::3]:53")
 }
 
 // sh runs a shell script in the lab and returns what it prints.
@@ -129,8 +127,7 @@ func (l *lab) saves() string {
 	return l.ns.Rules()
 }
 
-// local returns an address of loopback, and of eth0.
-func (l *lab) local(port int) string { return l.pick("127.0.0.1", "[::1]") + fmt.Sprintf(":%d", port) }
+// eth0 returns an address of eth0.
 func (l *lab) eth0(port int) string {
 	return l.pick("10.77.0.1", "[fd77::1]") + fmt.Sprintf(":%d", port)
 }
@@ -151,13 +148,13 @@ func (l *lab) tool(suffix string) string {
 func (l *lab) server(digit byte) string { return nameserver(l.family == family.IPv4, digit) }
 
 // agent starts an agent, as uid and gid 1337.
-func (l *lab) agent() *peer { return l.agentAs("1337 1337", "same", "-", 15053) }
+func (l *lab) agent() *peer { return l.agentAs("1337 1337", 15053) }
 
-func (l *lab) agentAs(uidAndGID, upstream, local string, port int) *peer {
+func (l *lab) agentAs(uidAndGID string, port int) *peer {
 	l.t.Helper()
 	a := startPeer(l.t, l.ns)
 	a.do("user %s", uidAndGID)
-	a.do("serve A %s %s 127.0.0.1:%d [::1]:%d", upstream, local, port, port)
+	a.do("serve A same 127.0.0.1:%d [::1]:%d", port, port)
 	return a
 }
 

@@ -15,8 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
@@ -105,9 +103,9 @@ func peerDo(word, rest string, held chan struct{}) (string, error) {
 	case "release": // the replies that are held
 		close(held)
 		return "", nil
-	case "serve": // mark upstream local address…
-		f := forwarder{mark: args[0], upstream: args[1], local: args[2], held: held}
-		for _, address := range args[3:] {
+	case "serve": // mark upstream address…
+		f := forwarder{mark: args[0], upstream: args[1], held: held}
+		for _, address := range args[2:] {
 			if err := f.serve(address); err != nil {
 				return "", err
 			}
@@ -124,7 +122,6 @@ func peerDo(word, rest string, held chan struct{}) (string, error) {
 type forwarder struct {
 	mark     string
 	upstream string // "-": reply; "same": the nameserver of the digit; or an address
-	local    string // "-", or address:port to send from, on interface eth0
 	held     chan struct{}
 }
 
@@ -158,12 +155,7 @@ func (f forwarder) packets(conn net.PacketConn) {
 			continue // an ICMP error of a client that has ended
 		}
 		text := strings.TrimSpace(string(buffer[:n]))
-		answer := func() { _, _ = conn.WriteTo([]byte(f.reply("udp", conn.LocalAddr(), text)), client) }
-		if f.local == "-" {
-			go answer()
-		} else {
-			answer()
-		}
+		go func() { _, _ = conn.WriteTo([]byte(f.reply("udp", conn.LocalAddr(), text)), client) }()
 	}
 }
 
@@ -194,7 +186,7 @@ func (f forwarder) reply(network string, listening net.Addr, text string) string
 	if server == "same" {
 		server = nameserver(netip.MustParseAddrPort(listening.String()).Addr().Unmap().Is4(), text[0])
 	}
-	reply, err := ask(network, f.local, server, text)
+	reply, err := ask(network, "-", server, text)
 	if err != nil {
 		return text + "-FAILED:" + err.Error()
 	}
@@ -219,9 +211,7 @@ func ask(network, local, server, text string) (string, error) {
 	return askOn(conn, text)
 }
 
-// open connects to a server. With a local address, another process may use the same port,
-// and replies are received from interface eth0 only. So an agent and an application can
-// share a port, and each gets its replies.
+// open connects to a server, from a local TCP address unless that is "-".
 func open(network, local, server string) (net.Conn, error) {
 	return openWithin(patience, network, local, server)
 }
@@ -229,29 +219,12 @@ func open(network, local, server string) (net.Conn, error) {
 // openWithin is open with another timeout.
 func openWithin(timeout time.Duration, network, local, server string) (net.Conn, error) {
 	d := net.Dialer{Timeout: timeout}
-	local, shared := strings.CutPrefix(local, "shared:")
 	if local != "-" {
-		udp, err := net.ResolveUDPAddr("udp", local)
+		tcp, err := net.ResolveTCPAddr(network, local)
 		if err != nil {
 			return nil, err
 		}
-		d.LocalAddr = udp
-		if network == "tcp" {
-			d.LocalAddr = net.TCPAddrFromAddrPort(udp.AddrPort())
-		}
-		d.Control = func(_, _ string, raw syscall.RawConn) error {
-			var err error
-			control := func(fd uintptr) {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-				if err == nil && shared {
-					err = unix.BindToDevice(int(fd), "eth0")
-				}
-			}
-			if err := raw.Control(control); err != nil {
-				return err
-			}
-			return err
-		}
+		d.LocalAddr = tcp
 	}
 	return d.DialContext(context.Background(), network, server)
 }

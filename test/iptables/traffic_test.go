@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -109,42 +108,6 @@ func TestReplaceUnderTraffic(t *testing.T) {
 	})
 }
 
-// K2: the switch. Rules are installed and removed while the agent and applications run, and no query is lost, whether it
-// is captured or passes through. Each removal waits until no query from before it is in flight.
-func TestSwitchUnderTraffic(t *testing.T) {
-	t.Parallel()
-	const rounds = 3
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		l.agent()
-		c := l.capture(func(c *iptables.Config) { c.Settle = time.Hour })
-		tr := l.start()
-		for n := range rounds {
-			tr.awaitMore(t)
-			apply(t, c)
-			tr.awaitMore(t)
-			end := l.removing(c)
-			wait.Until(t, "the rules are unhooked", func() bool { return l.log.Count("no longer captured") == n+1 })
-			tr.awaitMore(t)
-			end()
-		}
-		tr.awaitMore(t)
-		ways := tr.end()
-		t.Logf("%v", ways)
-		for way := range ways {
-			// Between the restores of the two tables, the agent may get a query twice
-			// (AAU) if it sends from the port of an application.
-			if way != "AU" && way != "U" && way != "AAU" {
-				t.Errorf("replies by their way: %v, want none lost", ways)
-				break
-			}
-		}
-		if ways["AU"] < rounds*15 || ways["U"] < rounds*15 || 10*ways["AAU"] > ways["AU"] {
-			t.Errorf("replies by their way: %v, want AU and U", ways)
-		}
-	})
-}
-
 // K9: a query that is in flight when rules are removed gets its reply.
 func TestRemoveInFlight(t *testing.T) {
 	t.Parallel()
@@ -164,80 +127,4 @@ func TestRemoveInFlight(t *testing.T) {
 		}
 		l.wantOn(conn, "U")
 	})
-}
-
-// K5: an application and the agent send 1,000 queries from the same port to the same two
-// nameservers, and either of them may be the first.
-func TestSourcePortCollision(t *testing.T) {
-	t.Parallel()
-	const queries = 500 // each way
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		netns.Need(t, "conntrack")
-		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
-		l.apply()
-		l.collide(queries)
-		l.sh("conntrack -F 2>/dev/null")
-		for _, text := range []string{"2first", "3first"} { // the agent sends first, because it is queried directly
-			if reply, err := ask("udp", "-", l.local(15053), text); err != nil || reply != text+"AU" {
-				t.Fatalf("reply %q, %v", reply, err)
-			}
-		}
-		l.collide(queries)
-	})
-}
-
-// K5: a flow that started when only nat had its rules is deleted. Otherwise it would be
-// used for the agent's queries from the same port.
-func TestBetweenTables(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		netns.Need(t, "conntrack")
-		rules, err := iptables.Build(l.config(func(c *iptables.Config) { c.Zone = 0 }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.ns.Pipe(rules.Text(l.family), l.tool("-restore"), "--noflush", "-w", "5")
-		if reply, err := ask("udp", l.eth0(5454), l.server('2'), "2early"); err == nil {
-			t.Fatalf("reply %q without an agent", reply)
-		}
-		if got := l.entries(); !strings.Contains(got, "sport=5454") {
-			t.Fatalf("no entry of port 5454:\n%s", got)
-		}
-		l.agentAs("1337 1337", "same", "shared:"+l.eth0(5454), 15053)
-		l.keep(l.apply(quick))
-		wait.Until(t, "the flow is forgotten", func() bool { return !strings.Contains(l.entries(), "sport=5454") })
-		if reply, err := ask("udp", "-", l.local(15053), "2late"); err != nil || reply != "2lateAU" {
-			t.Errorf("reply %q, %v, want %q", reply, err, "2lateAU")
-		}
-	})
-}
-
-// entries lists conntrack's entries of UDP to port 53.
-func (l *lab) entries() string {
-	l.t.Helper()
-	return l.sh("conntrack -L -f %s -p udp --dport 53 2>/dev/null", strings.ToLower(l.family.String()))
-}
-
-// collide queries two nameservers from the agent's port.
-func (l *lab) collide(queries int) {
-	l.t.Helper()
-	ways := make(map[string]int)
-	for n := range queries {
-		digit := byte('2' + n%2)
-		text := fmt.Sprintf("%cn%d.", digit, n)
-		reply, err := ask("udp", l.eth0(5454), l.server(digit), text)
-		ways[strings.TrimPrefix(reply, text)]++
-		if err != nil {
-			l.t.Fatalf("query %d: %v; replies by their way: %v", n, err, ways)
-		}
-	}
-	if ways["AU"] != queries {
-		l.t.Errorf("replies by their way: %v, want %d by AU", ways, queries)
-	}
-	entries := l.entries()
-	if strings.Contains(entries, "UNREPLIED") || !strings.Contains(entries, "sport=5454") {
-		l.t.Errorf("conntrack has UNREPLIED entries, or none of port 5454:\n%s", entries)
-	}
 }
