@@ -1,8 +1,10 @@
 package deploy
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -10,19 +12,27 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/inject/webhook"
 )
 
-// manifests are the manifests, by the agent's control plane.
-var manifests = []string{"istiod", "discovery"}
+const (
+	// system is the namespace of nametap-discovery.
+	system = "nametap-system"
+	// proxyConfig is the annotation of Istio's settings.
+	proxyConfig = "proxy.istio.io/config"
+)
 
 // objects are the objects of a manifest.
 type objects struct {
@@ -36,9 +46,12 @@ type objects struct {
 	role           rbacv1.Role
 	binding        rbacv1.RoleBinding
 	budget         policyv1.PodDisruptionBudget
-	policy         networkingv1.NetworkPolicy
+	network        networkingv1.NetworkPolicy
 	configMap      corev1.ConfigMap
 	secret         corev1.Secret
+	policy         admissionregistrationv1.ValidatingAdmissionPolicy
+	policyBinding  admissionregistrationv1.ValidatingAdmissionPolicyBinding
+	webhook        admissionregistrationv1.MutatingWebhookConfiguration
 }
 
 // load decodes a manifest strictly: an unknown field fails the test.
@@ -47,165 +60,63 @@ func load(t *testing.T, variant string) objects {
 	var all objects
 	for document := range strings.SplitSeq(read(t, "kubernetes/"+variant+".yaml"), "\n---\n") {
 		var kind struct{ Kind string }
-		if err := yaml.Unmarshal([]byte(document), &kind); err != nil {
-			t.Fatalf("%s: %v\n%s", variant, err, document)
-		}
+		err := yaml.Unmarshal([]byte(document), &kind)
 		into := map[string]any{
 			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service, "Namespace": &all.namespace,
 			"ServiceAccount": &all.account, "ClusterRole": &all.clusterRole, "ClusterRoleBinding": &all.clusterBinding,
-			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.policy,
-			"ConfigMap": &all.configMap, "Secret": &all.secret,
+			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.network,
+			"ConfigMap": &all.configMap, "Secret": &all.secret, "ValidatingAdmissionPolicy": &all.policy,
+			"ValidatingAdmissionPolicyBinding": &all.policyBinding, "MutatingWebhookConfiguration": &all.webhook,
 		}[kind.Kind]
-		if into == nil {
-			t.Fatalf("%s: kind %q is not expected\n%s", variant, kind.Kind, document)
+		if err == nil {
+			err = yaml.UnmarshalStrict([]byte(document), into)
 		}
-		if err := yaml.UnmarshalStrict([]byte(document), into); err != nil {
+		if err != nil {
 			t.Fatalf("%s: %v\n%s", variant, err, document)
 		}
 	}
 	return all
 }
 
-// ofImage is the user of an image, which the image names by its number.
-const ofImage = -1
+// A fact is something of a manifest that follows from a setting, or from another part of the manifests.
+type fact struct {
+	what      string
+	want, got any
+}
 
-// confined fails the test unless a container has exactly these rights. A container of root says so,
-// because kubelet would not start it in a pod with runAsNonRoot otherwise.
-func confined(t *testing.T, c corev1.Container, user int64, capabilities ...corev1.Capability) {
+func agree(t *testing.T, facts ...fact) {
 	t.Helper()
-	is, no := true, false
-	root, id := &no, &user
-	if user != 0 {
-		root = &is
+	for _, f := range facts {
+		if diff := cmp.Diff(f.want, f.got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", f.what, diff)
+		}
 	}
-	if user == ofImage {
-		id = nil
-	}
-	got := *c.SecurityContext
-	want := corev1.SecurityContext{
-		RunAsUser: id, RunAsGroup: id, RunAsNonRoot: root,
-		AllowPrivilegeEscalation: &no, ReadOnlyRootFilesystem: &is,
+}
+
+// rights are the rights of a container. A container of root says so, because kubelet would not start it in a pod with
+// runAsNonRoot otherwise. A user of -1 is that of the image.
+func rights(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
+	c := &corev1.SecurityContext{
+		RunAsNonRoot: new(user != 0), AllowPrivilegeEscalation: new(false), ReadOnlyRootFilesystem: new(true),
 		Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s: securityContext (-want +got):\n%s", c.Name, diff)
+	if user >= 0 {
+		c.RunAsUser, c.RunAsGroup = &user, &user
 	}
-	if c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Memory().IsZero() {
-		t.Errorf("%s: no memory limit or request: %v", c.Name, c.Resources)
-	}
+	return c
 }
 
-// TestPods checks that the agent is a sidecar before the container of the rules, that it
-// has no capabilities, and that the container of the rules has two.
-func TestPods(t *testing.T) {
-	t.Parallel()
-	for _, variant := range manifests {
-		pod := load(t, variant).pod
-		if len(pod.Spec.InitContainers) != 2 {
-			t.Fatalf("%s: %d init containers, want two: the agent and the rules", variant, len(pod.Spec.InitContainers))
+// port returns the number of a port of a container.
+func port(c corev1.Container, name string) int32 {
+	for _, p := range c.Ports {
+		if p.Name == name {
+			return p.ContainerPort
 		}
-		agent, capture := pod.Spec.InitContainers[0], pod.Spec.InitContainers[1]
-		confined(t, agent, agentID)
-		confined(t, capture, 0, "NET_ADMIN", "NET_RAW")
-		if agent.RestartPolicy == nil || *agent.RestartPolicy != corev1.ContainerRestartPolicyAlways || capture.RestartPolicy != nil {
-			t.Errorf("%s: restartPolicy %v and %v, want Always and none", variant, agent.RestartPolicy, capture.RestartPolicy)
-		}
-		if !slices.Equal(agent.Args, []string{"agent", "--supervise"}) { // K15
-			t.Errorf("%s: the arguments of the agent are %q", variant, agent.Args)
-		}
-		if !slices.Equal(capture.Args, []string{"capture", "apply"}) {
-			t.Errorf("%s: the arguments of the rules' container are %q", variant, capture.Args)
-		}
-		started(t, agent)
-		// The measured memory with 100,000 hosts, and the binary.
-		if least := resource.MustParse("171Mi"); agent.Resources.Limits.Memory().Cmp(least) < 0 {
-			t.Errorf("%s: memory limit %v, want more than %v", variant, agent.Resources.Limits.Memory(), least.String())
-		}
-		if pod.Spec.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault || *pod.Spec.AutomountServiceAccountToken {
-			t.Errorf("%s: want seccomp's RuntimeDefault and no token for the API server", variant)
-		}
-		if diff := cmp.Diff(agent.Env, capture.Env); diff != "" {
-			t.Errorf("%s: the agent and the rules have different settings:\n%s", variant, diff)
-		}
-		mounted(t, pod.Spec)
 	}
+	return 0
 }
 
-// started fails the test unless the probes of the agent's container delay no start, and kubelet
-// restarts the container only after the supervisor had time to replace a hung agent.
-func started(t *testing.T, agent corev1.Container) { // I0, K15
-	t.Helper()
-	if agent.StartupProbe != nil {
-		t.Errorf("%s has a startup probe, which delays the start of the pod", agent.Name)
-	}
-	for path, probe := range map[string]*corev1.Probe{"/healthz/ready": agent.ReadinessProbe, "/healthz/live": agent.LivenessProbe} {
-		if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Path != path || containerPort(agent, probe) != 15020 || probe.InitialDelaySeconds != 0 {
-			t.Fatalf("%s: probe %v", path, probe)
-		}
-	}
-	live := agent.LivenessProbe
-	// The supervisor kills a hung agent after at most 20 s.
-	if least, most := live.PeriodSeconds*(live.FailureThreshold-1), live.PeriodSeconds*live.FailureThreshold; least < 22 || most > 30 {
-		t.Errorf("kubelet restarts the container after %d to %d s", least, most)
-	}
-	settings := map[string]string{}
-	for _, variable := range agent.Env {
-		settings[variable.Name] = variable.Value
-	}
-	wait, err := time.ParseDuration(settings["NAMETAP_CAPTURE_WAIT"])
-	if err != nil || wait < 10*time.Second {
-		t.Errorf("the pod waits for the agent for %v, %v", wait, err)
-	}
-}
-
-// TestImages checks that the manifests, the README and `make image` agree on the names and the
-// tag of the images, and that kubelet does not pull an image that the node has.
-func TestImages(t *testing.T) { // I0
-	netns.Need(t, "make")
-	// tools/image has tests of what the names become; node imports the images.
-	text := output(t, command(t, nil, "make", "-C", "..", "-n", "image"))
-	name, version := regexp.MustCompile(`IMAGE='([^']+)'`).FindStringSubmatch(text), regexp.MustCompile(`VERSION='([^']+)'`).FindStringSubmatch(text)
-	if name == nil || version == nil {
-		t.Fatalf("make image has no name or no version:\n%s", text)
-	}
-	var built []string
-	for _, suffix := range []string{"", "-init", "-discovery"} {
-		built = append(built, name[1]+suffix+":"+version[1])
-	}
-	readme, used := read(t, "../README.md"), map[string]bool{}
-	for _, variant := range manifests {
-		all := load(t, variant)
-		for _, c := range slices.Concat(all.pod.Spec.InitContainers, all.deployment.Spec.Template.Spec.Containers) {
-			used[c.Image] = true
-			if !slices.Contains(built, c.Image) || !strings.Contains(readme, "`"+c.Image+"`") {
-				t.Errorf("%s: image %s; `make image` builds %q", variant, c.Image, built)
-			}
-			if c.ImagePullPolicy != corev1.PullIfNotPresent {
-				t.Errorf("%s: %s has the pull policy %q", variant, c.Name, c.ImagePullPolicy)
-			}
-		}
-		for _, c := range all.pod.Spec.Containers {
-			if _, tag, ok := strings.Cut(c.Image, ":"); !ok || tag == "latest" {
-				t.Errorf("%s: image %s", variant, c.Image)
-			}
-		}
-	}
-	if len(used) != 3 {
-		t.Errorf("`make image` builds %q; the manifests use %v", built, used)
-	}
-}
-
-// containerPort returns the number of a probe's port.
-func containerPort(c corev1.Container, probe *corev1.Probe) int32 {
-	for _, port := range c.Ports {
-		if port.Name == probe.HTTPGet.Port.StrVal {
-			return port.ContainerPort
-		}
-	}
-	return probe.HTTPGet.Port.IntVal
-}
-
-// mounted fails the test unless every volume is mounted and every mount has a volume.
+// mounted fails the test unless every volume is mounted, every mount has a volume, and memory is limited.
 func mounted(t *testing.T, spec corev1.PodSpec) {
 	t.Helper()
 	var volumes, mounts []string
@@ -216,35 +127,284 @@ func mounted(t *testing.T, spec corev1.PodSpec) {
 		for _, m := range c.VolumeMounts {
 			mounts = append(mounts, m.Name)
 		}
+		if c.SecurityContext != nil && c.Resources.Limits.Memory().IsZero() { // not the application
+			t.Errorf("%s has no limit of memory", c.Name)
+		}
 	}
 	if diff := cmp.Diff(volumes, mounts, cmpopts.SortSlices(strings.Compare)); diff != "" {
 		t.Errorf("volumes and mounts (-volumes +mounts):\n%s", diff)
 	}
 }
 
-// TestCredentials checks that the token and the root certificate are at the agent's default paths,
-// and that the token is for the control plane.
-func TestCredentials(t *testing.T) {
+// TestPods checks that the agent is a sidecar without capabilities before the container of the rules, which has two;
+// that nothing delays the start, and that kubelet restarts the container only after the supervisor, which kills a hung
+// agent after at most 20 s; and that the token and the root certificate are those of the control plane.
+func TestPods(t *testing.T) { // I0, K15
 	t.Parallel()
-	help := output(t, command(t, nil, "nametap", "agent", "--help"))
-	audience := output(t, command(t, nil, "nametap-discovery", "--help"))
-	for variant, configMap := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
-		spec := load(t, variant).pod.Spec
-		for volume, file := range map[string]string{"token": "istio-token", "root-cert": "root-cert.pem"} {
-			i := slices.IndexFunc(spec.InitContainers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == volume })
-			if path := filepath.Join(spec.InitContainers[0].VolumeMounts[i].MountPath, file); !strings.Contains(help, path) {
-				t.Errorf("%s: %s is not a default of the agent", variant, path)
+	for variant, rootCert := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
+		pod := load(t, variant).pod
+		if len(pod.Spec.InitContainers) != 2 {
+			t.Fatalf("%s: %d init containers, want two: the agent and the rules", variant, len(pod.Spec.InitContainers))
+		}
+		agent, capture := pod.Spec.InitContainers[0], pod.Spec.InitContainers[1]
+		settings, mounts, volumes := map[string]string{}, map[string]string{}, map[string]corev1.VolumeSource{}
+		for _, variable := range agent.Env {
+			settings[variable.Name] = variable.Value
+		}
+		for _, m := range agent.VolumeMounts {
+			mounts[m.Name] = m.MountPath
+		}
+		for _, v := range pod.Spec.Volumes {
+			volumes[v.Name] = v.VolumeSource
+		}
+		token := volumes["token"].Projected.Sources[0].ServiceAccountToken
+		wait, err := time.ParseDuration(settings["NAMETAP_CAPTURE_WAIT"])
+		agree(t,
+			fact{"rights of the agent", rights(1337), agent.SecurityContext},
+			fact{"rights of the rules", rights(0, "NET_ADMIN", "NET_RAW"), capture.SecurityContext},
+			fact{"the restart of the agent", new(corev1.ContainerRestartPolicyAlways), agent.RestartPolicy},
+			fact{"the restart of the rules", (*corev1.ContainerRestartPolicy)(nil), capture.RestartPolicy},
+			fact{"arguments", []string{"agent", "--supervise", "capture", "apply"}, slices.Concat(agent.Args, capture.Args)},
+			fact{"settings of the agent and of the rules", agent.Env, capture.Env},
+			fact{"the wait for the agent", true, err == nil && wait >= 10*time.Second},
+			fact{"the drain", "0s", settings["NAMETAP_DRAIN"]},
+			// The measured memory with 100,000 hosts, and the binary.
+			fact{"enough memory", true, agent.Resources.Limits.Memory().Cmp(resource.MustParse("171Mi")) >= 0},
+			fact{"seccomp", corev1.SeccompProfileTypeRuntimeDefault, pod.Spec.SecurityContext.SeccompProfile.Type},
+			fact{"token for the API server", new(false), pod.Spec.AutomountServiceAccountToken},
+			fact{"the startup probe", (*corev1.Probe)(nil), agent.StartupProbe},
+			fact{"paths", []string{"/var/run/secrets/tokens/istio-token", "/var/run/secrets/istio"},
+				[]string{filepath.Join(mounts["token"], token.Path), mounts["root-cert"]}},
+			fact{"the audience", "istio-ca", token.Audience},
+			fact{"the root certificate", rootCert, volumes["root-cert"].ConfigMap.Name},
+		)
+		for path, probe := range map[string]*corev1.Probe{"/healthz/ready": agent.ReadinessProbe, "/healthz/live": agent.LivenessProbe} {
+			agree(t, fact{variant + path, []any{path, int32(15020), int32(0)},
+				[]any{probe.HTTPGet.Path, port(agent, probe.HTTPGet.Port.StrVal), probe.InitialDelaySeconds}})
+		}
+		live := agent.LivenessProbe
+		if least, most := live.PeriodSeconds*(live.FailureThreshold-1), live.PeriodSeconds*live.FailureThreshold; least < 22 || most > 30 {
+			t.Errorf("kubelet restarts the container after %d to %d s", least, most)
+		}
+		mounted(t, pod.Spec)
+	}
+}
+
+// TestDiscovery checks that the parts of discovery.yaml refer to each other; that the replicas stay available, and keep
+// no node from being drained; that the roles name only what is needed (test/machines/interop checks that each rule is);
+// and that policy.yaml is for the same account and the same ConfigMap.
+func TestDiscovery(t *testing.T) { // D20
+	t.Parallel()
+	all, limits := load(t, "discovery"), load(t, "policy")
+	pod := all.deployment.Spec.Template
+	server, labels := pod.Spec.Containers[0], pod.Labels
+	mounted(t, pod.Spec)
+	for _, o := range []metav1.Object{&all.account, &all.role, &all.binding, &all.deployment, &all.budget, &all.service, &all.network, &all.secret, &all.configMap} {
+		agree(t, fact{"the namespace of " + o.GetName(), system, o.GetNamespace()})
+	}
+	for _, constraint := range pod.Spec.TopologySpreadConstraints {
+		agree(t, fact{"labels of spread pods", labels, constraint.LabelSelector.MatchLabels})
+	}
+	for _, volume := range pod.Spec.Volumes { // the rules of `kubectl drain` and Cluster Autoscaler
+		agree(t, fact{"what keeps a node from being drained", corev1.VolumeSource{ConfigMap: volume.ConfigMap}, volume.VolumeSource})
+	}
+	ports, served, admitted := map[string]int32{}, map[string]int32{}, map[string]int32{}
+	for _, p := range server.Ports {
+		ports[p.Name] = p.ContainerPort
+	}
+	for _, p := range all.service.Spec.Ports {
+		served[p.TargetPort.StrVal] = p.Port
+	}
+	for _, rule := range all.network.Spec.Ingress {
+		for _, p := range rule.Ports {
+			admitted[p.Port.StrVal] = ports[p.Port.StrVal]
+		}
+	}
+	changed, read := map[string][]string{}, []string{}
+	for _, rule := range slices.Concat(all.clusterRole.Rules, all.role.Rules) {
+		if slices.Contains(rule.Verbs, "update") || slices.Contains(rule.Verbs, "patch") {
+			changed[rule.Resources[0]] = rule.ResourceNames
+		}
+		read = append(append(read, rule.Resources...), rule.Verbs...)
+		if slices.Contains(rule.Resources, "secrets") {
+			agree(t, fact{"Secrets", []string{all.secret.Name}, rule.ResourceNames})
+		}
+	}
+	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: all.account.Name, Namespace: system}}
+	root := "nametap-ca-root-cert"
+	agree(t,
+		fact{"the rights", rights(-1), server.SecurityContext},
+		fact{"the level of the namespace", "restricted", all.namespace.Labels["pod-security.kubernetes.io/enforce"]},
+		fact{"the namespace", system, all.namespace.Name},
+		fact{"replicas that stay", []any{int32(2), intstr.FromInt32(0), intstr.FromInt32(1)},
+			[]any{*all.deployment.Spec.Replicas, *all.deployment.Spec.Strategy.RollingUpdate.MaxUnavailable, *all.budget.Spec.MaxUnavailable}},
+		fact{"labels of the Deployment", labels, all.deployment.Spec.Selector.MatchLabels},
+		fact{"labels of the Service", labels, all.service.Spec.Selector},
+		fact{"labels of the budget", labels, all.budget.Spec.Selector.MatchLabels},
+		fact{"labels of the NetworkPolicy", labels, all.network.Spec.PodSelector.MatchLabels},
+		fact{"ports of the Service", ports, served},
+		fact{"ports of the NetworkPolicy", ports, admitted},
+		fact{"ports of probes and metrics", []any{int32(15014), int32(15014), "15014"},
+			[]any{port(server, server.ReadinessProbe.HTTPGet.Port.StrVal), port(server, server.LivenessProbe.HTTPGet.Port.StrVal), pod.Annotations["prometheus.io/port"]}},
+		fact{"the address in the pod", true, strings.Contains(all.pod.Annotations[proxyConfig], all.service.Name+"."+system+".svc:15012")},
+		fact{"the ClusterRoleBinding", subject, all.clusterBinding.Subjects},
+		fact{"the RoleBinding", subject, all.binding.Subjects},
+		fact{"the ClusterRole", all.clusterRole.Name, all.clusterBinding.RoleRef.Name},
+		fact{"the Role", all.role.Name, all.binding.RoleRef.Name},
+		fact{"the account", all.account.Name, pod.Spec.ServiceAccountName},
+		fact{"what may be changed", map[string][]string{"secrets": {all.secret.Name}, "configmaps": {root}, "leases": {"nametap-discovery"}, "serviceentries/status": nil}, changed},
+		fact{"too many rights", false, slices.ContainsFunc(read, func(s string) bool { return s == "*" || s == "pods" })},
+		fact{"the settings of the Secret and the Lease", true, slices.Contains(server.Args, "--tls-secret="+system+"/"+all.secret.Name) && slices.Contains(server.Args, "--lease="+system+"/nametap-discovery")},
+		// Replicas write any type.
+		fact{"the Secret", corev1.Secret{TypeMeta: all.secret.TypeMeta, ObjectMeta: all.secret.ObjectMeta}, all.secret},
+		fact{"the client of the policy", `request.userInfo.username == "system:serviceaccount:` + system + ":" + all.account.Name + `"`, limits.policy.Spec.MatchConditions[0].Expression},
+		fact{"the name in the policy", `object.metadata.name == "` + root + `"`, limits.policy.Spec.Validations[0].Expression},
+		fact{"the policy of the binding", limits.policy.Name, limits.policyBinding.Spec.PolicyName},
+	)
+}
+
+// TestWebhookManifest checks webhook.yaml against the rest: the Service and its port, the paths that nametap-discovery
+// serves, the namespaces that are ignored, and that it leaves caBundle to replicas. The right to change the webhook is
+// power over the cluster, so it comes with the webhook only.
+func TestWebhookManifest(t *testing.T) { // I8, I9
+	t.Parallel()
+	all, hooks := load(t, "discovery"), load(t, "webhook")
+	args := all.deployment.Spec.Template.Spec.Containers[0].Args
+	for i, path := range []string{webhook.PathNamespace, webhook.PathPod} {
+		hook := hooks.webhook.Webhooks[i]
+		ignored := hook.NamespaceSelector.MatchExpressions[len(hook.NamespaceSelector.MatchExpressions)-1]
+		agree(t,
+			fact{"the Service", admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{
+				Name: all.service.Name, Namespace: system, Port: new(int32(15017)), Path: &path}}, hook.ClientConfig},
+			fact{"the policies", []any{admissionregistrationv1.SideEffectClassNone, admissionregistrationv1.Fail, admissionregistrationv1.IfNeededReinvocationPolicy},
+				[]any{*hook.SideEffects, *hook.FailurePolicy, *hook.ReinvocationPolicy}},
+			fact{"ignored namespaces", metav1.LabelSelectorRequirement{Key: "kubernetes.io/metadata.name", Operator: metav1.LabelSelectorOpNotIn, Values: inject.DefaultConfig().IgnoredNamespaces}, ignored},
+			fact{"conditions", hooks.webhook.Webhooks[0].MatchConditions, hook.MatchConditions},
+		)
+	}
+	settings, err := inject.ParseConfig([]byte(all.configMap.Data["inject.yaml"]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	may := func(rules []rbacv1.PolicyRule) (verbs []string) {
+		for _, r := range rules {
+			if slices.Contains(r.Resources, "mutatingwebhookconfigurations") && slices.Equal(r.ResourceNames, []string{hooks.webhook.Name}) {
+				verbs = append(verbs, r.Verbs...)
 			}
 		}
-		volume := func(name string) corev1.Volume {
-			return spec.Volumes[slices.IndexFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == name })]
+		return verbs
+	}
+	agree(t,
+		fact{"the control plane", all.service.Name + "." + system + ".svc:15012", settings.ControlPlane},
+		fact{"arguments", true, slices.Contains(args, "--inject-config=/etc/nametap-inject/inject.yaml") && slices.Contains(args, "--inject-addr=:15017")},
+		fact{"rights in discovery.yaml", []string{"list", "watch"}, may(all.clusterRole.Rules)},
+		fact{"rights in webhook.yaml", []any{[]string{"patch"}, 1}, []any{may(hooks.clusterRole.Rules), len(hooks.clusterRole.Rules)}},
+		fact{"the role", hooks.clusterRole.Name, hooks.clusterBinding.RoleRef.Name},
+		fact{"the subject", all.clusterBinding.Subjects, hooks.clusterBinding.Subjects},
+	)
+}
+
+// TestInjectedEqualsManifest injects the application of each manifest, and compares
+// the pod with the manifest's pod. So a change of one needs the same change of the other.
+func TestInjectedEqualsManifest(t *testing.T) { // I1
+	t.Parallel()
+	for variant, rootCert := range map[string]string{"istiod": "istio-ca-root-cert", "discovery": "nametap-ca-root-cert"} {
+		want := load(t, variant).pod
+		app := want.DeepCopy()
+		app.APIVersion, app.Kind = "v1", "Pod"
+		app.Spec.InitContainers, app.Spec.Volumes = nil, nil
+		text, err := yaml.Marshal(app)
+		if err != nil {
+			t.Fatal(err)
 		}
-		token := volume("token").Projected.Sources[0].ServiceAccountToken
-		if token.Audience != "istio-ca" || token.Path != "istio-token" || !strings.Contains(audience, token.Audience) {
-			t.Errorf("%s: token %v", variant, token)
+		cfg := inject.DefaultConfig()
+		cfg.RootCert, cfg.ControlPlane = rootCert, "other:15012"
+		injected, _, err := inject.Manifest(text, "default", cfg)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if got := volume("root-cert").ConfigMap.Name; got != configMap || variant == "discovery" && !strings.Contains(audience, got) {
-			t.Errorf("%s: the root certificate is in %s", variant, got)
+		var got corev1.Pod
+		if err := yaml.UnmarshalStrict(injected, &got); err != nil {
+			t.Fatal(err)
+		}
+		agree(t, fact{variant, alike(want.Spec), alike(got.Spec)})
+	}
+}
+
+// alike returns a specification without two differences that have a reason. The manifest sets the
+// profile of seccomp for the whole pod; injection changes only its own containers. Names of injected
+// volumes begin with nametap-, because the application may have others.
+func alike(spec corev1.PodSpec) corev1.PodSpec {
+	spec = *spec.DeepCopy()
+	for i := range spec.InitContainers {
+		c := &spec.InitContainers[i]
+		if c.SecurityContext.SeccompProfile == nil {
+			c.SecurityContext.SeccompProfile = spec.SecurityContext.SeccompProfile
+		}
+		for j := range c.VolumeMounts {
+			c.VolumeMounts[j].Name = strings.TrimPrefix(c.VolumeMounts[j].Name, "nametap-")
+		}
+	}
+	for i := range spec.Volumes {
+		spec.Volumes[i].Name = strings.TrimPrefix(spec.Volumes[i].Name, "nametap-")
+	}
+	slices.SortFunc(spec.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+	return spec
+}
+
+// TestCustomResources checks the names and versions of the custom resources. The API server checks
+// the rest in test/machines/interop.
+func TestCustomResources(t *testing.T) {
+	t.Parallel()
+	var got []string
+	for document := range strings.SplitSeq(read(t, "kubernetes/crds.yaml"), "\n---\n") {
+		var definition struct {
+			Metadata metav1.ObjectMeta
+			Spec     struct {
+				Names    struct{ Kind string }
+				Versions []struct {
+					Name    string
+					Storage bool
+				}
+			}
+		}
+		if err := yaml.Unmarshal([]byte(document), &definition); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintln(definition.Spec.Names.Kind, definition.Metadata.Name, definition.Spec.Versions))
+	}
+	const versions = " [{v1 true} {v1beta1 false} {v1alpha3 false}]\n"
+	agree(t, fact{"custom resources", []string{"ServiceEntry serviceentries.networking.istio.io" + versions, "Sidecar sidecars.networking.istio.io" + versions}, got})
+}
+
+// TestChartSchema checks that the schema of the chart has exactly the keys of the values. test/machines/chart has the
+// tests that need the commands of Helm.
+func TestChartSchema(t *testing.T) { // P9
+	t.Parallel()
+	var values, schema map[string]any
+	if err := yaml.Unmarshal([]byte(read(t, "chart/values.yaml")), &values); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(read(t, "chart/values.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	delete(schema["properties"].(map[string]any), "global") // of a parent chart
+	sameKeys(t, "", values, schema)
+}
+
+// sameKeys compares the keys of values with the keys in their schema.
+func sameKeys(t *testing.T, path string, values, schema map[string]any) {
+	t.Helper()
+	properties, ok := schema["properties"].(map[string]any)
+	if !ok {
+		return // its keys are names
+	}
+	agree(t, fact{"keys of " + path, slices.Sorted(maps.Keys(properties)), slices.Sorted(maps.Keys(values))})
+	for key, value := range values {
+		child, isMap := value.(map[string]any)
+		described, isObject := properties[key].(map[string]any)
+		if isMap && isObject {
+			sameKeys(t, path+"/"+key, child, described)
 		}
 	}
 }

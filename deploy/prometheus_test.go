@@ -3,9 +3,6 @@ package deploy
 import (
 	"encoding/json"
 	"maps"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -176,46 +173,3 @@ func TestAlertOfProblem(t *testing.T) {
 		t.Errorf("NametapProblem leaves out %q, and other alerts are about %q", others, want)
 	}
 }
-
-// R4: Prometheus accepts the alerts and the expressions of the dashboard, and the alerts fire and end as their tests say.
-func TestPromtool(t *testing.T) {
-	t.Parallel()
-	if _, err := exec.LookPath("promtool"); err != nil {
-		t.Skip("LEFT OUT: the alerts, promtool is not installed (Debian's package prometheus)")
-	}
-	promtool := func(args ...string) {
-		t.Helper()
-		cmd := exec.CommandContext(t.Context(), "promtool", args...)
-		cmd.Dir = "prometheus"
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
-		}
-	}
-	promtool("check", "rules", "rules.yaml")
-	promtool("test", "rules", "rules_test.yaml")
-	type rule struct {
-		Record string `json:"record"`
-		Expr   string `json:"expr"`
-	}
-	var rules []rule
-	boards := panels(t)
-	for _, title := range slices.Sorted(maps.Keys(boards)) {
-		for _, expression := range boards[title] {
-			if !strings.HasPrefix(title, "$") { // of a variable, in a language of Grafana
-				rules = append(rules, rule{"board:" + letters(title) + ":" + letters(expression), strings.ReplaceAll(expression, "$__rate_interval", "5m")})
-			}
-		}
-	}
-	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "board", "rules": rules}}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "board.yaml")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	promtool("check", "rules", path)
-}
-
-// letters makes a text part of the name of a metric.
-func letters(text string) string { return regexp.MustCompile(`[^a-zA-Z]+`).ReplaceAllString(text, "_") }

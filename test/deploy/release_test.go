@@ -31,7 +31,7 @@ func newRelease(t *testing.T) release {
 	}
 	write(t, r.path(deb), "a package")
 	write(t, r.path(program), "a program")
-	output(t, command(t, nil, "../tools/sums", r.dir))
+	output(t, command(t, nil, "tools/sums", r.dir))
 	r.sign()
 	return r
 }
@@ -40,12 +40,12 @@ func (r release) path(name string) string { return filepath.Join(r.dir, name) }
 
 func (r release) sign() {
 	r.t.Helper()
-	output(r.t, command(r.t, nil, "../tools/sign", filepath.Join(r.keys, "release"), r.dir))
+	output(r.t, command(r.t, nil, "tools/sign", filepath.Join(r.keys, "release"), r.dir))
 }
 
 func (r release) verify(key string) (said string, err error) {
 	r.t.Helper()
-	text, err := command(r.t, nil, "../tools/verify", filepath.Join(r.keys, key+".pub"), r.dir).CombinedOutput()
+	text, err := command(r.t, nil, "tools/verify", filepath.Join(r.keys, key+".pub"), r.dir).CombinedOutput()
 	return string(text), err
 }
 
@@ -160,35 +160,4 @@ func TestSignedLists(t *testing.T) {
 	write(t, r.path("SHA256SUMS"), list)
 	r.sign()
 	r.accepted()
-}
-
-// TestMaintainerScripts checks that the shell accepts the scripts of the packages, and that an
-// upgrade by dpkg or rpm removes nothing. P3.
-func TestMaintainerScripts(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for _, name := range []string{"preinstall", "postinstall", "preremove", "postremove"} {
-		text := output(t, command(t, nil, "../tools/maintainer-script", name))
-		if !strings.HasPrefix(text, "#!/bin/sh\n") || !strings.Contains(text, "\nbooted() {") || strings.Contains(text, "# functions") {
-			t.Errorf("%s lacks the functions:\n%s", name, text)
-		}
-		write(t, filepath.Join(dir, name), text)
-		output(t, command(t, nil, "sh", "-n", filepath.Join(dir, name)))
-	}
-	for _, args := range []string{"upgrade 9.9.9", "failed-upgrade 9.9.9", "1"} {
-		// No program is in the PATH, so any command fails.
-		cmd := command(t, nil, "/bin/sh", append([]string{filepath.Join(dir, "preremove")}, strings.Fields(args)...)...)
-		cmd.Env = []string{"PATH=/nonexistent"}
-		if said := output(t, cmd); said != "" {
-			t.Errorf("preremove %s: %s", args, said)
-		}
-	}
-}
-
-// write writes a file.
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -19,7 +19,7 @@ func TestBackOffFirstStarts(t *testing.T) {
 	dir := t.TempDir()
 	removal := ""
 	for _, want := range []string{"1\n", "2\n", "3\n", "4\n", "5\n"} {
-		if said := output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/echo", "running")); said != removal+"running\n" {
+		if said := output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "deploy/systemd/back-off", "/bin/echo", "running")); said != removal+"running\n" {
 			t.Errorf("%q", said)
 		}
 		removal = "capture remove --after-agent --unless-leased\n"
@@ -39,12 +39,12 @@ func TestBackOffIsStopped(t *testing.T) {
 	}{"failed": {"8\n", syscall.SIGUSR1}, "damaged": {"x", syscall.SIGUSR1}, "stop": {"8\n", syscall.SIGTERM}} {
 		t.Run(name, func(t *testing.T) {
 			dir, said := t.TempDir(), testlog.New(t)
-			for file, text := range map[string]string{"starts": test.starts, "failure": "the port is taken\n"} {
-				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir, "JOURNAL_STREAM=8:9"}, "systemd/back-off", "/bin/echo", "running")
+			write(t, filepath.Join(dir, "starts"), test.starts)
+			write(t, filepath.Join(dir, "failure"), "the port is taken\n")
+			endless := filepath.Join(t.TempDir(), "sleep") // the machine may stand still
+			write(t, endless, "#!/bin/sh\nexec /bin/sleep 100000\n")
+			output(t, command(t, nil, "chmod", "755", endless))
+			cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir, "JOURNAL_STREAM=8:9", "PATH=" + filepath.Dir(endless) + ":" + os.Getenv("PATH")}, "deploy/systemd/back-off", "/bin/echo", "running")
 			cmd.Stdout, cmd.Stderr = said, said
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -69,14 +69,14 @@ func TestBackOffIsStopped(t *testing.T) {
 func TestBackOffMissingProgram(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/no/such/nametap", "agent")
+	cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "deploy/systemd/back-off", "/no/such/nametap", "agent")
 	if err := cmd.Run(); err == nil {
 		t.Error("no error")
 	}
 	if got := read(t, filepath.Join(dir, "failure")); !strings.Contains(got, "/no/such/nametap is missing") {
 		t.Errorf("%q", got)
 	}
-	output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "systemd/back-off", "/bin/true"))
+	output(t, command(t, []string{"RUNTIME_DIRECTORY=" + dir}, "deploy/systemd/back-off", "/bin/true"))
 	if _, err := os.Stat(filepath.Join(dir, "failure")); !os.IsNotExist(err) {
 		t.Errorf("the reason is still there: %v, want %v", err, fs.ErrNotExist)
 	}
