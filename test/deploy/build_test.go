@@ -1,23 +1,15 @@
 package deploy
 
 import (
-	"archive/tar"
-	"bytes"
-	"compress/gzip"
-	"errors"
-	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
-	"github.com/nametap/nametap/internal/version"
 )
 
 // build is a command with the variables of `make release`, and then environ.
@@ -86,101 +78,6 @@ func TestSourceTime(t *testing.T) {
 		text, err := build(t, []string{"SOURCE_DATE_EPOCH=" + c.time}, filepath.Join(c.dir, "tools/binaries")).CombinedOutput()
 		if err == nil || !strings.Contains(string(text), c.want) { // there is no Makefile
 			t.Errorf("%s: %v, want %q in:\n%s", c.dir, err, c.want, text)
-		}
-	}
-}
-
-// TestManifestsOfARelease writes the chart and the manifests of a release. They differ from the
-// repository's by the version only, and a second build with other times and another umask is equal.
-// P16.
-func TestManifestsOfARelease(t *testing.T) {
-	t.Parallel()
-	netns.Need(t, "tar", "gzip")
-	tree := t.TempDir()
-	for _, dir := range []string{"tools", "deploy/chart", "deploy/kubernetes"} {
-		if err := os.CopyFS(filepath.Join(tree, dir), os.DirFS(filepath.Join("../..", dir))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write := func(umask string) map[string]string {
-		t.Helper()
-		output(t, build(t, []string{"VERSION=9.8.7"}, "sh", "-euc", "umask "+umask+"; exec "+filepath.Join(tree, "tools/manifests")))
-		return contents(t, os.DirFS(filepath.Join(tree, "bin/release")))
-	}
-	got := write("022")
-	output(t, command(t, nil, "chmod", "-R", "go-rwx", filepath.Join(tree, "deploy")))
-	output(t, command(t, nil, "touch", "--date=2001-02-03", filepath.Join(tree, "deploy/chart/values.yaml")))
-	if diff := cmp.Diff(got, write("077")); diff != "" {
-		t.Errorf("the first build (-) and the second (+):\n%s", diff)
-	}
-	want := contents(t, os.DirFS("../../deploy/kubernetes"))
-	for name, text := range want {
-		delete(want, name)
-		want["nametap-9.8.7-"+name] = images.ReplaceAllString(text, "${1}9.8.7")
-	}
-	chart := got["nametap-9.8.7.tgz"]
-	delete(got, "nametap-9.8.7.tgz")
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("the manifests of the repository with the version (-) and the manifests of the release (+):\n%s", diff)
-	}
-	first, unpacked := untar(t, chart)
-	want = map[string]string{}
-	for name, text := range contents(t, os.DirFS("../../deploy/chart")) {
-		want["nametap/"+name] = text
-	}
-	want["nametap/Chart.yaml"] = strings.ReplaceAll(want["nametap/Chart.yaml"], version.Release(), "9.8.7")
-	if diff := cmp.Diff(want, unpacked); diff != "" || first != "nametap/Chart.yaml" {
-		t.Errorf("the chart of the repository with the version (-) and the chart of the release (+), which begins with %s:\n%s", first, diff)
-	}
-}
-
-// images matches the images of nametap in a manifest.
-var images = regexp.MustCompile(`( image: nametap(?:-init|-discovery)?:)[0-9.]+`)
-
-// contents returns the contents of all files by their paths.
-func contents(t *testing.T, tree fs.FS) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	err := fs.WalkDir(tree, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		text, err := fs.ReadFile(tree, path)
-		all[path] = string(text)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-// untar returns the name of the first file of a compressed archive, and the contents of all.
-func untar(t *testing.T, compressed string) (first string, all map[string]string) {
-	t.Helper()
-	content, err := gzip.NewReader(bytes.NewReader([]byte(compressed)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all = map[string]string{}
-	for archive := tar.NewReader(content); ; {
-		header, err := archive.Next()
-		if errors.Is(err, io.EOF) {
-			return first, all
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(archive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if first == "" {
-			first = header.Name
-		}
-		all[header.Name] = string(text)
-		if header.Mode != 0o644 || header.Uid != 0 || header.ModTime.Unix() != 1700000000 {
-			t.Errorf("%s has %+v", header.Name, header)
 		}
 	}
 }

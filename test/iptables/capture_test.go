@@ -28,21 +28,6 @@ func TestCapture(t *testing.T) {
 	})
 }
 
-// K1: the gid or the uid of the agent is enough to recognise it.
-func TestAgentsUsers(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		l.agentAs("4000 1337", 15053)
-		l.agentAs("1337 4000", 15054)
-		c := l.apply()
-		l.want("AU")
-		cfg := l.config(func(c *iptables.Config) { c.Port = 15054 })
-		replace(t, c, cfg)
-		l.want("AU")
-	})
-}
-
 // K6
 func TestExclusions(t *testing.T) {
 	t.Parallel()

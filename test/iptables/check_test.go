@@ -5,10 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,45 +74,6 @@ func TestCheckOneFamily(t *testing.T) {
 			if n := strings.Count(l.sh("cat %[1]s; rm %[1]s", runs), "run"); n != test.runs {
 				t.Errorf("%s: the tool ran %d times, want %d", test.message, n, test.runs)
 			}
-		}
-	})
-}
-
-// K11: without the capabilities, every command reports it.
-func TestCapabilities(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		cmd := self(envApply, string(l.backend))
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 4000, Gid: 4000}}
-		out, failed := l.output(cmd)
-		for _, want := range []string{
-			"^apply: CAP_NET_ADMIN is missing: .*securityContext.capabilities.add.*runAsUser: 0.*AmbientCapabilities",
-			"check: {What:CAP_NET_ADMIN OK:false Needed:true Detail:this process does not have it Advice:add it",
-			"check: {What:CAP_NET_RAW OK:false Needed:" + strconv.FormatBool(l.backend == iptables.Legacy),
-			"check: {What:backend OK:false",
-		} {
-			if !failed || !regexp.MustCompile(want).MatchString(out) {
-				l.t.Errorf("want %s:\n%s", want, out)
-			}
-		}
-	})
-}
-
-// K11: the tools are not installed.
-func TestNoTools(t *testing.T) {
-	t.Parallel()
-	alone(t, func(l *lab) {
-		l.mount("/usr/sbin", 0)
-		if _, err := exec.LookPath("iptables-save"); err == nil {
-			t.Skip("LEFT OUT: iptables is not in /usr/sbin here")
-		}
-		c := l.capture()
-		if err := c.Apply(t.Context()); err == nil || !strings.Contains(err.Error(), "install the package iptables") {
-			t.Errorf("apply: %v", err)
-		}
-		remove(t, c) // the kernel reports no rules
-		if missing := failed(t, c); !strings.Contains(missing, "install the package iptables") {
-			t.Errorf("missing: %s", missing)
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -235,30 +234,6 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// K9: if the first rules cannot be installed, Keep ends without rules.
-func TestKeepRefused(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t := l.t
-		l.failing("ip6tables", "*", refused)
-		cfg := l.config(func(c *iptables.Config) { c.Only = family.IPv6 })
-		c := l.with(cfg)
-		l.set(c, true, cfg)
-		err := c.Keep(t.Context())
-		if err == nil || !strings.Contains(err.Error(), "capturing DNS: ") {
-			t.Errorf("keep: %v", err)
-		}
-		if got := l.holders(); got != "" {
-			t.Errorf("rules in %q", got)
-		}
-		select {
-		case <-c.Begun():
-			t.Error("it has begun")
-		default:
-		}
-	})
-}
-
 // K2, K9: if capture is switched on again while replies may be in flight, the existing
 // rules are used.
 func TestRemovalInterrupted(t *testing.T) {
@@ -287,37 +262,6 @@ func TestRemovalInterrupted(t *testing.T) {
 		l.complete(c)
 		if c.Remaining() != "" || c.Stats().Repairs != 0 {
 			t.Errorf("remaining %q, %+v", c.Remaining(), c.Stats())
-		}
-	})
-}
-
-// K13: a removal that fails is reported, and continues when it can.
-func TestRemovalFails(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t := l.t
-		cfg := l.config(quick)
-		c := l.with(cfg)
-		l.set(c, true, cfg)
-		l.keep(c)
-		<-c.Begun()
-		denied := map[string]string{}
-		for _, family := range []string{"iptables-", "ip6tables-"} {
-			denied[family+string(l.backend)+"-save"] = `echo "Permission denied" >&2; exit 1`
-		}
-		working := l.tools(denied)
-		l.set(c, false, cfg)
-		wait.Until(t, "the failure is reported", func() bool { return c.Remaining() != "" && l.log.Count("cannot be removed") == 1 })
-		if !c.Captured() {
-			t.Error("it is not captured any more")
-		}
-		working()
-		l.set(c, true, cfg)
-		wait.Until(t, "the rules are in", func() bool { return c.Remaining() == "" })
-		l.set(c, false, cfg)
-		wait.Until(t, "the rules are removed", func() bool { return !c.Captured() })
-		if got := l.holders(); got != "" {
-			t.Errorf("rules in %q", got)
 		}
 	})
 }

@@ -57,8 +57,7 @@ func self(variable, value string) *exec.Cmd {
 	return cmd
 }
 
-// applyAndEnd applies the default rules. If that fails, it prints the error and
-// what Check says.
+// applyAndEnd applies the default rules. If that fails, it prints the error.
 func applyAndEnd(backend iptables.Backend) int {
 	cfg := iptables.DefaultConfig()
 	cfg.Backend = backend
@@ -70,11 +69,6 @@ func applyAndEnd(backend iptables.Backend) int {
 		return 0
 	}
 	fmt.Println("apply:", err)
-	if capture != nil {
-		for _, f := range capture.Check(context.Background()) {
-			fmt.Printf("check: %+v\n", f)
-		}
-	}
 	return 1
 }
 
