@@ -57,14 +57,8 @@ func Dial() (*Conn, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	c := &Conn{nl.SocketHandle{Socket: socket}}
-	return c, c.setWait(exchangeWait)
-}
-
-// setWait sets how long the kernel may take for one datagram.
-func (c *Conn) setWait(wait time.Duration) error {
-	timeout := unix.NsecToTimeval(int64(wait))
-	return c.handle.Socket.SetReceiveTimeout(&timeout)
+	timeout := unix.NsecToTimeval(int64(exchangeWait))
+	return &Conn{nl.SocketHandle{Socket: socket}}, socket.SetReceiveTimeout(&timeout)
 }
 
 // Close closes the socket.

@@ -4,14 +4,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
-	"os"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // tuple returns a direction of a UDP flow as an attribute, in a zone unless that is 0.
@@ -120,38 +116,6 @@ func TestInterruptedDump(t *testing.T) {
 		if !errors.Is(err, test.err) || dumps != test.dumps {
 			t.Errorf("%s: %v after %d dumps, want %v after %d", test.name, err, dumps, test.err, test.dumps)
 		}
-	}
-}
-
-// K8: a kernel that does not reply does not block the caller forever, and what it replies later
-// belongs to no other request.
-func TestNoReply(t *testing.T) {
-	ns := netns.New(t)
-	var c *Conn
-	var err error
-	ns.Run(func() { c, err = Dial() })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if err := c.setWait(10 * time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	silent := Request{Type: unix.NLMSG_NOOP} // needs no reply
-	for what, err := range map[string]error{"exchange": c.Exchange(func([]byte) {}, silent), "batch": c.Batch(silent)} {
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: %v, want %v", what, err, os.ErrDeadlineExceeded)
-		}
-	}
-	if err := c.setWait(exchangeWait); err != nil {
-		t.Fatal(err)
-	}
-	unread := message(Request{Type: messageDelete, Family: unix.AF_INET, Attributes: tuple(nl.CTA_TUPLE_ORIG, "10.0.0.1:1", "10.0.0.2:2", 0)}, 1<<31)
-	if err := unix.Sendto(c.handle.Socket.GetFd(), unread, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Exchange(func([]byte) {}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: unix.AF_INET}); err != nil {
-		t.Errorf("after the reply to another request: %v", err)
 	}
 }
 

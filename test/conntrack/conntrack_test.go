@@ -1,3 +1,4 @@
+// Package conntrack_test tests package conntrack with a kernel, in network namespaces. Without root, the tests are skipped.
 package conntrack_test
 
 import (
@@ -20,6 +21,9 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is how long a packet may take. The machine may stand still.
+const patience = 5 * time.Minute
 
 // natRules capture port 53. zoneRules put the original direction into a zone of its own.
 const (
@@ -85,7 +89,7 @@ func (h *host) client(tb testing.TB, network string) net.PacketConn {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { client.Close() })
-	_ = client.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = client.SetDeadline(time.Now().Add(patience))
 	return client
 }
 
@@ -97,7 +101,7 @@ func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from,
 	if _, err := client.WriteTo([]byte(server), net.UDPAddrFromAddrPort(want)); err != nil {
 		tb.Fatal(err)
 	}
-	_ = h.udp.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = h.udp.SetDeadline(time.Now().Add(patience))
 	buffer := make([]byte, 100)
 	n, addr, err := h.udp.ReadFrom(buffer)
 	if err != nil || string(buffer[:n]) != server {
@@ -118,7 +122,7 @@ func (h *host) connect(t *testing.T, server string) (netip.AddrPort, bool) {
 	t.Helper()
 	var client net.Conn
 	var err error
-	h.ns.Run(func() { client, err = net.DialTimeout("tcp", server, 5*time.Second) })
+	h.ns.Run(func() { client, err = net.DialTimeout("tcp", server, patience) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,10 +156,12 @@ func families() []family {
 
 // F14
 func TestCaptured(t *testing.T) {
+	t.Parallel()
 	for _, f := range families() {
 		for _, backend := range []string{"nft", "legacy"} {
 			for zone, rules := range map[string]string{"without zone": natRules, "zone-orig": natRules + zoneRules} {
 				t.Run(strings.Join([]string{f.name, backend, zone}, " "), func(t *testing.T) {
+					t.Parallel()
 					testCaptured(t, f, newHost(t, f.agent, f.restore+"-"+backend+"-restore", rules))
 				})
 			}
@@ -190,6 +196,7 @@ func testCaptured(t *testing.T, f family, h *host) {
 
 // F14: a socket on [::] also has IPv4 clients, with IPv4-mapped addresses.
 func TestMapped(t *testing.T) {
+	t.Parallel()
 	const server = "10.0.0.53:53"
 	h := newHost(t, "[::]:15053", "iptables-nft-restore", natRules+zoneRules)
 	if original, ok := h.connect(t, server); original.String() != server || !ok {
@@ -210,6 +217,7 @@ func TestMapped(t *testing.T) {
 
 // F14: without rules, connection tracking may be off.
 func TestNotCaptured(t *testing.T) {
+	t.Parallel()
 	for _, f := range families() {
 		h := newHost(t, f.agent, "cat", "")
 		if original, ok, err := h.lookups.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
@@ -225,6 +233,7 @@ func TestNotCaptured(t *testing.T) {
 // after a reply has made an entry, because the query's entry was dropped. In that entry the original
 // destination is the client.
 func TestReplyWithoutQuery(t *testing.T) { // F14
+	t.Parallel()
 	for _, f := range families() {
 		h := newHost(t, f.agent, f.restore+"-nft-restore", natRules)
 		client := h.client(t, f.network)
@@ -243,6 +252,7 @@ func TestReplyWithoutQuery(t *testing.T) { // F14
 
 // F14
 func TestConcurrentLookups(t *testing.T) {
+	t.Parallel()
 	h := newHost(t, "127.0.0.1:15053", "iptables-nft-restore", natRules+zoneRules)
 	type flow struct {
 		client, local netip.AddrPort
@@ -289,6 +299,7 @@ func dropNetAdmin() error {
 
 // F14
 func TestNoPermission(t *testing.T) {
+	t.Parallel()
 	ns := netns.New(t)
 	var before *conntrack.UDP
 	var opened, dropped, opening, asking error
@@ -318,6 +329,29 @@ func TestNoPermission(t *testing.T) {
 	}
 	if err := errors.Join(before.Close(), before.Close()); err != nil {
 		t.Error(err)
+	}
+}
+
+// K8: a kernel that does not reply does not block the caller forever.
+func TestNoReply(t *testing.T) {
+	t.Parallel()
+	for what, exchange := range map[string]func(*conntrack.Conn, conntrack.Request) error{
+		"exchange": func(c *conntrack.Conn, r conntrack.Request) error { return c.Exchange(func([]byte) {}, r) },
+		"batch":    func(c *conntrack.Conn, r conntrack.Request) error { return c.Batch(r) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var c *conntrack.Conn
+			var err error
+			netns.New(t).Run(func() { c, err = conntrack.Dial() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if err := exchange(c, conntrack.Request{Type: unix.NLMSG_NOOP}); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
+			}
+		})
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 // K8: a dump has the entries that pass its filters, and no other; deleted entries are no longer in it.
 func TestFilters(t *testing.T) {
+	t.Parallel()
 	netns.Need(t, "conntrack")
 	ns := netns.New(t)
 	for _, entry := range []string{ // each from a client of its own
