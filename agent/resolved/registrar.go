@@ -33,8 +33,8 @@ type Config struct {
 	Logger *slog.Logger
 
 	// Only tests set these fields; zero values mean the defaults.
-	dir, helper string
-	pause       time.Duration
+	Dir, Helper string
+	Pause       time.Duration
 }
 
 // Names are the names that are registered.
@@ -77,14 +77,14 @@ type Registrar struct {
 
 // New returns a Registrar. It is off.
 func New(cfg Config) *Registrar {
-	if cfg.dir == "" {
-		cfg.dir = defaultDir
+	if cfg.Dir == "" {
+		cfg.Dir = defaultDir
 	}
-	if cfg.helper == "" {
-		cfg.helper = defaultHelper
+	if cfg.Helper == "" {
+		cfg.Helper = defaultHelper
 	}
-	if cfg.pause == 0 {
-		cfg.pause = notePause
+	if cfg.Pause == 0 {
+		cfg.Pause = notePause
 	}
 	r := &Registrar{config: cfg, wake: make(chan struct{}, 1), status: Status{State: Off}}
 	r.stale.Store(true)
@@ -155,7 +155,7 @@ func (r *Registrar) pauseLeft() time.Duration {
 	if r.read.IsZero() || r.names.Fingerprint == 0 {
 		return 0
 	}
-	return r.config.pause - time.Since(r.read)
+	return r.config.Pause - time.Since(r.read)
 }
 
 // changes returns the channel that gets a signal when systemd-resolved starts or ends. The channel is closed
@@ -203,7 +203,7 @@ func (r *Registrar) sync(ctx context.Context) (Status, error) {
 		r.disconnect()
 		return Status{State: Off}, r.Remove(ctx)
 	}
-	if !exists(r.config.dir) {
+	if !exists(r.config.Dir) {
 		r.disconnect()
 		return Status{State: Absent}, nil
 	}
@@ -316,8 +316,8 @@ func (r *Registrar) await(ctx context.Context, index int) (link, error) {
 
 // apply makes a registration. If this process is not root and there is a helper, the helper makes it.
 func (r *Registrar) apply(ctx context.Context, wanted Registration) error {
-	if os.Geteuid() != 0 && exists(r.config.helper) {
-		return askHelper(ctx, r.config.helper, wanted)
+	if os.Geteuid() != 0 && exists(r.config.Helper) {
+		return askHelper(ctx, r.config.Helper, wanted)
 	}
 	return r.bus.register(ctx, wanted)
 }

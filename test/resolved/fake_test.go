@@ -1,4 +1,4 @@
-package resolved
+package resolved_test
 
 import (
 	"bufio"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,27 @@ import (
 	"github.com/godbus/dbus/v5"
 	"github.com/godbus/dbus/v5/prop"
 )
+
+// Names and types on the bus, from org.freedesktop.resolve1(5).
+const (
+	serviceName   = "org.freedesktop.resolve1"
+	managerPath   = "/org/freedesktop/resolve1"
+	linkInterface = serviceName + ".Link"
+	noSuchLink    = serviceName + ".NoSuchLink"
+	maxDomains    = 256 // of an interface
+)
+
+type server struct {
+	Family  int32
+	Address []byte
+	Port    uint16
+	Name    string
+}
+
+type domain struct {
+	Name        string
+	RoutingOnly bool
+}
 
 // busConfig lets every user do everything.
 const busConfig = `<busconfig><type>system</type><listen>unix:path=%s</listen><auth>EXTERNAL</auth>
@@ -74,7 +96,15 @@ func startFake(t *testing.T) *fake {
 	}
 	f := &fake{tb: t, conn: conn, links: map[int32]*prop.Properties{}}
 	t.Cleanup(f.stop)
-	if err := conn.Export(f, managerPath, serviceName+".Manager"); err != nil {
+	methods := map[string]any{
+		"GetLink": f.getLink, "SetLinkDomains": f.setDomains, "FlushCaches": f.flush,
+		"SetLinkDNSEx":        func(index int32, servers []server) *dbus.Error { return f.set("DNSEx", index, servers) },
+		"SetLinkDefaultRoute": func(index int32, on bool) *dbus.Error { return f.set("DefaultRoute", index, on) },
+	}
+	for _, mode := range []string{"DNSSEC", "DNSOverTLS", "LLMNR", "MulticastDNS"} {
+		methods["SetLink"+mode] = func(index int32, value string) *dbus.Error { return f.set(mode, index, value) }
+	}
+	if err := conn.ExportMethodTable(methods, managerPath, serviceName+".Manager"); err != nil {
 		t.Fatal(err)
 	}
 	if reply, err := conn.RequestName(serviceName, dbus.NameFlagDoNotQueue); err != nil || reply != dbus.RequestNameReplyPrimaryOwner {
@@ -112,8 +142,8 @@ func linkPath(index int32) dbus.ObjectPath {
 	return dbus.ObjectPath(fmt.Sprintf("%s/link/%d", managerPath, index))
 }
 
-// GetLink is a method of systemd-resolved, as are the methods below.
-func (f *fake) GetLink(index int32) (dbus.ObjectPath, *dbus.Error) {
+// getLink is a method of systemd-resolved, as are the methods below.
+func (f *fake) getLink(index int32) (dbus.ObjectPath, *dbus.Error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.blind {
@@ -123,64 +153,35 @@ func (f *fake) GetLink(index int32) (dbus.ObjectPath, *dbus.Error) {
 	return linkPath(index), nil
 }
 
-func (f *fake) set(method string, index int32, property string, value any) *dbus.Error {
+// set sets a property of an interface.
+func (f *fake) set(property string, index int32, value any) *dbus.Error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.deny {
 		return dbus.NewError("org.freedesktop.DBus.Error.InteractiveAuthorizationRequired", []any{"Interactive authentication required."})
 	}
-	f.calls = append(f.calls, method)
+	f.calls = append(f.calls, property)
 	link := f.link(index)
 	link.SetMust(linkInterface, property, value)
 	link.SetMust(linkInterface, "ScopesMask", uint64(1))
 	return nil
 }
 
-// SetLinkDNSEx sets the nameservers.
-func (f *fake) SetLinkDNSEx(index int32, servers []server) *dbus.Error {
-	return f.set("DNSEx", index, "DNSEx", servers)
-}
-
-// SetLinkDomains sets the domains. Like systemd-resolved, it counts the domains that it
+// setDomains sets the domains. Like systemd-resolved, it counts the domains that it
 // removes.
-func (f *fake) SetLinkDomains(index int32, domains []domain) *dbus.Error {
+func (f *fake) setDomains(index int32, domains []domain) *dbus.Error {
 	f.mu.Lock()
 	old, _ := f.link(index).GetMust(linkInterface, "Domains").([]domain)
 	f.mu.Unlock()
-	if len(old)+len(domains)-len(common(old, domains)) > maxDomains {
-		_ = f.set("Domains", index, "Domains", []domain{})
+	removed := slices.DeleteFunc(slices.Clone(old), func(d domain) bool { return slices.Contains(domains, d) })
+	if len(removed)+len(domains) > maxDomains {
+		_ = f.set("Domains", index, []domain{})
 		return dbus.NewError("System.Error.E2BIG", []any{"Argument list too long"})
 	}
-	return f.set("Domains", index, "Domains", domains)
+	return f.set("Domains", index, domains)
 }
 
-// SetLinkDefaultRoute sets whether the interface is for all names.
-func (f *fake) SetLinkDefaultRoute(index int32, on bool) *dbus.Error {
-	return f.set("DefaultRoute", index, "DefaultRoute", on)
-}
-
-// SetLinkDNSSEC sets a mode, as the methods below do.
-func (f *fake) SetLinkDNSSEC(index int32, mode string) *dbus.Error {
-	return f.set("DNSSEC", index, "DNSSEC", mode)
-}
-
-// SetLinkDNSOverTLS sets a mode.
-func (f *fake) SetLinkDNSOverTLS(index int32, mode string) *dbus.Error {
-	return f.set("DNSOverTLS", index, "DNSOverTLS", mode)
-}
-
-// SetLinkLLMNR sets a mode.
-func (f *fake) SetLinkLLMNR(index int32, mode string) *dbus.Error {
-	return f.set("LLMNR", index, "LLMNR", mode)
-}
-
-// SetLinkMulticastDNS sets a mode.
-func (f *fake) SetLinkMulticastDNS(index int32, mode string) *dbus.Error {
-	return f.set("MulticastDNS", index, "MulticastDNS", mode)
-}
-
-// FlushCaches counts the calls.
-func (f *fake) FlushCaches() *dbus.Error {
+func (f *fake) flush() *dbus.Error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.flushes++
