@@ -53,13 +53,13 @@ type host struct {
 }
 
 // newHost makes a host with these rules, whose agent listens on this address.
-func newHost(tb testing.TB, agent, restore, rules string) *host {
-	tb.Helper()
-	netns.Need(tb, "ip", restore)
-	h := &host{ns: netns.New(tb)}
+func newHost(t *testing.T, agent, restore, rules string) *host {
+	t.Helper()
+	netns.Need(t, "ip", restore)
+	h := &host{ns: netns.New(t)}
 	netns.Connect(
 		netns.End{NS: h.ns, Name: "eth0", Addrs: []string{"10.0.0.1/24", "2001:db8::1/64"}},
-		netns.End{NS: netns.New(tb), Name: "eth0"},
+		netns.End{NS: netns.New(t), Name: "eth0"},
 	)
 	h.ns.Pipe(rules, restore)
 	var errs [3]error
@@ -69,49 +69,49 @@ func newHost(tb testing.TB, agent, restore, rules string) *host {
 		h.lookups, errs[2] = conntrack.OpenUDP()
 	})
 	if err := errors.Join(errs[:]...); err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
-	tb.Cleanup(func() {
+	t.Cleanup(func() {
 		if err := errors.Join(h.udp.Close(), h.tcp.Close(), h.lookups.Close()); err != nil {
-			tb.Error(err)
+			t.Error(err)
 		}
 	})
 	return h
 }
 
 // client opens an unconnected UDP socket on a free port.
-func (h *host) client(tb testing.TB, network string) net.PacketConn {
-	tb.Helper()
+func (h *host) client(t *testing.T, network string) net.PacketConn {
+	t.Helper()
 	var client net.PacketConn
 	var err error
 	h.ns.Run(func() { client, err = net.ListenPacket(network, ":0") })
 	if err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
-	tb.Cleanup(func() { client.Close() })
+	t.Cleanup(func() { client.Close() })
 	_ = client.SetDeadline(time.Now().Add(patience))
 	return client
 }
 
 // query sends a packet to server, which the agent receives and replies to. The client gets the
 // reply from the address of the server. It returns both ends as the agent sees them.
-func (h *host) query(tb testing.TB, client net.PacketConn, server string) (from, local netip.AddrPort) {
-	tb.Helper()
+func (h *host) query(t *testing.T, client net.PacketConn, server string) (from, local netip.AddrPort) {
+	t.Helper()
 	want := netip.MustParseAddrPort(server)
 	if _, err := client.WriteTo([]byte(server), net.UDPAddrFromAddrPort(want)); err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
 	_ = h.udp.SetDeadline(time.Now().Add(patience))
 	buffer := make([]byte, 100)
 	n, addr, err := h.udp.ReadFrom(buffer)
 	if err != nil || string(buffer[:n]) != server {
-		tb.Fatalf("the agent read %q, %v; want %q", buffer[:n], err, server)
+		t.Fatalf("the agent read %q, %v; want %q", buffer[:n], err, server)
 	}
 	if _, err := h.udp.WriteTo(buffer[:n], addr); err != nil {
-		tb.Fatal(err)
+		t.Fatal(err)
 	}
 	if _, sender, err := client.ReadFrom(buffer); err != nil || netip.MustParseAddrPort(sender.String()) != want {
-		tb.Fatalf("the client has a reply from %v, %v; want %s", sender, err, server)
+		t.Fatalf("the client has a reply from %v, %v; want %s", sender, err, server)
 	}
 	return netip.MustParseAddrPort(addr.String()), netip.MustParseAddrPort(h.udp.LocalAddr().String())
 }
@@ -351,32 +351,6 @@ func TestNoReply(t *testing.T) {
 			if err := exchange(c, conntrack.Request{Type: unix.NLMSG_NOOP}); !errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
 			}
-		})
-	}
-}
-
-func BenchmarkLookup(b *testing.B) {
-	for _, f := range families() {
-		b.Run(f.name, func(b *testing.B) {
-			h := newHost(b, f.agent, f.restore+"-nft-restore", natRules+zoneRules)
-			client, local := h.query(b, h.client(b, f.network), f.servers[0])
-			b.Run("alone", func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					if _, ok, err := h.lookups.Lookup(client, local); !ok || err != nil {
-						b.Fatal(ok, err)
-					}
-				}
-			})
-			b.Run("parallel", func(b *testing.B) {
-				b.RunParallel(func(pb *testing.PB) {
-					for pb.Next() {
-						if _, ok, err := h.lookups.Lookup(client, local); !ok || err != nil {
-							b.Error(ok, err)
-						}
-					}
-				})
-			})
 		})
 	}
 }

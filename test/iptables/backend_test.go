@@ -136,26 +136,6 @@ func TestFamilyUnavailable(t *testing.T) {
 	})
 }
 
-// K4: switching IPv6 off removes its rules.
-func TestIPv6Off(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t, backend := l.t, l.backend
-		cfg := l.config()
-		c := l.with(cfg)
-		apply(t, c)
-		cfg.Only = family.IPv4
-		replace(t, c, cfg)
-		if got, want := l.holders(), "iptables-"+string(backend); got != want {
-			t.Errorf("in %s, want %s", got, want)
-		}
-		status, err := c.Status(t.Context())
-		if err != nil || status.Families[1].State != iptables.NotWanted {
-			t.Errorf("status %+v, %v", status, err)
-		}
-	})
-}
-
 // K5: without support for zones, or for comments.
 func TestWithoutExtensions(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -178,4 +179,25 @@ func rulesByChain(text string) map[string][]string {
 		}
 	}
 	return rules
+}
+
+// K9: a query that is in flight when rules are removed gets its reply.
+func TestRemoveInFlight(t *testing.T) {
+	t.Parallel()
+	labs(t, diagonal(), func(l *lab) {
+		t := l.t
+		l.agent()
+		c := l.apply(func(c *iptables.Config) { c.Settle = time.Minute })
+		conn := l.socket()
+		l.wantOn(conn, "AU")
+		l.askHeld(conn)
+		end := l.removing(c)
+		wait.Until(t, "the rules are unhooked", func() bool { return l.log.Count("no longer captured") == 1 })
+		l.wantHeld(conn, "AU")
+		end()
+		if got := l.holders(); got != "" {
+			t.Errorf("after remove: %s", got)
+		}
+		l.wantOn(conn, "U")
+	})
 }

@@ -258,46 +258,6 @@ func TestDropWithReplyInFlight(t *testing.T) {
 	}
 }
 
-// locked makes both tools that write to a backend fail, as the legacy tools do when
-// another program holds their lock for longer than they wait. They fail the first times,
-// or if times is 0, as long as the file exists whose name it returns.
-func (l *lab) locked(backend iptables.Backend, times int) (holding string) {
-	l.t.Helper()
-	dir := l.t.TempDir()
-	holding = filepath.Join(dir, "holding")
-	l.sh("touch %s", holding)
-	scripts := map[string]string{}
-	for _, family := range []string{"iptables", "ip6tables"} {
-		name := fmt.Sprintf("%s-%s-restore", family, backend)
-		scripts[name] = fmt.Sprintf(`echo x >>%[1]s/%[2]s
-if [ -e %[3]s ] && { [ %[4]d = 0 ] || [ $(wc -l <%[1]s/%[2]s) -le %[4]d ]; }; then
-  echo "Another app is currently holding the xtables lock. Stopped waiting after 5s." >&2; exit 4
-fi
-exec %[5]s "$@"
-`, dir, name, holding, times, tool(l.t, name))
-	}
-	l.tools(scripts)
-	return holding
-}
-
-// K3, K9: rules that cannot be removed because another program holds the lock are removed
-// when the lock is free. Until then, nothing reports that DNS is no longer captured.
-func TestRemoveWhileLocked(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		c := l.capture()
-		apply(l.t, c)
-		l.locked(l.backend, 2)
-		remove(l.t, c)
-		if got := l.holders(); got != "" {
-			l.t.Errorf("rules in %s", got)
-		}
-		if n := l.log.Count("DNS is no longer captured"); n != 1 {
-			l.t.Errorf("said %d times that DNS is no longer captured:\n%s", n, l.log)
-		}
-	})
-}
-
 // K4, K13: rules of nametap in the other backend that cannot be removed do not make apply
 // fail. They are removed later.
 func TestApplyBesideLockedBackend(t *testing.T) {
@@ -305,7 +265,12 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 	backends(t, func(l *lab) {
 		t := l.t
 		l.apply(func(c *iptables.Config) { c.Backend = l.other() })
-		holding := l.locked(l.other(), 0)
+		scripts := map[string]string{}
+		for _, family := range []string{"iptables", "ip6tables"} {
+			name := fmt.Sprintf("%s-%s-restore", family, l.other())
+			scripts[name] = `echo "Another app is currently holding the xtables lock. Stopped waiting after 5s." >&2; exit 4`
+		}
+		working := l.tools(scripts)
 		c := l.capture(quick)
 		if err := c.Apply(t.Context()); !errors.Is(err, iptables.ErrIncomplete) || !strings.Contains(err.Error(), string(l.other())) {
 			t.Errorf("apply: %v", err)
@@ -316,7 +281,7 @@ func TestApplyBesideLockedBackend(t *testing.T) {
 		if n := l.log.Count("capture rules had drifted and were repaired"); n > 0 {
 			t.Errorf("logged %d times that all is repaired:\n%s", n, l.log)
 		}
-		l.sh("rm %s", holding)
+		working()
 		want := map[iptables.Backend]string{iptables.NFT: inNFT, iptables.Legacy: inLegacy}[l.backend]
 		wait.Until(t, "the rules are in one backend", func() bool { return l.holders() == want })
 		l.complete(c)

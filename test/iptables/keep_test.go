@@ -163,24 +163,6 @@ func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
 	}
 }
 
-// K9: if Keep ends while it installs rules, it removes them and reports no family as missing.
-func TestKeepEndsInApply(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t := l.t
-		working := l.tools(map[string]string{"ip6tables-" + string(l.backend) + "-restore": "exec sleep 60"})
-		cfg := l.config(func(c *iptables.Config) { c.FailClosed = false })
-		c := l.with(cfg)
-		l.set(c, true, cfg)
-		end := l.startKeep(c)
-		wait.Until(t, "IPv4 has rules", func() bool { return l.holders() != "" })
-		working()
-		if err := end(); err != nil || l.holders() != "" || l.log.Count("level=WARN") != 0 {
-			t.Errorf("%v, rules in %q\n%s", err, l.holders(), l.log)
-		}
-	})
-}
-
 // V1, V4, K9: rules of FailClosed stay at the end of Keep. Otherwise Leave leaves the rules unchanged for the next Keep, which takes them
 // over, and Soon removes them without the settle time. Leave leaves nothing while capture is off.
 func TestEndings(t *testing.T) {
