@@ -22,6 +22,9 @@ func FuzzParseSave(f *testing.F) {
 	}
 	for _, name := range seeds {
 		text, err := os.ReadFile(name)
+		if err == nil {
+			_, err = parseSave(text)
+		}
 		if err != nil {
 			f.Fatal(err)
 		}

@@ -126,7 +126,7 @@ func (f *fake) stop() { _ = f.conn.Close() }
 func (f *fake) link(index int32) *prop.Properties {
 	if f.links[index] == nil {
 		values := prop.Map{linkInterface: {
-			"DNSEx": {Value: []server{}}, "Domains": {Value: []domain{}}, "DefaultRoute": {Value: true}, "ScopesMask": {Value: uint64(0)},
+			"DNSEx": {Value: []server{}}, "Domains": {Value: []domain{}}, "DefaultRoute": {Value: false}, "ScopesMask": {Value: uint64(0)},
 			"DNSSEC": {Value: "allow-downgrade"}, "DNSOverTLS": {Value: "yes"}, "LLMNR": {Value: "no"}, "MulticastDNS": {Value: "no"},
 		}}
 		properties, err := prop.Export(f.conn, linkPath(index), values)

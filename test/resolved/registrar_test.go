@@ -149,7 +149,7 @@ func TestNamesChange(t *testing.T) {
 			return len(got) == maxDomains && strings.HasPrefix(got[1], string(rune('a'+round)))
 		})
 	}
-	if got := f.taken(); strings.Trim(got, "Domains ") != "" {
+	if got := f.taken(); strings.Trim(got, "Domains ") != "" || h.log.Count("retrying") > 0 {
 		t.Errorf("the calls are %q", got)
 	}
 	wait.Until(t, "the status is complete", func() bool {
