@@ -84,12 +84,12 @@ func TestLacks(t *testing.T) {
 		lacking := map[family.Family]error{family.IPv6: errExtension}
 		for _, pause := range []time.Duration{5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600} {
 			install(lacking)
-			time.Sleep(pause*time.Second - 1)
+			<-time.After(pause*time.Second - 1)
 			install(lacking) // without an attempt
 			if i.retryDue() {
 				t.Fatalf("tried again before %v", pause*time.Second)
 			}
-			if time.Sleep(1); !i.retryDue() {
+			if <-time.After(1); !i.retryDue() {
 				t.Fatalf("not tried again after %v", pause*time.Second)
 			}
 		}
@@ -111,7 +111,7 @@ func TestNextCheck(t *testing.T) {
 		c := &Capture{installer: installer{goal: &target{Desired: Desired{Config: Config{Interval: interval}}}, inst: installation{backend: NFT}}}
 		began, atOnce, all := time.Now(), 0, 0
 		for c.nextCheck(time.Now()); !c.ready.After(began.Add(time.Minute)); c.nextCheck(time.Now()) {
-			time.Sleep(time.Until(c.ready))
+			<-time.After(time.Until(c.ready))
 			if all++; time.Now().Equal(began) {
 				atOnce++
 			}
@@ -131,7 +131,7 @@ func TestNextCheck(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if due := time.Until(c.nextCheck(start)); due != time.Minute || time.Until(c.ready) != time.Minute {
 			t.Errorf("after a check of a minute, the next is due in %v", due)
 		}
@@ -166,7 +166,7 @@ func TestFilterRepair(t *testing.T) {
 			w, began := new(filterRepair), time.Now()
 			changed := began
 			for step(w, changed, test.rules) {
-				time.Sleep(10 * time.Millisecond)
+				<-time.After(10 * time.Millisecond)
 				if test.every > 0 && time.Since(changed) >= test.every {
 					changed = time.Now()
 				}

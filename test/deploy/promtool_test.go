@@ -19,15 +19,16 @@ func TestPromtool(t *testing.T) { // R4
 	check := func(args ...string) { t.Helper(); output(t, command(t, nil, "promtool", args...)) }
 	check("check", "rules", "deploy/prometheus/rules.yaml")
 	check("test", "rules", "deploy/prometheus/rules_test.yaml")
-	rules := "groups:\n- name: board\n  rules:\n"
+	var rules strings.Builder
+	rules.WriteString("groups:\n- name: board\n  rules:\n")
 	for i, expression := range regexp.MustCompile(`"expr": ("(?:[^"\\]|\\.)*")`).FindAllStringSubmatch(read(t, "prometheus/dashboard.json"), -1) {
 		var text string
 		if err := json.Unmarshal([]byte(expression[1]), &text); err != nil {
 			t.Fatal(err)
 		}
-		rules += fmt.Sprintf("  - {record: 'board:%d', expr: %q}\n", i, strings.ReplaceAll(text, "$__rate_interval", "5m"))
+		fmt.Fprintf(&rules, "  - {record: 'board:%d', expr: %q}\n", i, strings.ReplaceAll(text, "$__rate_interval", "5m"))
 	}
 	path := filepath.Join(t.TempDir(), "board.yaml")
-	write(t, path, rules)
+	write(t, path, rules.String())
 	check("check", "rules", path)
 }

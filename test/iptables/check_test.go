@@ -49,14 +49,12 @@ func TestCheck(t *testing.T) {
 	})
 }
 
-func legacyIPv4(c *iptables.Config) { c.Backend, c.Only = iptables.Legacy, family.IPv4 }
-
 // Legacy's lock cannot be made.
 func TestReadOnlyRun(t *testing.T) {
 	t.Parallel()
 	alone(t, func(l *lab) {
 		l.mount("/run", unix.MS_RDONLY)
-		c := l.apply(legacyIPv4)
+		c := l.apply(func(c *iptables.Config) { c.Backend, c.Only = iptables.Legacy, family.IPv4 })
 		if got := l.holders(); got != "iptables-legacy" {
 			t.Errorf("rules in %s, want iptables-legacy", got)
 		}
@@ -195,6 +193,24 @@ func TestCheckRules(t *testing.T) {
 		l.sh("%s -w 5 -t nat -D NAMETAP_OUTPUT 1", l.tool(""))
 		if f := finding(t, c, what); f.OK || !strings.Contains(f.Detail, "are missing: nat: -A NAMETAP_OUTPUT") || !strings.Contains(f.Advice, "capture apply") {
 			t.Errorf("without one: %+v", f)
+		}
+	})
+}
+
+// K11: a uid that does not exist in the user namespace.
+func TestUnmappedUser(t *testing.T) {
+	t.Parallel()
+	alone(t, func(l *lab) {
+		cmd := self(envApply, "nft")
+		first := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+			UidMappings: first,
+			GidMappings: first,
+		}
+		out, failed := l.output(cmd)
+		if !failed || !strings.Contains(out, "uid 1337 is not mapped in this user namespace") {
+			t.Errorf("%s", out)
 		}
 	})
 }

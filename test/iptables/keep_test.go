@@ -151,18 +151,6 @@ func TestKeepAndSwitch(t *testing.T) {
 	})
 }
 
-// startKeep starts Keep, and returns a function that ends it and returns its error.
-func (l *lab) startKeep(c *iptables.Capture) (end func() error) {
-	l.t.Helper()
-	ctx, cancel := context.WithCancel(l.t.Context())
-	done := make(chan error, 1)
-	go l.ns.Run(func() { done <- c.Keep(ctx) })
-	return func() error {
-		cancel()
-		return <-done
-	}
-}
-
 // V1, V4, K9: rules of FailClosed stay at the end of Keep. Otherwise Leave leaves the rules unchanged for the next Keep, which takes them
 // over, and Soon removes them without the settle time. Leave leaves nothing while capture is off.
 func TestEndings(t *testing.T) {

@@ -148,13 +148,11 @@ func (l *lab) tool(suffix string) string {
 func (l *lab) server(digit byte) string { return nameserver(l.family == family.IPv4, digit) }
 
 // agent starts an agent, as uid and gid 1337.
-func (l *lab) agent() *peer { return l.agentAs("1337 1337", 15053) }
-
-func (l *lab) agentAs(uidAndGID string, port int) *peer {
+func (l *lab) agent() *peer {
 	l.t.Helper()
 	a := startPeer(l.t, l.ns)
-	a.do("user %s", uidAndGID)
-	a.do("serve A same 127.0.0.1:%d [::1]:%d", port, port)
+	a.do("user 1337 1337")
+	a.do("serve A same 127.0.0.1:15053 [::1]:15053")
 	return a
 }
 

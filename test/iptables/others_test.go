@@ -78,13 +78,6 @@ func (l *lab) wantBeside(c *iptables.Capture, name, advice string) {
 	}
 }
 
-// enroll installs the rules of istio-cni's ambient mode.
-func (l *lab) enroll() {
-	l.t.Helper()
-	text := istiocni.Ambient(l.family == family.IPv6)
-	l.ns.Pipe(text, l.tool("-restore"), "--noflush", "-w", "5")
-}
-
 // K20: in a pod of Istio's ambient mode, each query takes the way through the agent once, whether istio-cni has its
 // rules before or after nametap. Status and check name ztunnel.
 func TestBesideAmbient(t *testing.T) {
@@ -94,12 +87,12 @@ func TestBesideAmbient(t *testing.T) {
 			labs(t, diagonal(), func(l *lab) {
 				l.agent()
 				c := l.capture(func(c *iptables.Config) { c.Pod = true })
-				if first == "istio-cni" {
-					l.enroll()
-				}
-				apply(l.t, c)
 				if first == "nametap" {
-					l.enroll()
+					apply(l.t, c)
+				}
+				l.ns.Pipe(istiocni.Ambient(l.family == family.IPv6), l.tool("-restore"), "--noflush", "-w", "5")
+				if first == "istio-cni" {
+					apply(l.t, c)
 				}
 				l.wantBeside(c, "table nat, chain ISTIO_OUTPUT", `ambient.istio.io/dns-capture: "false"`)
 			})
