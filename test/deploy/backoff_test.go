@@ -41,16 +41,17 @@ func TestBackOffIsStopped(t *testing.T) {
 			dir, said := t.TempDir(), testlog.New(t)
 			write(t, filepath.Join(dir, "starts"), test.starts)
 			write(t, filepath.Join(dir, "failure"), "the port is taken\n")
-			endless := filepath.Join(t.TempDir(), "sleep") // the machine may stand still
-			write(t, endless, "#!/bin/sh\nexec /bin/sleep 100000\n")
-			output(t, command(t, nil, "chmod", "755", endless))
-			cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir, "JOURNAL_STREAM=8:9", "PATH=" + filepath.Dir(endless) + ":" + os.Getenv("PATH")}, "deploy/systemd/back-off", "/bin/echo", "running")
+			long := filepath.Join(t.TempDir(), "sleep") // the machine may stand still
+			write(t, long, "#!/bin/sh\n: >\"$0.runs\"\nexec /bin/sleep 300 >/dev/null 2>&1\n")
+			output(t, command(t, nil, "chmod", "755", long))
+			cmd := command(t, []string{"RUNTIME_DIRECTORY=" + dir, "JOURNAL_STREAM=8:9", "PATH=" + filepath.Dir(long) + ":" + os.Getenv("PATH")}, "deploy/systemd/back-off", "/bin/echo", "running")
 			cmd.Stdout, cmd.Stderr = said, said
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			wait.Until(t, "it says why it waits", func() bool {
-				return said.Count("<4>waiting for 10 s") == 1 && said.Count("<4>the port is taken") == 1
+				_, err := os.Stat(long + ".runs")
+				return err == nil && said.Count("<4>waiting for 10 s") == 1 && said.Count("<4>the port is taken") == 1
 			})
 			if err := cmd.Process.Signal(test.signal); err != nil {
 				t.Fatal(err)
