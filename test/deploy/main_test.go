@@ -3,6 +3,7 @@ package deploy
 
 import (
 	"context"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,6 +31,9 @@ func command(t *testing.T, environ []string, name string, args ...string) *exec.
 	t.Helper()
 	if strings.HasPrefix(name, "nametap") {
 		name = filepath.Join(binaries.Dir(t), name)
+	}
+	for _, read := range []string{"../../deploy", "../../tools"} { // so that Go's test cache sees a change of what commands read
+		_ = filepath.WalkDir(read, func(string, fs.DirEntry, error) error { return nil })
 	}
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), name, args...)
 	cmd.Dir = "../.."
