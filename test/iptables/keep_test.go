@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,34 +205,28 @@ func TestEndings(t *testing.T) {
 	})
 }
 
-// K2, K9: if capture is switched on again while replies may be in flight, the existing
-// rules are used.
-func TestRemovalInterrupted(t *testing.T) {
+// K2: while other settings replace the rules, no query takes another way.
+func TestReplaceUnderTraffic(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
-		t := l.t
 		l.agent()
-		cfg := l.config(quick, func(c *iptables.Config) { c.Settle = time.Hour })
-		c := l.with(cfg)
-		l.set(c, true, cfg)
-		l.keep(c)
-		<-c.Begun()
-		conn := l.socket()
-		l.wantOn(conn, "AU")
-		l.set(c, false, cfg)
-		wait.Until(t, "DNS is no longer captured", func() bool { return l.log.Count("DNS is no longer captured") == 1 })
-		l.want("U")
-		if got := l.holders(); got == "" || !c.Captured() {
-			t.Errorf("replies may be in flight: rules in %q", got)
+		c := l.apply()
+		conn, replaced := l.socket(), make(chan error, 1)
+		var asked atomic.Int32
+		go l.ns.Run(func() {
+			var err error
+			for uid := uint32(5000); err == nil && (uid < 5005 || asked.Load() < 20); uid++ {
+				err = applyOther(l.t.Context(), c, l.config(func(c *iptables.Config) { c.ExcludeUIDs = []uint32{uid} }))
+			}
+			replaced <- err
+		})
+		for len(replaced) == 0 {
+			l.want("AU")
+			l.wantOn(conn, "AU")
+			asked.Add(1)
 		}
-		checks := c.Stats().Checks
-		l.set(c, true, cfg)
-		wait.Until(t, "the rules are checked", func() bool { return c.Stats().Checks > checks })
-		l.want("AU")
-		l.wantOn(conn, "AU")
-		l.complete(c)
-		if c.Remaining() != "" || c.Stats().Repairs != 0 {
-			t.Errorf("remaining %q, %+v", c.Remaining(), c.Stats())
+		if err := <-replaced; err != nil {
+			l.t.Error(err)
 		}
 	})
 }
