@@ -205,7 +205,7 @@ func (h *host) showApply(ctx context.Context) error {
 	output, err := h.nametap(running, "capture", "apply", "--capture-wait="+patience.String()).CombinedOutput()
 	for line := range strings.Lines(string(output)) {
 		if err != nil || strings.HasPrefix(line, "backend") || strings.HasPrefix(line, "IPv4") {
-			h.out.paragraph(6, line)
+			h.out.detail(6, strings.TrimSpace(line))
 		}
 	}
 	if err != nil {
@@ -255,7 +255,7 @@ func (h *host) ask(ctx context.Context, action, name, want string) error {
 		case err != nil:
 			return errors.Join(err, context.Cause(ctx))
 		case strings.HasSuffix(result, want):
-			h.out.paragraph(6, name+": "+result)
+			h.out.detail(6, name+": "+result)
 			return nil
 		case ctx.Err() != nil:
 			return fmt.Errorf("the client gets %q from %s, want %q: %w", result, name, want, context.Cause(ctx))

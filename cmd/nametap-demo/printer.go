@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
 )
 
 // A printer writes text with bold and dim parts on a terminal, and plain text to other
@@ -33,27 +32,11 @@ func (p *printer) heading(text string) {
 	p.printf("\n%s\n", p.bold(fmt.Sprintf("%d. %s", p.section, text)))
 }
 
-// paragraph prints dim text in lines of at most 80 columns, each after indent
-// spaces.
-func (p *printer) paragraph(indent int, text string) {
-	const columns = 80
-	line := ""
-	flush := func() { p.printf("%*s%s\n", indent, "", p.dim(line)) }
-	for word := range strings.FieldsSeq(text) {
-		if line != "" && indent+len(line)+1+len(word) > columns {
-			flush()
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	flush()
-}
+// detail prints dim text after indent spaces.
+func (p *printer) detail(indent int, text string) { p.printf("%*s%s\n", indent, "", p.dim(text)) }
 
 // leftOut prints why this machine cannot show something.
-func (p *printer) leftOut(reason string) { p.paragraph(2, "left out on this machine: "+reason) }
+func (p *printer) leftOut(reason string) { p.detail(2, "left out on this machine: "+reason) }
 
 func (p *printer) bold(s string) string { return p.style("1", s) }
 func (p *printer) dim(s string) string  { return p.style("2", s) }

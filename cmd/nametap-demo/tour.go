@@ -133,7 +133,7 @@ func (d *demo) query(ctx context.Context, name string) error {
 	for _, record := range answer.Answer { // without owner, TTL and class, to fit a narrow terminal
 		d.out.printf("      %-5s  %s\n", dns.TypeToString[record.Header().Rrtype], dns.Field(record, 1))
 	}
-	d.out.paragraph(6, fmt.Sprintf("%s in %s; %s",
+	d.out.detail(6, fmt.Sprintf("%s in %s; %s",
 		dns.RcodeToString[answer.Rcode], took.Round(10*time.Microsecond), explanation.Why))
 	return nil
 }
