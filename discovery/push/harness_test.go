@@ -1,6 +1,7 @@
 package push
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -23,16 +24,23 @@ type fakeClient struct {
 // join opens a session of a client in a namespace; merge is what it merges.
 func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 	tb.Helper()
-	meta, err := structpb.NewStruct(map[string]any{"NAMESPACE": namespace, "INSTANCE_IPS": "10.0.0.1,fd00::1", "NAMETAP_MERGE": merge})
+	return joinWith(tb, s, variantDelta, "", map[string]any{"NAMESPACE": namespace, metaMerge: merge})
+}
+
+// joinWith opens a session of a client that has a version of the table, and metadata with its namespace.
+func joinWith(tb testing.TB, s *Service, variant, version string, metadata map[string]any) *fakeClient {
+	tb.Helper()
+	metadata["INSTANCE_IPS"] = "10.0.0.1,fd00::1"
+	meta, err := structpb.NewStruct(metadata)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	c := &fakeClient{tb: tb}
-	c.session = &session{service: s, variant: variantDelta, send: c.receive, connected: s.tables.elapsed()}
+	c.session = &session{service: s, variant: variant, send: c.receive, connected: s.tables.elapsed()}
 	c.timeout = time.AfterFunc(time.Hour, func() {})
 	s.streams.add(c.session)
-	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0." + namespace + "~x", Metadata: meta}
-	if err := c.handle(&Request{node: node, typeURL: TypeURL}); err != nil {
+	node := &corev3.Node{Id: fmt.Sprintf("sidecar~10.0.0.1~web-0.%s~x", metadata["NAMESPACE"]), Metadata: meta}
+	if err := c.handle(&Request{node: node, typeURL: TypeURL, version: version, delta: c.delta()}); err != nil {
 		tb.Fatal(err)
 	}
 	return c

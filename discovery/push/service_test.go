@@ -80,22 +80,26 @@ func receiver(ctx context.Context, requests []*Request) func(any) error {
 	}
 }
 
-// D33: a stream on which no table is requested does not occupy a place for long, whether it has requests of other
-// types or none.
-func TestStreamWithoutTable(t *testing.T) {
+// D33: a stream on which no table is requested, or a push is not acknowledged, does not occupy a place for long. Requests
+// of other types count for neither.
+func TestLateClients(t *testing.T) {
 	node, other := &corev3.Node{Id: "sidecar~10.0.0.1~web-0.shop~x"}, "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-	for name, requests := range map[string][]*Request{
-		"silent":      nil,
-		"other types": {{node: node, typeURL: other}, {typeURL: other, nonce: "1"}},
+	for name, test := range map[string]struct {
+		requests []*Request
+		after    time.Duration
+	}{
+		"silent":             {nil, firstReadWait + time.Minute},
+		"other types":        {[]*Request{{node: node, typeURL: other}, {typeURL: other, nonce: "1"}}, firstReadWait + time.Minute},
+		"no acknowledgement": {[]*Request{{node: node, typeURL: TypeURL}, {typeURL: other}}, time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newService()
 				began := time.Now()
 				ctx, cancel := context.WithCancel(t.Context())
-				err := s.serve(ctx, variantDelta, receiver(ctx, requests), nil)
-				if status.Code(err) != codes.DeadlineExceeded || time.Since(began) > 2*time.Minute {
-					t.Errorf("after %v: %v", time.Since(began), err)
+				err := s.serve(ctx, variantDelta, receiver(ctx, test.requests), func(any) error { return nil })
+				if took := time.Since(began); status.Code(err) != codes.DeadlineExceeded || took != test.after {
+					t.Errorf("after %v: %v", took, err)
 				}
 				cancel()
 				s.Wait()

@@ -154,6 +154,21 @@ func TestChangesAreMerged(t *testing.T) {
 	}
 }
 
+// D33: a client that is slow, or away, is not sent a host that was added and removed meanwhile.
+func TestHostThatComesAndGoes(t *testing.T) {
+	s := newService()
+	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1")}})
+	c := join(t, s, "shop", mergeHosts)
+	brief := service("shop", "brief", "10.0.0.2")
+	s.updateAll(t, hosts.Change{Updated: []object.Object{brief}})
+	s.updateAll(t, hosts.Change{Removed: []object.Key{brief.Key}, Updated: []object.Object{service("shop", "web", "10.0.0.3")}})
+	c.ack()
+	sent := entriesIn(t, c.last.GetResources()[0].GetResource().GetValue())
+	if change, _ := c.change(); len(sent) != 1 || sent["web.shop.svc.cluster.local"] == "" || len(change.GetRemoved()) > 0 {
+		t.Errorf("sent are %v, and removed %v", sent, change.GetRemoved())
+	}
+}
+
 // D41: a client that has rejected a change is not sent it again until something has changed, or until it
 // subscribes again: a response without a resource would say that there are no hosts.
 func TestRejectedChange(t *testing.T) {
