@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -68,10 +69,16 @@ type holder struct {
 // hold returns a source that nothing runs: the test reads with look.
 func hold(t *testing.T, dir string) *holder {
 	t.Helper()
+	return holdWith(t, dir, nil)
+}
+
+// holdWith is hold with a state directory.
+func holdWith(t *testing.T, dir string, state *statedir.Dir) *holder {
+	t.Helper()
 	h := &holder{t: t, objects: map[string]string{}}
 	var err error
 	h.Source, err = New(Config{
-		Dir: dir, Debounce: debounce, Changed: func() { h.told++ },
+		Dir: dir, State: state, Debounce: debounce, Changed: func() { h.told++ },
 		Result: func(string, error) {}, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -277,7 +284,7 @@ func TestSameStamp(t *testing.T) { // D18
 		t.Fatal(err)
 	}
 	same := 0
-	for n := range 1000 {
+	for n := range 100 {
 		overwrite(t, dir, "a.yaml", service("web", "10.0.0."+strconv.Itoa(n%9+1)))
 		next, err := readTree(dir, last)
 		if err != nil {
@@ -291,7 +298,7 @@ func TestSameStamp(t *testing.T) { // D18
 		}
 		last = next
 	}
-	t.Logf("%d of 1000 writes had the time of the one before", same)
+	t.Logf("%d of 100 writes had the time of the one before", same)
 }
 
 // TestEmptyAndUnreadable checks that the objects of a file or a directory that is empty, or cannot be read, stay in
@@ -356,6 +363,86 @@ func TestEmptyAndUnreadable(t *testing.T) { // D18, D43
 			})
 		})
 	}
+}
+
+// TestDirectoryGoesAway checks that all objects stay in use while the directory is missing, also after a restart, and
+// that a damaged file of last good objects is not used.
+func TestDirectoryGoesAway(t *testing.T) { // D18, D43
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		top := t.TempDir()
+		dir, state := filepath.Join(top, "config"), filepath.Join(top, "state")
+		write(t, dir, "a.yaml", service("web", "10.0.0.1"))
+		write(t, dir, "sub/b.yaml", "# a comment first\n"+service("cart", "10.0.0.2"))
+		h := holdWith(t, dir, statedir.New(state, "lock"))
+		h.look()
+		h.save()
+		if err := os.Rename(dir, dir+".away"); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			h.look()
+			h.want("cart:10.0.0.2 web:10.0.0.1", ".: cannot be read: no such file")
+			if h.last.Kept != 2 || !h.last.Errors[0].Kept || h.last.Waiting != "" {
+				t.Errorf("%+v", h.last)
+			}
+			h = holdWith(t, dir, statedir.New(state, "lock"))
+		}
+		// The directory comes back: a broken document stays in its last good form, and another file is gone.
+		write(t, dir, "a.yaml", service("web", "broken"))
+		h.look()
+		time.Sleep(settleTime) //nolint:forbidigo // advances the clock of the bubble
+		h.look()
+		h.want("web:10.0.0.1", `a.yaml:5: spec.clusterIP: want an IP address, got "broken"`)
+
+		saved := filepath.Join(state, objectsFile)
+		data, err := os.ReadFile(saved)
+		if err != nil {
+			t.Fatal(err)
+		}
+		overwrite(t, state, objectsFile, strings.Replace(string(data), `"web"`, `"wob"`, 1))
+		h = holdWith(t, dir, statedir.New(state, "lock"))
+		h.look()
+		h.want("", `a.yaml:5: spec.clusterIP: want an IP address, got "broken"`)
+		if _, err := os.Stat(saved + ".damaged"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestConfigMap checks that the links of a mounted ConfigMap, which Kubernetes replaces in one step, are followed, and a
+// link to a parent directory is not followed forever.
+func TestConfigMap(t *testing.T) { // D43
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		link := func(to, from string) {
+			t.Helper()
+			if err := os.Symlink(to, filepath.Join(dir, from)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put := func(version string) {
+			t.Helper()
+			write(t, dir, filepath.Join("..v"+version, "web.yaml"), service("web", "10.0.0."+version))
+			write(t, dir, filepath.Join("..v"+version, "sub", "cart.yaml"), service("cart", "10.0.1."+version))
+			link("..v"+version, "..new")
+			if err := os.Rename(filepath.Join(dir, "..new"), filepath.Join(dir, "..data")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		put("1")
+		link("..data/web.yaml", "web.yaml")
+		link("..data/sub", "sub")
+		link(dir, "loop")
+		h := hold(t, dir)
+		h.look()
+		h.want("cart:10.0.1.1 web:10.0.0.1")
+		put("2")
+		remove(t, dir, "..v1")
+		h.look()
+		h.want("cart:10.0.1.2 web:10.0.0.2")
+	})
 }
 
 // TestLinksToEachOther checks that directories that link to each other are read once each, not once for every path:
