@@ -2,10 +2,12 @@ package clusters
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -57,7 +59,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	same := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
 	ports := cmp.Comparer(func(a, b object.Ports) bool { return a == b })
-	if diff := cmp.Diff(saved.Objects, objects(), same, ports); diff != "" || time.Since(saved.Written) > time.Minute {
+	if diff := cmp.Diff(saved.Objects, objects(), same, ports); diff != "" {
 		t.Errorf("saved at %v: -got +want\n%s", saved.Written, diff)
 	}
 	if got := s.clusters(); len(got) != 1 || got[0] != "east.1" {
@@ -82,5 +84,34 @@ func TestSnapshot(t *testing.T) {
 	}
 	if err := s.remove("east.1"); err != nil || len(s.clusters()) > 0 {
 		t.Errorf("%v, %v", err, s.clusters())
+	}
+}
+
+// D29: a snapshot that cannot be trusted is not used, and set aside.
+func TestDamagedSnapshot(t *testing.T) {
+	s := snapshots{statedir.New(t.TempDir(), "lock")}
+	if err := s.save("west", objects()); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(s.dir.File(snapshotFile("west")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, damaged := range map[string]string{
+		"changed":         strings.Replace(string(good), "10.1.0.1", "10.1.0.3", 1),
+		"cut":             string(good[:len(good)/2]),
+		"another format":  strings.Replace(string(good), snapshotFormat, "nametap-cluster/9", 1),
+		"another cluster": string(good),
+	} {
+		file := s.dir.File(snapshotFile("east"))
+		if err := os.WriteFile(file, []byte(damaged), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := s.load("east"); got != nil || !errors.Is(err, statedir.ErrDamaged) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+		if aside, err := os.ReadFile(file + ".damaged"); err != nil || string(aside) != damaged {
+			t.Errorf("%s: set aside is %s, %v", name, aside, err)
+		}
 	}
 }
