@@ -3,19 +3,16 @@ package discovery
 import (
 	"encoding/base64"
 	"encoding/hex"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A merging client merges hosts, as nametap's agent does.
@@ -116,131 +113,41 @@ func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
 	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
-			dir := t.TempDir()
-			services := func(ips ...string) {
-				var text strings.Builder
-				for i, ip := range ips {
-					text.WriteString(svcYAML("shop", fmt.Sprint("s", i), ip))
-				}
-				write(t, dir, "a.yaml", text.String())
-			}
-			services("10.0.0.1", "10.0.0.2", "10.0.0.3")
-			r := start(t, Config{ConfigDir: dir})
+			a := fakekube.Start(t)
+			a.Put(fakekube.Definitions, entryDefinition)
+			put := func(name, ip string) { a.Put(fakekube.Services, svcYAML("shop", name, ip)) }
+			put("s0", "10.0.0.1")
+			put("s1", "10.0.0.2")
+			r := start(t, onAPI(t, a))
 			c := openMerging(t, variant, r, nil)
-			c.want("s0 s1 s2", "")
-			c.quiet()
-			services("10.0.0.1", "10.0.1.2", "10.0.0.3", "10.0.0.4")
-			c.want("s1 s3", "")
-			services("10.0.0.1", "10.0.1.2")
-			c.want("", "s2 s3")
-			write(t, dir, "b.yaml", entryIn("data", "hidden", "hosts: [hidden.example.com], addresses: [192.0.2.1], exportTo: ['.']"))
-			c.quiet()
+			c.want("s0 s1", "")
+			put("s1", "10.0.1.2")
+			c.want("s1", "")
+			a.Remove(fakekube.Services, "shop/s1")
+			c.want("", "s1")
+			// A host that the client does not see is not sent, before one that it sees.
+			a.Put(fakekube.ServiceEntries, entryIn("data", "hidden", "hosts: [hidden.example.com], addresses: [192.0.2.1], exportTo: ['.']")[4:])
+			put("s2", "10.0.0.3")
+			c.want("s2", "")
 
 			again := openMerging(t, variant, r, c)
 			again.want("", "")
-			again.quiet()
 			r.stop()
-			r = start(t, Config{ConfigDir: dir})
+			r = start(t, onAPI(t, a))
 			again = openMerging(t, variant, r, c)
 			again.want("", "")
-			services("10.0.0.1", "10.0.9.9")
-			again.want("s1", "")
-
-			// What has changed while a client was away: one host of this server, or a shard of another.
 			before := maps.Clone(again.hosts)
-			services("10.0.0.1", "10.0.9.1")
-			again.want("s1", "")
-			openMerging(t, variant, r, &merging{t: t, hosts: maps.Clone(before)}).want("s1", "")
-			r.stop()
-			r = start(t, Config{ConfigDir: dir})
-			behind := openMerging(t, variant, r, &merging{t: t, hosts: before})
-			behind.want("s1", "")
+			put("s2", "10.0.9.1")
+			again.want("s2", "")
+			openMerging(t, variant, r, &merging{t: t, hosts: before}).want("s2", "")
 
 			// A rejected change is not sent again; the next change brings the whole table.
-			behind.nack()
-			services("10.0.0.1", "10.0.9.2")
-			behind.merge()
-			behind.quiet()
-			behind.hosts = map[string]string{}
-			services("10.0.0.1", "10.0.9.3")
-			behind.want("s0 s1", "")
+			again.nack()
+			put("s2", "10.0.9.2")
+			again.merge()
+			again.hosts = map[string]string{}
+			put("s2", "10.0.9.3")
+			again.want("s0 s2", "")
 		})
-	}
-}
-
-// TestSidecarOfMergingClient checks that a client whose Sidecar changes is sent what that shows and hides.
-func TestSidecarOfMergingClient(t *testing.T) { // D12
-	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir, "a.yaml", svcYAML("shop", "a", "10.0.0.1")+svcYAML("shop", "b", "10.0.0.2"))
-	r := start(t, Config{ConfigDir: dir})
-	c := openMerging(t, variantDelta, r, nil)
-	c.want("a b", "")
-	write(t, dir, "sidecar.yaml", sidecarYAML("default", "shop", "egress: [{hosts: [./a.shop.svc.cluster.local]}]"))
-	c.merge()
-	if len(c.hosts) != 1 {
-		t.Errorf("the client has %d hosts, want 1", len(c.hosts))
-	}
-	write(t, dir, "sidecar.yaml", "# none\n")
-	c.merge()
-	if len(c.hosts) != 2 {
-		t.Errorf("the client has %d hosts, want 2", len(c.hosts))
-	}
-}
-
-// TestHostThatComesAndGoes checks that a client that is slow is not sent a host that was added and removed
-// meanwhile.
-func TestHostThatComesAndGoes(t *testing.T) { // D33
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	r := start(t, onAPI(t, a))
-	slow := openMerging(t, variantDelta, r, nil)
-	wait.Until(t, "the first push, which is not answered", func() bool { return r.metric(t, "pushes_total", variantDelta) == 1 })
-	observer := openMerging(t, variantDelta, r, nil)
-	observer.want("web", "")
-	before := maps.Clone(observer.hosts)
-	a.Put(fakekube.Services, svcYAML("shop", "brief", "10.0.0.2"))
-	observer.want("brief", "")
-	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.3"))
-	observer.want("web", "")
-	a.Remove(fakekube.Services, "shop/brief")
-	observer.want("", "brief")
-	slow.want("web", "") // the first push
-	slow.want("web", "")
-	openMerging(t, variantDelta, r, &merging{t: t, hosts: before}).want("web", "")
-}
-
-// TestClientThatAsksAgain checks that a client in state-of-the-world that asks again, without a nonce, is sent
-// the whole table also after it has rejected that, and that a nonce of an earlier stream does no harm.
-func TestClientThatAsksAgain(t *testing.T) { // D30
-	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir, "a.yaml", svcYAML("shop", "web", "10.0.0.1"))
-	r := start(t, Config{ConfigDir: dir})
-	str, err := r.dial(t).StreamAggregatedResources(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	first := &discoveryv3.DiscoveryRequest{Node: node(t, "shop", metaMerge, "hosts"), TypeUrl: typeURL, ResponseNonce: "of an earlier stream"}
-	for i, request := range []*discoveryv3.DiscoveryRequest{first, {TypeUrl: typeURL}, {TypeUrl: typeURL}} {
-		if err := str.Send(request); err != nil {
-			t.Fatal(err)
-		}
-		response, err := str.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(response.GetResources()) != 1 {
-			t.Fatalf("request %d: %d resources, want 1", i, len(response.GetResources()))
-		}
-		table := unmarshal(t, typeURL, response.GetResources()[0].GetValue())
-		if complete, _ := digest.ParseSet(table.GetChange().GetComplete()); len(table.GetTable()) != 1 || complete != digest.All() {
-			t.Errorf("request %d: got %v, want the whole table", i, table)
-		}
-		answer := &discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResponseNonce: response.GetNonce(), ErrorDetail: errorDetail(i == 1)}
-		if err := str.Send(answer); err != nil {
-			t.Fatal(err)
-		}
 	}
 }

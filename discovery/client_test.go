@@ -1,14 +1,17 @@
 package discovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -33,9 +37,6 @@ const (
 	metaMerge    = "NAMETAP_MERGE"
 )
 
-// quietFor is how long a test waits to see that no push arrives.
-const quietFor = 300 * time.Millisecond
-
 // running is a server under test.
 type running struct {
 	*Server
@@ -44,27 +45,38 @@ type running struct {
 	with []grpc.DialOption // of clients over TLS; nil for plaintext
 }
 
-// start runs a server on a free port until the end of the test, and returns when it is
-// ready.
+// start runs a server on a free port until the end of the test, and returns when it is ready.
 func start(t *testing.T, cfg Config) running {
 	t.Helper()
-	if cfg.GRPCAddr == "" {
-		cfg.GRPCAddr = "127.0.0.1:0"
+	r := startUnready(t, cfg)
+	begun := make(chan error, 1)
+	go func() {
+		select {
+		case <-r.Ready():
+			begun <- nil
+		case err := <-r.done:
+			r.done <- err
+			begun <- fmt.Errorf("Run: %w", err)
+		}
+	}()
+	if err := wait.For(t, "the server is ready", begun); err != nil {
+		t.Fatal(err)
 	}
+	return r
+}
+
+// startUnready runs a server that need not become ready. No time of the server passes by accident: each that the test
+// has not set is an hour.
+func startUnready(t *testing.T, cfg Config) running {
+	t.Helper()
+	cfg.GRPCAddr = cmp.Or(cfg.GRPCAddr, "127.0.0.1:0")
+	cfg.AckTimeout, cfg.ClusterTimeout = cmp.Or(cfg.AckTimeout, time.Hour), cmp.Or(cfg.ClusterTimeout, time.Hour)
+	cfg.MaxConnectionAge, cfg.MaxClientsPerAddress = cmp.Or(cfg.MaxConnectionAge, time.Hour), cmp.Or(cfg.MaxClientsPerAddress, 1<<20)
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	r := run(t, s)
-	select {
-	case <-s.Ready():
-	case err := <-r.done:
-		r.done <- err
-		t.Fatalf("Run: %v", err)
-	case <-time.After(wait.Limit):
-		t.Fatal("not ready")
-	}
-	return r
+	return run(t, s)
 }
 
 // run runs a server until the end of the test.
@@ -94,7 +106,8 @@ func (r running) dial(t *testing.T) discoveryv3.AggregatedDiscoveryServiceClient
 	if options == nil {
 		address, options = r.Addr().String(), []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}
 	}
-	conn, err := grpc.NewClient(address, options...)
+	conn, err := grpc.NewClient(address, append(options, grpc.WithDefaultCallOptions(grpc.WaitForReady(true)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: time.Hour}))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,8 +157,6 @@ func node(t *testing.T, namespace string, pairs ...string) *corev3.Node {
 type client interface {
 	// next waits for a push, acknowledges it and returns it.
 	next() pushed
-	// quiet fails the test if a push arrives.
-	quiet()
 	// state returns all tables by resource name. In state-of-the-world, tables without a
 	// name are numbered.
 	state() map[string]*api.NameTable
@@ -164,13 +175,13 @@ type pushed struct {
 	removed []string
 	version string
 	raw     proto.Message
+	end     error // of the stream, instead of a push
 }
 
 // stream is the part that both variants share.
 type stream struct {
 	t      *testing.T
 	pushes chan pushed
-	done   chan error
 	tables map[string]*api.NameTable
 	refuse bool
 	// awaited is what the test says if no push arrives.
@@ -180,30 +191,15 @@ type stream struct {
 
 func (s *stream) next() pushed {
 	s.t.Helper()
-	select {
-	case p := <-s.pushes:
-		if err := s.answer(p, s.refuse); err != nil {
-			s.t.Fatalf("answering: %v", err)
-		}
-		s.refuse = false
-		return p
-	case err := <-s.done:
-		s.t.Fatalf("stream ended: %v", err)
-	case <-time.After(wait.Limit):
-		s.t.Fatal("no push", s.awaited)
+	p := wait.For(s.t, "a push "+s.awaited, s.pushes)
+	if p.end != nil {
+		s.t.Fatalf("stream ended: %v", p.end)
 	}
-	panic("unreachable")
-}
-
-func (s *stream) quiet() {
-	s.t.Helper()
-	select {
-	case p := <-s.pushes:
-		s.t.Fatalf("unexpected push: %v", p.raw)
-	case err := <-s.done:
-		s.t.Fatalf("stream ended: %v", err)
-	case <-time.After(quietFor):
+	if err := s.answer(p, s.refuse); err != nil {
+		s.t.Fatalf("answering: %v", err)
 	}
+	s.refuse = false
+	return p
 }
 
 func (s *stream) state() map[string]*api.NameTable { return s.tables }
@@ -212,28 +208,16 @@ func (s *stream) expect(what string)               { s.awaited = what }
 
 func (s *stream) err() error {
 	s.t.Helper()
-	select {
-	case p := <-s.pushes:
+	p := wait.For(s.t, "the end of the stream", s.pushes)
+	if p.end == nil {
 		s.t.Fatalf("unexpected push: %v", p.raw)
-	case err := <-s.done:
-		return err
-	case <-time.After(wait.Limit):
-		s.t.Fatal("stream did not end")
 	}
-	return nil
+	return p.end
 }
 
 func (s *stream) served() bool {
 	s.t.Helper()
-	select {
-	case <-s.pushes:
-		return true
-	case err := <-s.done:
-		return err == nil
-	case <-time.After(wait.Limit):
-		s.t.Fatal("neither a push nor the end of the stream")
-	}
-	return false
+	return wait.For(s.t, "a push, or the end of the stream", s.pushes).end == nil
 }
 
 func errorDetail(refuse bool) *status.Status {
@@ -252,7 +236,7 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 		t.Fatal(err)
 	}
 	accepted := ""
-	s := &stream{t: t, pushes: make(chan pushed, 16), done: make(chan error, 1)}
+	s := &stream{t: t, pushes: make(chan pushed, 16)}
 	s.answer = func(p pushed, refuse bool) error {
 		resp := p.raw.(*discoveryv3.DiscoveryResponse)
 		if !refuse {
@@ -270,7 +254,7 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 		for {
 			resp, err := str.Recv()
 			if err != nil {
-				s.done <- err
+				s.pushes <- pushed{end: err}
 				return
 			}
 			p := pushed{tables: map[string]*api.NameTable{}, version: resp.GetVersionInfo(), raw: resp}
@@ -298,7 +282,7 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stream{t: t, pushes: make(chan pushed, 16), done: make(chan error, 1), tables: map[string]*api.NameTable{}}
+	s := &stream{t: t, pushes: make(chan pushed, 16), tables: map[string]*api.NameTable{}}
 	s.answer = func(p pushed, refuse bool) error {
 		if !refuse {
 			maps.Copy(s.tables, p.tables)
@@ -317,7 +301,7 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 		for {
 			resp, err := str.Recv()
 			if err != nil {
-				s.done <- err
+				s.pushes <- pushed{end: err}
 				return
 			}
 			p := pushed{tables: map[string]*api.NameTable{}, removed: resp.GetRemovedResources(), raw: resp}
@@ -381,6 +365,22 @@ func write(t *testing.T, dir, name, content string) {
 	if err := os.Rename(tmp, path); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// hostsOf returns the hosts and addresses that the client has received, as text.
+func hostsOf(t *testing.T, c client) string {
+	t.Helper()
+	return fmt.Sprint(ipsOf(t, merged(t, c.state())))
+}
+
+// ipsOf returns the addresses of the hosts of a table.
+func ipsOf(t *testing.T, table *api.NameTable) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		out[host] = strings.Join(info.GetIps(), " ")
+	}
+	return out
 }
 
 // unpack writes an embedded tree to a new directory and returns its path.

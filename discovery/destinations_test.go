@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,20 +22,6 @@ var destinationEntries = []string{
 	entry("udp", "hosts: [udp.example.com], resolution: DNS, ports: [{number: 53, name: dns, protocol: UDP}, {name: none}]"),
 	entry("socket", "hosts: [socket.example.com], resolution: STATIC, ports: [{number: 80, name: http}], endpoints: [{address: 'unix:///run/a'}, {address: 192.0.2.4}]"),
 	entry("own", "hosts: [own.example.com], addresses: [192.0.2.3], resolution: DNS, ports: [{number: 443, name: https}]"),
-}
-
-// onDestinations returns configurations of servers that have destinationEntries from files and from an
-// API server.
-func onDestinations(t *testing.T) (files, fromAPI Config) {
-	t.Helper()
-	a := fakekube.Start(t)
-	dir := t.TempDir()
-	write(t, dir, filepath.Base(fakekube.ServiceEntries)+".yaml", strings.Join(destinationEntries, ""))
-	a.Put(fakekube.Definitions, entryDefinition)
-	for _, document := range destinationEntries {
-		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(document, "---\n"))
-	}
-	return Config{ConfigDir: dir}, onAPI(t, a)
 }
 
 // destinationsIn formats the destinations of the hosts of a table.
@@ -61,8 +46,13 @@ func destinationsIn(t *testing.T, cfg Config, client Client) map[string]string {
 // server. Clients without VIPs get none of this.
 func TestDestinations(t *testing.T) {
 	t.Parallel()
-	files, fromAPI := onDestinations(t)
-	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
+	a, dir := fakekube.Start(t), t.TempDir()
+	write(t, dir, "entries.yaml", strings.Join(destinationEntries, ""))
+	a.Put(fakekube.Definitions, entryDefinition)
+	for _, document := range destinationEntries {
+		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(document, "---\n"))
+	}
+	for name, cfg := range map[string]Config{"files": {ConfigDir: dir}, "API": onAPI(t, a)} {
 		t.Run(name, func(t *testing.T) {
 			want := map[string]string{
 				"api.example.com":    "80:8080, 443:0",
@@ -82,37 +72,5 @@ func TestDestinations(t *testing.T) {
 				t.Errorf("without VIPs: -want +got\n%s", diff)
 			}
 		})
-	}
-}
-
-// E6: ports and endpoints of ServiceEntries of the API server that cannot be used are named.
-func TestDestinationErrors(t *testing.T) {
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Definitions, entryDefinition)
-	for name, spec := range map[string]string{
-		"port":     "ports: [{number: 65536, name: a}]",
-		"target":   "ports: [{number: 443, name: a, targetPort: -1}]",
-		"address":  "endpoints: [{address: 10.0.0.0/8}]",
-		"endpoint": "endpoints: [{address: 192.0.2.1, ports: {a: 70000}}]",
-	} {
-		a.Put(fakekube.ServiceEntries, strings.TrimPrefix(entry(name, "hosts: [a.example.com], resolution: DNS, "+spec), "---\n"))
-	}
-	_, errs, err := Table(t.Context(), onAPI(t, a), Client{Namespace: "shop", AutoAllocate: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, e := range errs {
-		got = append(got, e.Error())
-	}
-	want := []string{
-		`ServiceEntry shop/address: spec.endpoints[0].address: want an IP address or a DNS name, got "10.0.0.0/8"`,
-		`ServiceEntry shop/endpoint: spec.endpoints[0].ports.a: want a port number, 1 to 65535, got the integer 70000`,
-		`ServiceEntry shop/port: spec.ports[0].number: want a port number, 1 to 65535, got the integer 65536`,
-		`ServiceEntry shop/target: spec.ports[0].targetPort: want a port number, 1 to 65535, got the integer -1`,
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("-want +got\n%s", diff)
 	}
 }

@@ -7,24 +7,25 @@ import (
 	"encoding/base64"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/testlog"
@@ -42,14 +43,8 @@ type secured struct {
 
 const serverName = "discovery.test"
 
-// startSecured starts a server over TLS with an API server that has three namespaces' Services, one
-// of them private to its namespace.
-func startSecured(t *testing.T) *secured {
-	t.Helper()
-	return startSecuredWith(t, func(*fakekube.API, *Config) {})
-}
-
-// startSecuredWith is startSecured after a change of the configuration.
+// startSecuredWith starts a server over TLS, after a change of its configuration. Its API server has Services of two
+// namespaces, one of them private to its namespace, and the token "good" of a client in the namespace shop.
 func startSecuredWith(t *testing.T, change func(*fakekube.API, *Config)) *secured {
 	t.Helper()
 	s := &secured{
@@ -58,23 +53,18 @@ func startSecuredWith(t *testing.T, change func(*fakekube.API, *Config)) *secure
 	}
 	s.api.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	s.api.Put(fakekube.Services, strings.Replace(svcYAML("data", "db", "10.0.0.2"), "namespace: data", "namespace: data, annotations: {networking.istio.io/exportTo: .}", 1))
-	s.use(t, s.authority)
+	s.api.SetToken("good", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
+	certificate, key := s.authority.Server()
+	for path, text := range map[string]string{s.files.Certificate: certificate, s.files.Key: key, s.files.ClientCA: s.authority.Root()} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	cfg := onAPI(t, s.api)
 	cfg.TLSAddr, cfg.TLS, cfg.Logger, cfg.ClusterID = "127.0.0.1:0", s.files, s.log.Logger(), "mine"
 	change(s.api, &cfg)
 	s.running = start(t, cfg)
 	return s
-}
-
-// use writes the files of an authority.
-func (s *secured) use(t *testing.T, authority *fakexds.Authority) {
-	t.Helper()
-	certificate, key := authority.Server()
-	for path, text := range map[string]string{s.files.Certificate: certificate, s.files.Key: key, s.files.ClientCA: authority.Root()} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 // bearer sends a token, and the name of a cluster unless it is empty.
@@ -107,10 +97,6 @@ func (s *secured) as(t *testing.T, trusted *fakexds.Authority, token *bearer, pa
 	return r
 }
 
-func (s *secured) good() {
-	s.api.SetToken("good", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
-}
-
 func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
 	t.Helper()
 	certificate, key := authority.Client()
@@ -122,11 +108,10 @@ func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
 }
 
 // TestIdentity checks which clients get a table; a client that may connect gets the table of its
-// identity's namespace.
-func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
+// identity's namespace. Each token is reviewed once.
+func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48, D49, D66
 	t.Parallel()
-	s := startSecured(t)
-	s.good()
+	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	s.api.SetToken("other audience", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"api"}})
 	s.api.SetToken("expired", fakekube.Token{Error: "service account token has expired"})
 	s.api.SetToken("user", fakekube.Token{User: "admin", Audiences: []string{"istio-ca"}})
@@ -175,176 +160,79 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48
 			}
 		})
 	}
-}
-
-// TestAgentsOverTLS checks that clients that have proven their identity are shown as such.
-func TestAgentsOverTLS(t *testing.T) { // D66
-	t.Parallel()
-	s := startSecured(t)
-	s.good()
-	openDelta(t, s.as(t, s.authority, &bearer{"good", ""}, nil), node(t, "shop"), nil).next()
-	if all := slices.Collect(s.Agents("")); len(all) != 1 || !all[0].TLS || all[0].Namespace != "shop" {
-		t.Errorf("%+v", all)
+	if n := s.api.Reviews(); n != 6 {
+		t.Errorf("%d reviews of 6 tokens", n)
 	}
-	if all := slices.Collect(s.Agents("other")); len(all) != 0 {
-		t.Errorf("%+v", all)
+	for a := range s.Agents("") {
+		if !a.TLS {
+			t.Errorf("a client that has proven its identity is shown as %+v", a)
+		}
 	}
 }
 
-// TestOneReview checks that a token is reviewed once, and that a client that is known connects
-// while the API server is away. A new client gets an error that tells it to retry.
-func TestOneReview(t *testing.T) { // D49
+// TestTokensCannotBeReviewed checks that a client that is known connects while the API server is away. A new client gets
+// an error that tells it to retry, with the rule that is missing.
+func TestTokensCannotBeReviewed(t *testing.T) { // D49
 	t.Parallel()
-	s := startSecured(t)
-	s.good()
+	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	r := s.as(t, s.authority, &bearer{"good", ""}, nil)
-	for range 5 {
-		openDelta(t, r, node(t, "shop"), nil).next()
-	}
-	if n := s.api.Reviews(); n != 1 {
-		t.Errorf("%d reviews", n)
-	}
-	s.api.Refuse(fakekube.TokenReviews, http.StatusServiceUnavailable)
 	openDelta(t, r, node(t, "shop"), nil).next()
-	unknown := s.as(t, s.authority, &bearer{"new", ""}, nil)
-	if err := openDelta(t, unknown, node(t, "shop"), nil).err(); status.Code(err) != codes.Unavailable {
-		t.Errorf("%v, want Unavailable", err)
-	}
 	s.api.Refuse(fakekube.TokenReviews, http.StatusForbidden)
-	err := openDelta(t, unknown, node(t, "shop"), nil).err()
+	openDelta(t, r, node(t, "shop"), nil).next()
+	err := openDelta(t, s.as(t, s.authority, &bearer{"new", ""}, nil), node(t, "shop"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "tokenreviews") {
 		t.Errorf("%v, want the rule that is missing", err)
 	}
 }
 
-// TestMadeUpTokens sends made-up tokens from one address, as fast as they are refused, while clients of another address
-// connect for the first time and again. A review takes 20 ms.
-func TestMadeUpTokens(t *testing.T) { // D49
-	t.Parallel()
-	s := startSecured(t)
-	s.api.SetReviewTime(20 * time.Millisecond)
-	for i := range 20 {
-		s.api.SetToken(fmt.Sprint("good", i), fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
-	}
-	from := func(address string, token *bearer) running {
-		r := s.as(t, s.authority, token, nil)
-		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-		r.with = append(r.with, grpc.WithContextDialer(func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }))
-		return r
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var flood sync.WaitGroup
-	defer flood.Wait()
-	var refused atomic.Int64
-	for i := range 15 { // connections with as many streams as they may have
-		attacker := from("127.0.0.66", nil).dial(t)
-		for j := range maxStreamsPerConn {
-			flood.Go(func() {
-				for n := 0; ctx.Err() == nil; n++ {
-					made := metadata.AppendToOutgoingContext(ctx, "authorization", fmt.Sprintf("Bearer made-up-%d-%d-%d", i, j, n))
-					if stream, err := attacker.DeltaAggregatedResources(made); err == nil {
-						_, err = stream.Recv()
-						if status.Code(err) == codes.Unauthenticated {
-							refused.Add(1)
-						}
-					}
-				}
-			})
-		}
-	}
-	wait.Until(t, "tokens are refused", func() bool { return refused.Load() > 100 })
-	for range 2 {
-		for i := range 20 {
-			began := time.Now()
-			openDelta(t, from("127.0.0.1", &bearer{fmt.Sprint("good", i), ""}), node(t, "shop"), nil).next()
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("a client is served after %v", took)
-			}
-		}
-	}
-	cancel()
-	flood.Wait()
-	if n := s.api.BusiestReviews(); n > 8 {
-		t.Errorf("%d reviews at a time, of two addresses", n)
-	}
-	t.Logf("%d made-up tokens refused", refused.Load())
+// A proven stream is of a client that has proven its identity.
+type proven struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // as in the stream
 }
 
-// TestStreamEndsWithProof checks that a stream ends when the token or the certificate of its client ends, and that
-// streams of the next one stay.
+func (p proven) Context() context.Context { return p.ctx }
+
+// TestStreamEndsWithProof checks that a stream ends when the token or the certificate of its client ends.
 func TestStreamEndsWithProof(t *testing.T) { // D46, D49
-	t.Parallel()
-	s := startSecured(t)
-	s.good()
-	const life = 5 * time.Second
-	proofs := map[string]func(ends time.Time) running{
-		"token": func(ends time.Time) running {
-			token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, ends.Unix())) + ".c2ln"
-			s.api.SetToken(token, fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
-			return s.as(t, s.authority, &bearer{token, ""}, nil)
-		},
-		"certificate": func(ends time.Time) running {
-			s.authority.SetLife(time.Until(ends))
-			defer s.authority.SetLife(time.Hour)
-			return s.as(t, s.authority, nil, pairOf(t, s.authority))
-		},
-	}
-	type opened struct {
-		name string
-		client
-		ends time.Time
-	}
-	var all []opened
-	for name, prove := range proofs {
-		for _, variant := range []string{variantSotw, variantDelta} {
-			ends := time.Now().Add(life).Truncate(time.Second)
-			all = append(all, opened{name + " " + variant, open(t, variant, prove(ends), node(t, "shop")), ends})
-			all[len(all)-1].next()
+	synctest.Test(t, func(t *testing.T) {
+		ends := time.Now().Add(time.Hour)
+		review := func(context.Context, string) (auth.Identity, error) {
+			return auth.Identity{Namespace: "shop", ServiceAccount: "web"}, nil
 		}
-	}
-	next := open(t, variantDelta, s.as(t, s.authority, &bearer{"good", ""}, nil), node(t, "shop"))
-	next.next()
-	for _, c := range all {
-		err := c.err()
-		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the token or certificate of shop/web ended at "+c.ends.UTC().Format(time.RFC3339)) {
-			t.Errorf("%s: %v", c.name, err)
+		s := &adsServer{
+			identities: &auth.Clients{Tokens: auth.NewTokens(review), TrustDomain: "cluster.local"},
+			places:     intake.NewPlaces(10, 10),
 		}
-		if early := time.Until(c.ends); early > time.Second {
-			t.Errorf("%s: the stream ended %v before it", c.name, early)
+		token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, ends.Unix())) + ".c2ln"
+		id := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/shop/sa/web"}
+		chain := []*x509.Certificate{{URIs: []*url.URL{id}, NotAfter: ends}, {NotAfter: ends.Add(time.Hour)}}
+		certificate := credentials.TLSInfo{State: tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{chain}}}
+		for name, ctx := range map[string]context.Context{
+			"token":       metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer "+token)),
+			"certificate": peer.NewContext(t.Context(), &peer.Peer{AuthInfo: certificate}),
+		} {
+			go func() {
+				err := s.admit(s.identities)(nil, proven{ctx: ctx}, nil, func(_ any, stream grpc.ServerStream) error {
+					<-stream.Context().Done()
+					return context.Cause(stream.Context())
+				})
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the token or certificate of shop/web ended at "+ends.UTC().Format(time.RFC3339)) {
+					t.Errorf("%s: %v", name, err)
+				}
+				if !time.Now().Equal(ends) {
+					t.Errorf("%s: the stream ended at %v, want %v", name, time.Now(), ends)
+				}
+			}()
 		}
-	}
-	s.api.Put(fakekube.Services, svcYAML("shop", "more", "10.0.0.3"))
-	next.next()
-}
-
-// TestCertificateRotates checks that new connections get a new certificate, that open streams stay,
-// and that a broken file does no harm.
-func TestCertificateRotates(t *testing.T) { // D50
-	t.Parallel()
-	s := startSecured(t)
-	s.good()
-	token := &bearer{"good", ""}
-	before := openDelta(t, s.as(t, s.authority, token, nil), node(t, "shop"), nil)
-	before.next()
-	connects := func(authority *fakexds.Authority) bool { return s.as(t, authority, token, nil).accepted(t) }
-	next := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
-	s.use(t, next)
-	wait.Until(t, "the new certificate is in use", func() bool { return connects(next) && !connects(s.authority) })
-	if err := os.WriteFile(s.files.Certificate, []byte("broken"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	wait.Until(t, "the broken file is named", func() bool {
-		return connects(next) && s.log.Count("the previous TLS certificate stays in use", s.files.Certificate) == 1
+		time.Sleep(2 * time.Hour) //nolint:forbidigo // of the bubble's clock
 	})
-	s.api.Put(fakekube.Services, svcYAML("shop", "more", "10.0.0.3"))
-	before.next()
 }
 
 // accepted reports whether the server and a client accept each other's certificates.
 func (r running) accepted(t *testing.T) bool {
 	t.Helper()
-	stream, err := r.dial(t).DeltaAggregatedResources(t.Context())
+	stream, err := r.dial(t).DeltaAggregatedResources(t.Context(), grpc.WaitForReady(false))
 	if err == nil {
 		_ = stream.CloseSend() // so that the server ends the stream
 		_, err = stream.Recv()
@@ -355,7 +243,7 @@ func (r running) accepted(t *testing.T) bool {
 // D46: a certificate of another authority does not get as far as a stream.
 func TestStranger(t *testing.T) {
 	t.Parallel()
-	s := startSecured(t)
+	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	stranger := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
 	if s.as(t, s.authority, nil, pairOf(t, stranger)).accepted(t) {
 		t.Error("accepted")

@@ -25,23 +25,6 @@ func importedSliceYAML(cluster, ip string) string {
 		"ports: [{name: sql, port: 5432}]\nendpoints: [{addresses: [%[2]s], hostname: db-0}]\n", cluster, ip)
 }
 
-// TestLongImport checks that a ServiceImport whose host is longer than a DNS name is an error, and makes no host.
-func TestLongImport(t *testing.T) { // D18, D26
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Definitions, importDefinition)
-	name := strings.Repeat("a23456789.", 25) + "a"
-	a.Put(fakekube.ServiceImports, importYAML("v1alpha1", name, "type: ClusterSetIP, ips: [10.112.0.1]"))
-	a.Put(fakekube.ServiceImports, importYAML("v1alpha1", "web", "type: ClusterSetIP, ips: [10.112.0.2]"))
-	r := start(t, onAPI(t, a))
-	if got := errorsOf(r); len(got) != 1 || !strings.HasSuffix(got[0], ": metadata.name: makes the host \""+name+".shop.svc.clusterset.local\", which is no DNS name") {
-		t.Errorf("errors: %q", got)
-	}
-	if got := ipsOf(t, openDelta(t, r, node(t, "shop"), nil).next().tables[""]); len(got) != 1 {
-		t.Errorf("the table has %v", got)
-	}
-}
-
 // TestServiceImports checks that ServiceImports of both versions have their hosts, even if their
 // definition comes late, and in other clusters.
 func TestServiceImports(t *testing.T) { // D14, D26, D27

@@ -4,25 +4,18 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/clusters"
-	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/object"
-	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/examples"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
-	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -76,25 +69,18 @@ func TestSameTableFromAPI(t *testing.T) { // D1
 	files, fromAPI := Config{ConfigDir: dir}, onAPI(t, a)
 	both := fromAPI
 	both.ConfigDir = dir
-	for _, namespace := range []string{"shop", "data", "default"} {
-		for _, asks := range []bool{false, true} {
-			want := ""
-			for name, cfg := range map[string]Config{"files": files, "API": fromAPI, "both": both} {
-				table, errs, err := Table(t.Context(), cfg, Client{Namespace: namespace, AutoAllocate: asks})
-				if err != nil || len(errs) > 0 {
-					t.Fatalf("%s: %v, %v", name, err, errs)
-				}
-				if n := len(table.GetTable()); n < 8 {
-					t.Errorf("%s: %d hosts", name, n)
-				}
-				got := bytesOf(t, table)
-				if want == "" {
-					want = got
-				}
-				if got != want {
-					t.Errorf("%s, VIPs %t: another table from %s", namespace, asks, name)
-				}
-			}
+	want := ""
+	for name, cfg := range map[string]Config{"files": files, "API": fromAPI, "both": both} {
+		table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop", AutoAllocate: true})
+		if err != nil || len(errs) > 0 || len(table.GetTable()) < 8 {
+			t.Fatalf("%s: %v, %v, %v", name, table, err, errs)
+		}
+		got := bytesOf(t, table)
+		if want == "" {
+			want = got
+		}
+		if got != want {
+			t.Errorf("another table from %s", name)
 		}
 	}
 }
@@ -162,22 +148,14 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Refuse(fakekube.EndpointSlices, http.StatusForbidden)
-	cfg := onAPI(t, a)
-	cfg.GRPCAddr = "127.0.0.1:0"
-	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.inputs.readOnce() // do not let streams wait
-	r := run(t, s)
+	s := startUnready(t, onAPI(t, a))
 	missing := "endpointslices of headless Services cannot be read: "
 	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), missing) })
-	select {
-	case <-s.Ready():
+	if chans.Closed(s.Ready()) {
 		t.Fatal("ready")
-	default:
 	}
-	err = openDelta(t, r, node(t, "shop"), nil).err()
+	s.inputs.readOnce() // do not let streams wait
+	err := openDelta(t, s, node(t, "shop"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), missing) {
 		t.Errorf("a stream ended with %v", err)
 	}
@@ -193,7 +171,7 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 	})
 	a.Refuse(fakekube.EndpointSlices, 0)
 	wait.For(t, "the server is ready", s.Ready())
-	if n := len(merged(t, openDelta(t, r, node(t, "shop"), nil).next().tables).GetTable()); n != 1 {
+	if n := len(merged(t, openDelta(t, s, node(t, "shop"), nil).next().tables).GetTable()); n != 1 {
 		t.Errorf("%d hosts", n)
 	}
 }
@@ -208,99 +186,12 @@ func TestDirectoryBeforeAPI(t *testing.T) { // D1
 	cfg := onAPI(t, a)
 	cfg.ConfigDir = t.TempDir()
 	write(t, cfg.ConfigDir, "web.yaml", svcYAML("shop", "web", "10.0.0.3"))
-	r := start(t, cfg)
-	c := openDelta(t, r, node(t, "shop"), nil)
-	want := func(web string) {
-		t.Helper()
-		table := merged(t, c.next().tables).GetTable()
-		got := strings.Join(table["web.shop.svc.cluster.local"].GetIps(), " ")
-		if got != web || len(table["api.shop.svc.cluster.local"].GetIps()) != 1 {
-			t.Errorf("%v", table)
-		}
+	table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop"})
+	if err != nil || len(errs) > 0 {
+		t.Fatal(err, errs)
 	}
-	want("10.0.0.3")
-	write(t, cfg.ConfigDir, "web.yaml", svcYAML("shop", "other", "10.0.0.4"))
-	want("10.0.0.3") // until it is certain that the object is gone
-	want("10.0.0.1")
-}
-
-// TestManyEdits checks that 3,000 edits one after the other cause few builds, and that the last one
-// is served.
-func TestManyEdits(t *testing.T) { // D19
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	cfg := onAPI(t, a)
-	registry := prometheus.NewRegistry()
-	cfg.Registerer = registry
-	r := start(t, cfg)
-	c := openDelta(t, r, node(t, "shop"), nil)
-	c.next()
-	before := testutil.ToFloat64(r.metrics.builds)
-	began := time.Now()
-	const edits = 3000
-	for i := range edits {
-		a.Put(fakekube.Services, svcYAML("shop", "web", fmt.Sprintf("10.1.%d.%d", i/250, i%250+1)))
-	}
-	took := time.Since(began)
-	last := fmt.Sprintf("10.1.%d.%d", (edits-1)/250, (edits-1)%250+1)
-	pushes := 0
-	for got := ""; got != last; pushes++ {
-		got = c.next().tables[""].GetTable()["web.shop.svc.cluster.local"].GetIps()[0]
-	}
-	// The last edits may need two builds more: one has read what was there before them.
-	builds := testutil.ToFloat64(r.metrics.builds) - before
-	if most := float64(time.Since(began)/defaultDebounce) + 2; builds > most || float64(pushes) > builds {
-		t.Errorf("%v builds and %d pushes for %d edits in %v, want at most %v", builds, pushes, edits, took, most)
+	want := map[string]string{"web.shop.svc.cluster.local": "10.0.0.3", "api.shop.svc.cluster.local": "10.0.0.2"}
+	if diff := cmp.Diff(want, ipsOf(t, table)); diff != "" {
+		t.Errorf("-want +got\n%s", diff)
 	}
 }
-
-// TestChangesWhileNotReady checks that changes need no more memory, the longer a server is not ready, and that a reason
-// that changes all the time does not fill the log.
-func TestChangesWhileNotReady(t *testing.T) { // D43
-	t.Parallel()
-	a := fakekube.Start(t)
-	cfg, logs := onAPI(t, a), &testlog.Buffer{}
-	cfg.Logger = logs.Logger()
-	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.addr = new(net.TCPAddr) // which the log names
-	web := object.Key{Kind: object.KindService, Namespace: "shop", Name: "web"}
-	from := s.inputs.all[0]
-	publish := func(i int, waiting string) {
-		ip := netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})
-		change := hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{ClusterIPs: []netip.Addr{ip}}}}}
-		from.Source = scripted{from.Source, source.Reading{Waiting: waiting, Read: waiting == "", Changes: []hosts.Change{change}}}
-		s.publish(s.inputs.collect())
-	}
-	const last = 10 * maxPending
-	for i := range last {
-		publish(i, fmt.Sprint("a resource is forbidden, on port ", i))
-	}
-	if n := logs.Count("not ready, no stream is served"); n < 1 || n > 3 {
-		t.Errorf("%d lines say why, want one every 5 s:\n%s", n, logs)
-	}
-	if n := len(from.last.Changes); n > maxPending {
-		t.Errorf("%d changes wait, want at most %d", n, maxPending)
-	}
-	publish(last, "")
-	sameAsLast := hosts.Change{Updated: []object.Object{{Key: web, Service: &object.Service{ClusterIPs: []netip.Addr{netip.MustParseAddr("10.0.3.232")}}}}}
-	if u := s.push.Update([]hosts.Change{sameAsLast}, nil, func(hosts.Update, hosts.Counts) {}); len(u.Hosts) > 0 {
-		t.Errorf("the Service does not have the last change's address: %+v", u.Hosts)
-	}
-	another := hosts.Change{Removed: []object.Key{web}}
-	if u := s.push.Update([]hosts.Change{another}, nil, func(hosts.Update, hosts.Counts) {}); len(u.Hosts) != 1 {
-		t.Errorf("the Service is no host: %+v", u.Hosts)
-	}
-}
-
-// A scripted source has a reading that the test gives it.
-type scripted struct {
-	source.Source
-	reading source.Reading
-}
-
-// Read returns the reading.
-func (s scripted) Read() source.Reading { return s.reading }

@@ -2,9 +2,7 @@ package discovery
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -26,46 +25,42 @@ import (
 // rotated and removed.
 func TestOtherClusters(t *testing.T) { // D23, D24, D25
 	t.Parallel()
-	for _, variant := range []string{variantSotw, variantDelta} {
-		t.Run(variant, func(t *testing.T) {
-			f := newFleet(t, "east")
-			east := f.others["east"]
-			f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-			f.own.Put(fakekube.Namespaces, rootYAML("net1"))
-			putHeadless(f.own, "10.200.0.1")
-			east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
-			east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
-			east.Put(fakekube.Namespaces, rootYAML("net1"))
-			putHeadless(east, "10.201.0.1")
-			r := start(t, f.cfg)
-			mine, theirs := f.join(r, variant, "mine"), f.join(r, variant, "east")
-			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
-			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1 10.200.0.1", "db-0.db": "10.201.0.1"})
+	f := newFleet(t, "east")
+	east := f.others["east"]
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	f.own.Put(fakekube.Namespaces, rootYAML("net1"))
+	putHeadless(f.own, "10.200.0.1")
+	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
+	east.Put(fakekube.Namespaces, rootYAML("net1"))
+	putHeadless(east, "10.201.0.1")
+	r := start(t, f.cfg)
+	mine, theirs := f.join(r, variantSotw, "mine"), f.join(r, variantDelta, "east")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
+	theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1 10.200.0.1", "db-0.db": "10.201.0.1"})
 
-			// Another network: its endpoints cannot be reached.
-			east.Put(fakekube.Namespaces, rootYAML("net2"))
-			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
-			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1", "db-0.db": "10.201.0.1"})
+	// Another network: its endpoints cannot be reached.
+	east.Put(fakekube.Namespaces, rootYAML("net2"))
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+	theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1", "db-0.db": "10.201.0.1"})
 
-			// The API server of east refuses the old credentials. New ones lose no host.
-			east.Require("new")
-			wait.Until(t, "the failure is known", func() bool { return failing(r, "east") })
-			east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.3"))
-			f.put("east", 1, "{token: new}")
-			theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.3", "db": "10.201.0.1", "db-0.db": "10.201.0.1"}, "web", "far", "db")
-			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"}, "web", "far", "db")
+	// The API server of east refuses the old credentials. New ones lose no host.
+	east.Require("new")
+	wait.Until(t, "the failure is known", func() bool { return failing(r, "east") })
+	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.3"))
+	f.put("east", 1, "{token: new}")
+	theirs.want(map[string]string{"web": "10.1.0.1", "far": "10.1.0.3", "db": "10.201.0.1", "db-0.db": "10.201.0.1"}, "web", "far", "db")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"}, "web", "far", "db")
 
-			// A cluster is added, and removed.
-			f.others["west"] = fakekube.Start(t)
-			f.others["west"].Put(fakekube.Services, svcYAML("shop", "west", "10.2.0.1"))
-			f.put("west", 1, "{}")
-			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "west": "10.2.0.1", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
-			f.own.Remove(fakekube.Secrets, "istio-system/west")
-			mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
-			if f.log.Count("no Secret names the cluster any more", "cluster=west") != 1 {
-				t.Error("the log does not say that the hosts of west are removed")
-			}
-		})
+	// A cluster is added, and removed.
+	f.others["west"] = fakekube.Start(t)
+	f.others["west"].Put(fakekube.Services, svcYAML("shop", "west", "10.2.0.1"))
+	f.put("west", 1, "{}")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "west": "10.2.0.1", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+	f.own.Remove(fakekube.Secrets, "istio-system/west")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3", "db": "10.200.0.1", "db-0.db": "10.200.0.1"})
+	if f.log.Count("no Secret names the cluster any more", "cluster=west") != 1 {
+		t.Error("the log does not say that the hosts of west are removed")
 	}
 }
 
@@ -77,22 +72,6 @@ func failing(r running, cluster string) bool {
 		}
 	}
 	return false
-}
-
-// TestSecretReplaced checks that hosts stay while a Secret is deleted and created again.
-func TestSecretReplaced(t *testing.T) { // D23
-	t.Parallel()
-	f := newFleet(t, "east")
-	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
-	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	r := start(t, f.cfg)
-	mine := f.join(r, variantDelta, "mine")
-	f.own.Remove(fakekube.Secrets, "istio-system/east")
-	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
-	mine.want(map[string]string{"web": "10.0.0.2", "far": "10.1.0.1"}, "far")
-	f.put("east", 1, "{token: other}")
-	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
-	mine.want(map[string]string{"web": "10.0.0.2", "far": "10.1.0.2"}, "far")
 }
 
 // TestSecretErrors checks that what is wrong with Secrets is named, and that the rest is used.
@@ -164,64 +143,46 @@ func errorsOf(r running) []string {
 	return all
 }
 
-// TestClusterIsDown checks that a cluster whose API server is down does not keep the server from being
-// ready for long, that this is said, and that its own clients are sent no table without its hosts.
-func TestClusterIsDown(t *testing.T) { // D28
+// TestClusterIsDown checks that a cluster whose API server is down keeps the server from being ready for a time, that
+// this is said, and that its own clients are sent no table without its hosts.
+func TestClusterIsDown(t *testing.T) { // D17, D28
 	t.Parallel()
 	f := newFleet(t, "east")
 	east := f.others["east"]
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
 	east.Leave()
-	f.cfg.ClusterTimeout = 3 * time.Second
-	began := time.Now()
-	s, err := New(withPort(f.cfg))
-	if err != nil {
-		t.Fatal(err)
+	waits := startUnready(t, f.cfg)
+	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(waits.Waiting(), "cluster east: services cannot be read: ") })
+	if chans.Closed(waits.Ready()) {
+		t.Error("the server is ready at once")
 	}
-	r := run(t, s)
-	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), "cluster east: services cannot be read: ") })
-	wait.For(t, "the server is ready", s.Ready())
-	if took := time.Since(began); took < f.cfg.ClusterTimeout {
-		t.Errorf("ready after %v", took)
-	}
+	f.cfg.ClusterTimeout = time.Millisecond
+	r := start(t, f.cfg)
 	if f.log.Count("a cluster cannot be read; its hosts are missing until it can", "cluster=east") != 1 {
 		t.Error("the log does not name the cluster")
 	}
 	mine := f.join(r, variantDelta, "mine")
 	mine.want(map[string]string{"web": "10.0.0.1"})
-	err = openDelta(t, r, node(t, "shop", "CLUSTER_ID", "east"), nil).err()
+	err := openDelta(t, r, node(t, "shop", "CLUSTER_ID", "east"), nil).err()
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "cluster east: ") {
 		t.Errorf("a client of east gets %v", err)
 	}
 	east.Return()
 	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
 	// The cluster is missing until the others have its hosts.
-	wait.Until(t, "a client of east is served", func() bool { return openDelta(t, r, node(t, "shop", "CLUSTER_ID", "east"), nil).served() })
+	f.served(r, "east")
 	f.join(r, variantDelta, "east").want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
 	wait.Until(t, "no failure is left", func() bool { return !failing(r, "east") })
+	wait.For(t, "the other server is ready", waits.Ready())
 }
 
-func withPort(cfg Config) Config {
-	cfg.GRPCAddr = "127.0.0.1:0"
-	return cfg
-}
-
-// TestSecretsAreForbidden checks that the server is not ready before it knows which clusters there are.
-func TestSecretsAreForbidden(t *testing.T) { // D17, D43
-	t.Parallel()
-	f := newFleet(t)
-	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	path := fakekube.Namespaces + "/istio-system/secrets"
-	f.own.Refuse(path, http.StatusForbidden)
-	s, err := New(withPort(f.cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
-	run(t, s)
-	wait.Until(t, "readiness says what is missing", func() bool { return strings.Contains(s.Waiting(), "secrets of other clusters cannot be read: ") })
-	f.own.Refuse(path, 0)
-	wait.For(t, "the server is ready", s.Ready())
+// served waits until clients of a cluster are served.
+func (f *fleet) served(r running, cluster string) {
+	f.t.Helper()
+	wait.Until(f.t, "a client of "+cluster+" is served", func() bool {
+		return openDelta(f.t, r, node(f.t, "shop", "CLUSTER_ID", cluster), nil).served()
+	})
 }
 
 // TestTokenOfAnotherCluster checks that the API server of a client's own cluster reviews its token, and
@@ -235,7 +196,6 @@ func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
 		own.Put(fakekube.Secrets, secretYAML("east", 1, map[string]string{"east": east.KubeconfigWith("{}")}))
 		cfg.ClustersNamespace = "istio-system"
 	})
-	s.good()
 	for _, tt := range []struct {
 		name           string
 		token, cluster string // as the client sends them
@@ -266,55 +226,13 @@ func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
 	}
 }
 
-// TestSelectorsInOtherClusters checks that the discovery selectors of the mesh count in all clusters.
-func TestSelectorsInOtherClusters(t *testing.T) { // D13, D23
-	t.Parallel()
-	f := newFleet(t, "east")
-	east := f.others["east"]
-	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	for _, namespace := range []string{"shop", "data"} {
-		f.own.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+namespace+", labels: {mesh: 'yes'}}\n")
-		east.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+namespace+", labels: {mesh: 'yes'}}\n")
-	}
-	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.1"))
-	east.Put(fakekube.Services, svcYAML("other", "far", "10.1.0.2"))
-	f.own.Put(fakekube.ConfigMaps, meshYAML("discoverySelectors: [{matchLabels: {mesh: 'yes'}}]"))
-	r := start(t, f.cfg)
-	mine := f.join(r, variantDelta, "mine")
-	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1"})
-	f.own.Put(fakekube.ConfigMaps, meshYAML("{}"))
-	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.1", "far.other.svc.cluster.local": "10.1.0.2"})
-}
-
-// TestHeadlessScope checks that a headless Service may be for clients of its own cluster only.
-func TestHeadlessScope(t *testing.T) { // D25
-	t.Parallel()
-	f := newFleet(t, "east")
-	putHeadless(f.own, "10.200.0.1")
-	putHeadless(f.others["east"], "10.201.0.1")
-	r := start(t, f.cfg)
-	mine, theirs := f.join(r, variantDelta, "mine"), f.join(r, variantDelta, "east")
-	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
-	scoped := func(scope string) {
-		f.own.Put(fakekube.Services, fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop, annotations: {nametap.dev/headless-scope: %s}}\nspec: {clusterIP: None}\n", scope))
-	}
-	scoped("cluster")
-	mine.want(map[string]string{"db": "10.200.0.1", "db-0.db": "10.200.0.1"})
-	theirs.want(map[string]string{"db": "10.201.0.1", "db-0.db": "10.201.0.1"})
-	scoped("planet")
-	want := `Service shop/db: metadata.annotations.nametap.dev/headless-scope: want network or cluster, got "planet"`
-	wait.Until(t, "the error is known", func() bool { return slices.Equal(errorsOf(r), []string{want}) })
-	scoped("network")
-	mine.want(map[string]string{"db": "10.200.0.1 10.201.0.1", "db-0.db": "10.200.0.1"})
-}
-
 // TestSavedObjects checks that the hosts of a cluster outlive a restart while its API server is away, and
 // that the saved objects end with the Secret.
 func TestSavedObjects(t *testing.T) { // D28, D29
 	t.Parallel()
 	f := newFleet(t, "east")
 	east, registry := f.others["east"], prometheus.NewRegistry()
-	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), 4*time.Second
+	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), time.Millisecond
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	f.own.Put(fakekube.Namespaces, rootYAML("net1"))
 	east.Put(fakekube.Namespaces, rootYAML("net2"))
@@ -334,6 +252,7 @@ func TestSavedObjects(t *testing.T) { // D28, D29
 	r.stop()
 	f.cfg.Registerer = registry
 	r = start(t, f.cfg)
+	f.served(r, "east")
 	mine := f.join(r, variantDelta, "mine")
 	mine.want(want)
 	f.join(r, variantDelta, "east").want(theirs)
@@ -345,7 +264,6 @@ func TestSavedObjects(t *testing.T) { // D28, D29
 	}) {
 		t.Errorf("%+v", r.Resources())
 	}
-	mine.quiet()
 
 	// It returns with other objects.
 	east.Return()
@@ -363,43 +281,4 @@ func TestSavedObjects(t *testing.T) { // D28, D29
 	r = start(t, f.cfg)
 	f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.1"})
 	wait.Until(t, "the saved objects are removed", func() bool { _, err := os.Stat(file); return errors.Is(err, fs.ErrNotExist) })
-}
-
-// TestDamagedSavedObjects checks that saved objects that cannot be trusted are not used.
-func TestDamagedSavedObjects(t *testing.T) { // D29
-	t.Parallel()
-	f := newFleet(t, "east")
-	f.cfg.StateDir = t.TempDir()
-	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	f.others["east"].Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
-	start(t, f.cfg).stop()
-	f.cfg.ClusterTimeout = 400 * time.Millisecond // east is away from here on
-	file := filepath.Join(f.cfg.StateDir, "cluster-east.json")
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f.others["east"].Leave()
-	for name, damaged := range map[string]string{
-		"changed":         strings.Replace(string(text), "10.1.0.2", "10.1.0.3", 1),
-		"cut":             string(text[:len(text)/2]),
-		"another format":  strings.Replace(string(text), "nametap-cluster/1", "nametap-cluster/9", 1),
-		"another cluster": strings.Replace(string(text), `"cluster":"east"`, `"cluster":"west"`, 1),
-	} {
-		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(file, []byte(damaged), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			before := f.log.Count("the saved objects of a cluster cannot be used", "cluster=east", "is damaged")
-			r := start(t, f.cfg)
-			f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.1"})
-			r.stop()
-			if f.log.Count("the saved objects of a cluster cannot be used", "cluster=east", "is damaged") != before+1 {
-				t.Error("the log does not say so")
-			}
-			if aside, err := os.ReadFile(file + ".damaged"); err != nil || string(aside) != damaged {
-				t.Errorf("set aside: %s, %v", aside, err)
-			}
-		})
-	}
 }

@@ -10,15 +10,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
-	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -116,14 +117,9 @@ func TestPorts(t *testing.T) { // D1, D21, D22
 // counts, and a name does not, because only containers have its number.
 func TestPortsOfPods(t *testing.T) { // D22
 	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir, "db.yaml", svc("db", "clusterIP: None, selector: {app: db}, "+
+	table := tableIn(t, allOf(parse(t, svc("db", "clusterIP: None, selector: {app: db}, "+
 		"ports: [{name: sql, port: 5432, targetPort: 15432}, {name: http, port: 80}, {name: admin, port: 81, targetPort: admin}]")+
-		podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready))
-	table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
-	if err != nil || len(errs) > 0 {
-		t.Fatal(err, errs)
-	}
+		podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready))), hosts.View{Namespace: "shop", Families: bothFamilies})
 	if got, want := portsOf(table)["db"], "headless http=80/ sql=15432/"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -132,46 +128,18 @@ func TestPortsOfPods(t *testing.T) { // D22
 // TestPortsOfFamily checks that a client with one family gets the ports of endpoints of that family.
 func TestPortsOfFamily(t *testing.T) { // D22
 	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir, "db.yaml", svc("db", "clusterIP: None")+
+	all := allOf(parse(t, svc("db", "clusterIP: None")+
 		portSlice("db", "four", "{name: sql, port: 5432}", "{addresses: [10.1.0.1]}, {addresses: [10.1.0.2]}")+
 		portSlice("db", "more", "{name: sql, port: 5432}, {name: http, port: 80}", "{addresses: [10.1.0.3]}")+
 		portSlice("db", "same", "{name: http, port: 80}", "{addresses: [10.1.0.1]}")+
-		portSlice("db", "six", "{name: six, port: 6666}", "{addresses: ['fd00::1']}"))
-	r := start(t, Config{ConfigDir: dir})
-	for ip, want := range map[string]string{
-		"10.9.0.1": "headless http=80/@10.1.0.1,10.1.0.3 sql=5432/",
-		"fd00::9":  "headless six=6666/",
+		portSlice("db", "six", "{name: six, port: 6666}", "{addresses: ['fd00::1']}")))
+	for families, want := range map[hosts.Families]string{
+		{V4: true}: "headless http=80/@10.1.0.1,10.1.0.3 sql=5432/", {V6: true}: "headless six=6666/",
 	} {
-		n := node(t, "shop", "INSTANCE_IPS", ip)
-		n.Id = strings.Replace(n.GetId(), "10.0.0.1", ip, 1)
-		c := open(t, variantDelta, r, n)
-		c.next()
-		if got := portsOf(merged(t, c.state()))["db"]; got != want {
-			t.Errorf("a client with %s gets %q, want %q", ip, got, want)
+		if got := portsOf(tableIn(t, all, hosts.View{Namespace: "shop", Families: families}))["db"]; got != want {
+			t.Errorf("a client with %+v gets %q, want %q", families, got, want)
 		}
 	}
-}
-
-// TestPortsAreFollowed checks that clients get a change of ports alone.
-func TestPortsAreFollowed(t *testing.T) { // D3, D22
-	t.Parallel()
-	a := fakekube.Start(t)
-	put := func(service, slice string) {
-		a.Put(fakekube.Services, strings.TrimPrefix(svc("web", "clusterIP: 10.0.0.1, ports: ["+service+"]"), "---\n"))
-		a.Put(fakekube.Services, strings.TrimPrefix(svc("db", "clusterIP: None"), "---\n"))
-		a.Put(fakekube.EndpointSlices, strings.TrimPrefix(portSlice("db", "db-1", slice, "{addresses: [10.1.0.1]}"), "---\n"))
-	}
-	put("{name: http, port: 80}", "{name: sql, port: 5432}")
-	r := start(t, onAPI(t, a))
-	c := open(t, variantDelta, r, node(t, "shop"))
-	c.next()
-	put("{name: http, port: 8080}", "{name: sql, port: 5433}")
-	wait.Until(t, "the ports have changed", func() bool {
-		c.next()
-		got := portsOf(merged(t, c.state()))
-		return got["web"] == "http=8080/" && got["db"] == "headless sql=5433/"
-	})
 }
 
 // TestServiceRecords checks the way from objects at the API server to the answers of an agent: SRV
@@ -245,7 +213,7 @@ func newAgent(t *testing.T, r running) (ask func(question string) []string) {
 		t.Helper()
 		name, qtype, _ := strings.Cut(question, " ")
 		query := new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.StringToType[qtype])
-		resp, _, err := new(dns.Client).Exchange(query, proxy.Addrs()[0].Address)
+		resp, _, err := (&dns.Client{Timeout: time.Hour}).Exchange(query, proxy.Addrs()[0].Address)
 		if err != nil || resp.Rcode != dns.RcodeSuccess || resp.Truncated {
 			t.Fatalf("%s: %v\n%v", question, err, resp)
 		}

@@ -4,10 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
-	"fmt"
-	"maps"
-	"net"
-	"strings"
 	"testing"
 	"time"
 
@@ -19,7 +15,6 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 const (
@@ -50,11 +45,8 @@ func (a replicated) namespace(name string) {
 	a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: "+name+"}\n")
 }
 
-// A replica is a server, and what it logs.
-type replica struct {
-	running
-	log *testlog.Buffer
-}
+// A replica is a server that shares its certificate with others.
+type replica struct{ running }
 
 // config returns the configuration of a replica.
 func (a replicated) config(log *testlog.Buffer) Config {
@@ -63,31 +55,6 @@ func (a replicated) config(log *testlog.Buffer) Config {
 	cfg.GRPCAddr, cfg.TLSAddr, cfg.Logger = "127.0.0.1:0", "127.0.0.1:0", log.Logger()
 	cfg.TLSSecret = &TLSSecret{Access: cfg.Kubernetes, Name: source.Name{Namespace: "nametap-system", Name: "nametap-discovery-tls"}, ConfigMap: rootCert}
 	return cfg
-}
-
-// replica starts a replica, and returns when it is ready.
-func (a replicated) replica() replica {
-	a.t.Helper()
-	log := testlog.New(a.t)
-	return replica{start(a.t, a.config(log)), log}
-}
-
-// waiting starts a replica that cannot become ready, and returns when it gives a reason.
-func (a replicated) waiting(reason string) replica {
-	a.t.Helper()
-	log := testlog.New(a.t)
-	s, err := New(a.config(log))
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	r := replica{run(a.t, s), log}
-	wait.Until(a.t, "the replica waits because of "+reason, func() bool { return strings.Contains(r.Waiting(), reason) })
-	select {
-	case <-r.Ready():
-		a.t.Error("the replica is ready")
-	default:
-	}
-	return r
 }
 
 // roots returns the certificates in the ConfigMap of a namespace; "" without one.
@@ -125,33 +92,9 @@ func (a replicated) shared() *pki.Certificates {
 	return c
 }
 
-// put writes certificates into the Secret, after change has changed its data.
-func (a replicated) put(c *pki.Certificates, change func(map[string][]byte)) {
-	a.t.Helper()
-	data, err := c.Data()
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	if change != nil {
-		change(data)
-	}
-	var text strings.Builder
-	for key, value := range data {
-		fmt.Fprintf(&text, "  %s: %s\n", key, base64.StdEncoding.EncodeToString(value))
-	}
-	a.Put(fakekube.Secrets, "apiVersion: v1\nkind: Secret\nmetadata: {name: nametap-discovery-tls, namespace: nametap-system}\ndata:\n"+text.String())
-}
-
 // sharedNames are the names of the Service.
 func sharedNames() []string {
 	return []string{"nametap-discovery.nametap-system", sharedName, sharedName + ".cluster.local"}
-}
-
-// secretWrites returns how often requests that write Secrets had a status.
-func (a replicated) secretWrites() map[string]int {
-	writes := a.Writes()
-	maps.DeleteFunc(writes, func(request string, _ int) bool { return !strings.Contains(request, fakekube.Secrets) })
-	return writes
 }
 
 // made returns certificates that were made some time ago.
@@ -178,21 +121,13 @@ func (r replica) as(roots string) running {
 	return s
 }
 
-// certificate returns the certificate that an agent gets that trusts the roots.
-func (r replica) certificate(t *testing.T, roots string) (*x509.Certificate, error) {
-	t.Helper()
-	dialer := &tls.Dialer{NetDialer: &net.Dialer{Timeout: wait.Limit}, Config: clientConfig(roots)}
-	conn, err := dialer.DialContext(t.Context(), "tcp", r.tlsAddr.String())
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0], nil //nolint:forcetypeassert // it is what the dialer returns
-}
-
 // presents reports whether agents that trust the roots get this certificate.
 func (r replica) presents(t *testing.T, roots string, want *x509.Certificate) bool {
 	t.Helper()
-	got, err := r.certificate(t, roots)
-	return err == nil && got.Equal(want)
+	conn, err := (&tls.Dialer{Config: clientConfig(roots)}).DialContext(t.Context(), "tcp", r.tlsAddr.String())
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	return conn.(*tls.Conn).ConnectionState().PeerCertificates[0].Equal(want) //nolint:forcetypeassert // it is what the dialer returns
 }

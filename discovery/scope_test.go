@@ -49,11 +49,9 @@ func TestSidecars(t *testing.T) { // D12
 		{"not selected", sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web, tier: x}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := t.TempDir()
-			write(t, dir, "objects.yaml", scoped()+tt.sidecars)
-			table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop", Labels: map[string]string{"app": "web"}})
-			if err != nil || len(errs) > 0 {
-				t.Fatal(errs, err)
+			table, err := Client{Namespace: "shop", Labels: map[string]string{"app": "web"}}.table(allOf(parse(t, scoped()+tt.sidecars)))
+			if err != nil {
+				t.Fatal(err)
 			}
 			if got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(table.GetTable())), " "), ".svc.cluster.local", ""); got != tt.want {
 				t.Errorf("got  %s\nwant %s", got, tt.want)
@@ -84,7 +82,7 @@ func TestSidecarChanges(t *testing.T) { // D12, D14
 	clients := map[string]client{
 		"sotw": open(t, variantSotw, r, labelled()), "delta": open(t, variantDelta, r, labelled()),
 	}
-	other := open(t, variantDelta, r, node(t, "shop"))
+	other := open(t, variantDelta, r, node(t, "shop")) // which no Sidecar selects
 	other.next()
 	want := func(what, hosts string) {
 		t.Helper()
@@ -113,5 +111,8 @@ func TestSidecarChanges(t *testing.T) { // D12, D14
 	want("the older one deleted", "db.data")
 	a.Remove(fakekube.Sidecars, "shop/s-2002")
 	want("deleted", both)
-	other.quiet()
+	a.Put(fakekube.Services, svcYAML("shop", "marker", "10.0.0.3"))
+	if other.next(); len(merged(t, other.state()).GetTable()) != 3 {
+		t.Errorf("a client that no Sidecar selects was sent %v before the next host", other.state())
+	}
 }
