@@ -5,7 +5,6 @@ import (
 	"maps"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -30,32 +29,27 @@ func TestAliasOfManyClaims(t *testing.T) {
 	}
 }
 
-// D9: a row of aliases costs as much as the same number of aliases of one host.
+// D9: all aliases of a long row follow their target.
 func TestRowOfAliases(t *testing.T) {
-	const n = 8000
-	edit := func(target func(i int) int) time.Duration {
-		h := New(domain, 1, NewVIPs())
-		objects := []object.Object{clusterIP("s0", "10.0.0.1")}
-		for i := 1; i < n; i++ {
-			objects = append(objects, external(fmt.Sprint("s", i), fmt.Sprintf("s%d.shop.svc.%s", target(i), domain)))
-		}
-		h.Update(Change{Updated: objects})
-		began := time.Now()
-		u := h.Update(Change{Updated: []object.Object{clusterIP("s0", "10.0.0.2")}})
-		took := time.Since(began)
-		if len(u.Hosts) != n || len(u.Loops) > 0 {
-			t.Fatalf("%d hosts have changed, and %d are loops", len(u.Hosts), len(u.Loops))
-		}
-		viewer := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}})
-		if e := viewer.Entry(h.host(fmt.Sprintf("s%d.shop.svc.%s", n-1, domain))); e == nil || !strings.Contains(string(e.Encoded), "10.0.0.2") {
-			t.Fatalf("the last alias has the entry %v", e)
-		}
-		return took
+	const n = 1000
+	h := New(domain, 1, NewVIPs())
+	h.Update(Change{Updated: row(n)})
+	u := h.Update(Change{Updated: []object.Object{clusterIP("s0", "10.0.0.2")}})
+	if len(u.Hosts) != n || len(u.Loops) > 0 {
+		t.Fatalf("%d hosts have changed, and %d are loops", len(u.Hosts), len(u.Loops))
 	}
-	one := edit(func(int) int { return 0 })
-	if row := edit(func(i int) int { return i - 1 }); row > 20*one {
-		t.Errorf("an edit takes %v with a row, and %v with one target", row, one)
+	if got := ips(t, h)[fmt.Sprint("s", n-1)]; got != "10.0.0.2" {
+		t.Errorf("the last alias has the address %s", got)
 	}
+}
+
+// row returns a Service, and aliases of which each stands for the one before.
+func row(n int) []object.Object {
+	objects := []object.Object{clusterIP("s0", "10.0.0.1")}
+	for i := range n - 1 {
+		objects = append(objects, external(fmt.Sprint("s", i+1), fmt.Sprintf("s%d.shop.svc.%s", i, domain)))
+	}
+	return objects
 }
 
 // D31: clients that see the same of a host share its entry, however many claims the host has. Others have another one.
