@@ -3,8 +3,10 @@ package kube
 import (
 	"context"
 	"net/http"
+	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -12,7 +14,6 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // A candidate is an election that runs.
@@ -25,8 +26,7 @@ type candidate struct {
 // cut is a transport to the API server that can be cut.
 type cut struct {
 	http.RoundTripper
-	off  atomic.Bool
-	sent atomic.Int32 // requests
+	off atomic.Bool
 }
 
 // RoundTrip sends a request, or waits until its time has ended.
@@ -35,11 +35,20 @@ func (c *cut) RoundTrip(request *http.Request) (*http.Response, error) {
 		<-request.Context().Done()
 		return nil, request.Context().Err()
 	}
-	c.sent.Add(1)
 	return c.RoundTripper.RoundTrip(request)
 }
 
-// elect runs an election with short times. leading counts the candidates that lead; more than one at a time
+// inProcess is a transport to an API server that needs no network.
+type inProcess struct{ *fakekube.API }
+
+// RoundTrip lets the API server answer a request.
+func (p inProcess) RoundTrip(request *http.Request) (*http.Response, error) {
+	recorder := httptest.NewRecorder()
+	p.ServeHTTP(recorder, request)
+	return recorder.Result(), nil
+}
+
+// elect runs an election in virtual time. leading counts the candidates that lead; more than one at a time
 // fails the test.
 func elect(t *testing.T, api *fakekube.API, identity string, leading *atomic.Int32) candidate {
 	t.Helper()
@@ -47,18 +56,15 @@ func elect(t *testing.T, api *fakekube.API, identity string, leading *atomic.Int
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := candidate{proxy: new(cut)}
-	access.config.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		c.proxy.RoundTripper = next
-		return c.proxy
-	})
+	c := candidate{proxy: &cut{RoundTripper: inProcess{api}}}
+	access.config.Wrap(func(http.RoundTripper) http.RoundTripper { return c.proxy })
 	client, err := typedClient(access.config, coordinationv1.SchemeGroupVersion, coordinationv1.AddToScheme)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.election = &election{
 		name: source.Name{Namespace: "nametap-system", Name: "test"}, identity: identity, leases: client, log: testlog.New(t).Logger(),
-		times: leaseTimes{duration: 2 * time.Second, deadline: 500 * time.Millisecond, retry: 50 * time.Millisecond, request: 200 * time.Millisecond},
+		times: writerLease,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
@@ -73,43 +79,61 @@ func elect(t *testing.T, api *fakekube.API, identity string, leading *atomic.Int
 		})
 	}()
 	c.stop = func() { cancel(); <-done }
-	t.Cleanup(c.stop)
 	return c
 }
 
-// TestElection checks that one of several candidates leads at a time: when the leader is cut off from the API
-// server, when its Lease is deleted or taken by force, and when it ends.
+// TestElection checks that one of several candidates leads at a time, and another one soon after: when the leader is cut
+// off from the API server, when its Lease is deleted or taken by force, and when it ends.
 func TestElection(t *testing.T) { // D39, D40
-	t.Parallel()
 	api := fakekube.Start(t)
-	var leading atomic.Int32
-	first := elect(t, api, "first", &leading)
-	wait.Until(t, "the first candidate leads", first.holds.Load)
-	second := elect(t, api, "second", &leading)
-	wait.Until(t, "the second candidate has seen the Lease", func() bool { return second.proxy.sent.Load() > 1 })
-
-	api.Remove(fakekube.Leases, "nametap-system/test")
-	wait.Until(t, "the leader has written the Lease again", func() bool {
+	synctest.Test(t, func(t *testing.T) {
+		var leading atomic.Int32
+		first := elect(t, api, "first", &leading)
+		pass(time.Second)
+		second := elect(t, api, "second", &leading)
+		pass(time.Minute)
+		if !first.holds.Load() || second.holds.Load() {
+			t.Error("the first candidate does not lead")
+		}
+		api.Remove(fakekube.Leases, "nametap-system/test")
+		pass(time.Minute)
 		lease := api.Object(fakekube.Leases, "nametap-system/test")
-		return lease != nil && lease.Object["spec"].(map[string]any)["holderIdentity"] == "first"
+		if lease == nil || lease.Object["spec"].(map[string]any)["holderIdentity"] != "first" {
+			t.Errorf("the leader has not written the Lease again: %v", lease)
+		}
+
+		first.proxy.off.Store(true)
+		pass(writerLease.deadline)
+		if first.holds.Load() {
+			t.Error("the candidate that is cut off leads")
+		}
+		pass(20*time.Second - writerLease.deadline)
+		if !second.holds.Load() {
+			t.Error("no other candidate leads after 20 s")
+		}
+		first.proxy.off.Store(false)
+
+		api.Put(fakekube.Leases, "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: test, namespace: nametap-system}\nspec: {holderIdentity: force, leaseDurationSeconds: 20}\n")
+		pass(10 * time.Second)
+		if n := leading.Load(); n != 0 {
+			t.Errorf("%d candidates lead while another process has the Lease", n)
+		}
+		pass(15 * time.Second)
+		leader, other := first, second
+		if second.holds.Load() {
+			leader, other = second, first
+		}
+		if !leader.holds.Load() {
+			t.Error("none leads after that Lease has ended")
+		}
+		leader.stop()
+		if spec := api.Object(fakekube.Leases, "nametap-system/test").Object["spec"].(map[string]any); spec["holderIdentity"] == leader.identity {
+			t.Errorf("at the end the Lease still has %v", spec)
+		}
+		pass(5 * time.Second)
+		if !other.holds.Load() {
+			t.Error("the other candidate does not lead")
+		}
+		other.stop()
 	})
-
-	first.proxy.off.Store(true)
-	wait.Until(t, "the candidate that is cut off stops", func() bool { return !first.holds.Load() })
-	wait.Until(t, "the second candidate leads", second.holds.Load)
-	first.proxy.off.Store(false)
-
-	api.Put(fakekube.Leases, "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {name: test, namespace: nametap-system}\nspec: {holderIdentity: force, leaseDurationSeconds: 1}\n")
-	wait.Until(t, "the second candidate stops", func() bool { return !second.holds.Load() })
-	wait.Until(t, "one leads when that Lease has ended", func() bool { return first.holds.Load() || second.holds.Load() })
-
-	leader, other := first, second
-	if second.holds.Load() {
-		leader, other = second, first
-	}
-	leader.stop()
-	if spec := api.Object(fakekube.Leases, "nametap-system/test").Object["spec"].(map[string]any); spec["holderIdentity"] == leader.identity {
-		t.Errorf("at the end the Lease still has %v", spec)
-	}
-	wait.Until(t, "the other candidate leads", other.holds.Load)
 }
