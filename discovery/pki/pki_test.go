@@ -2,14 +2,9 @@ package pki_test
 
 import (
 	"crypto/x509"
-	"errors"
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/discovery/pki"
 )
@@ -71,119 +66,6 @@ func TestThirtyYears(t *testing.T) {
 	t.Logf("%d changes, %d sets of authorities", made, len(authorities))
 	if made < 100 || made > 200 || len(authorities) < 5 || most != 2 {
 		t.Errorf("%d changes, %d sets of authorities, at most %d at a time", made, len(authorities), most)
-	}
-}
-
-// The certificates in the data of a Secret are the same that were put there.
-func TestData(t *testing.T) {
-	c := renewed(t, policy(name), nil, epoch)
-	old := renewed(t, policy(name), c, epoch.Add(8*365*day)) // two authorities
-	for _, want := range []*pki.Certificates{c, old} {
-		data, err := want.Data()
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := pki.Parse(data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got.Roots() != want.Roots() || !got.Server().Leaf.Equal(want.Server().Leaf) {
-			t.Error("the certificates differ")
-		}
-		again, err := got.Data()
-		if err != nil || !cmp.Equal(data, again) {
-			t.Errorf("the data differs: %v", err)
-		}
-		if now := want.Server().Leaf.NotBefore.Add(time.Hour); renewed(t, policy(name), got, now) != got {
-			t.Error("something is due")
-		}
-	}
-	if c, err := pki.Parse(nil); c != nil || err != nil {
-		t.Errorf("without data: %v, %v", c, err)
-	}
-}
-
-// A certificate gets the names that a replica misses. It keeps the names that another replica wants
-// until it is due.
-func TestNames(t *testing.T) {
-	c := renewed(t, policy("a.test"), nil, epoch)
-	c = renewed(t, policy("b.test"), c, epoch.Add(day))
-	if got := c.Server().Leaf.DNSNames; !slices.Equal(got, []string{"a.test", "b.test"}) {
-		t.Errorf("names %v", got)
-	}
-	if renewed(t, policy("a.test"), c, epoch.Add(2*day)) != c {
-		t.Error("two replicas with different names renew in turn")
-	}
-	roots := c.Roots()
-	c = renewed(t, policy("b.test"), c, epoch.Add(80*day))
-	if got := c.Server().Leaf.DNSNames; !slices.Equal(got, []string{"b.test"}) || c.Roots() != roots {
-		t.Errorf("names %v", got)
-	}
-}
-
-// Replicas renew at different times, from two thirds of the life on.
-func TestSpread(t *testing.T) {
-	c := renewed(t, policy(name), nil, epoch)
-	seen := map[time.Time]bool{}
-	for range 20 {
-		due := pki.NewPolicy([]string{name}).Due(c)
-		if seen[due] = true; due.Before(epoch.Add(59*day)) || due.After(epoch.Add(66*day)) {
-			t.Errorf("due after %v", due.Sub(epoch))
-		}
-	}
-	if len(seen) < 15 {
-		t.Errorf("%d different times of 20", len(seen))
-	}
-}
-
-// A replica whose clock is behind renews nothing.
-func TestClockBehind(t *testing.T) {
-	c := renewed(t, policy(name), nil, epoch)
-	if _, err := policy(name).Renewed(c, epoch.Add(-time.Hour)); err == nil || !strings.Contains(err.Error(), "clocks") {
-		t.Errorf("%v", err)
-	}
-}
-
-// Data that cannot be used is named.
-func TestDamagedData(t *testing.T) {
-	data := func(p pki.Policy) map[string][]byte {
-		data, err := renewed(t, p, nil, epoch).Data()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return data
-	}
-	good, other := data(policy(name)), data(policy(name))
-	for _, tt := range []struct {
-		name, key string
-		value     []byte // nil removes it
-		want      string
-	}{
-		{"of another program", "ca.key", nil, "it has no ca.key, so nametap-discovery has not made it"},
-		{"without a certificate", "tls.crt", nil, "tls.crt is missing"},
-		{"without authorities", "ca.crt", nil, "ca.crt is missing"},
-		{"no PEM", "tls.crt", []byte("nonsense"), "tls.crt and tls.key: tls: failed to find any PEM data"},
-		{"other key", "tls.key", other["tls.key"], "tls.crt and tls.key: tls: private key does not match"},
-		{"other authority", "ca.crt", other["ca.crt"], "want the certificate of an authority and its key"},
-		{"no authority", "ca.crt", good["tls.crt"], "is not an authority's"},
-		{"no key of the authority", "ca.key", []byte{}, "want the certificate of an authority and its key"},
-		{"unusable key of the authority", "ca.key", []byte("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "ca.key: "},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			damaged := maps.Clone(good)
-			if damaged[tt.key] = tt.value; tt.value == nil {
-				delete(damaged, tt.key)
-			}
-			_, err := pki.Parse(damaged)
-			if err == nil || !strings.Contains(err.Error(), tt.want) || errors.Is(err, pki.ErrForeign) != (tt.key == "ca.key" && tt.value == nil) {
-				t.Errorf("%v, want %q", err, tt.want)
-			}
-		})
-	}
-	mixed := maps.Clone(good)
-	mixed["ca.crt"], mixed["ca.key"] = other["ca.crt"], other["ca.key"]
-	if _, err := pki.Parse(mixed); err == nil || !strings.Contains(err.Error(), "no certificate in ca.crt has signed it") {
-		t.Errorf("%v", err)
 	}
 }
 
