@@ -7,14 +7,15 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -26,11 +27,62 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/nametap/nametap/internal/testkit/process"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/nds"
 )
 
 const nameTable = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+
+// A served is a nametap-discovery that runs.
+type served struct {
+	t            *testing.T
+	dir          string // of objects
+	grpc, status string // addresses
+	log          *testlog.Buffer
+}
+
+// started starts nametap-discovery with a Service.
+func started(t *testing.T) *served {
+	t.Helper()
+	s := &served{t: t, dir: t.TempDir(), log: testlog.New(t)}
+	s.put("10.0.0.1")
+	cmd := exec.Command("nametap-discovery", "--config-dir", s.dir, "--state-dir", "", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0")
+	cmd.Stderr = s.log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // Wait returns the error
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	for text, into := range map[string]*string{`msg="serving name tables" address=`: &s.grpc, `msg="serving status" address=`: &s.status} {
+		wait.Until(t, "it logs "+text, func() bool {
+			_, rest, ok := strings.Cut(s.log.String(), text)
+			fields := strings.Fields(rest)
+			if ok = ok && len(fields) > 0 && strings.Contains(rest, "\n"); ok {
+				*into = fields[0]
+			}
+			return ok
+		})
+	}
+	return s
+}
+
+// put writes the Service with an address.
+func (s *served) put(ip string) {
+	s.t.Helper()
+	file := filepath.Join(s.dir, "web.yaml")
+	err := os.WriteFile(file+".new", []byte("apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\nspec: {clusterIP: "+ip+"}\n"), 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
 
 // A peer is a client of nametap-discovery that answers pushes as the test says.
 type peer struct {
@@ -39,7 +91,7 @@ type peer struct {
 	end    func()
 }
 
-// peer connects a client of the incremental variant that merges hosts; name is "pod.namespace". Without a name, it requests nothing.
+// peer connects a client of the incremental variant that merges hosts; name is "pod.namespace".
 func (s *served) peer(name string) *peer {
 	s.t.Helper()
 	conn := s.dial()
@@ -50,18 +102,16 @@ func (s *served) peer(name string) *peer {
 	}
 	p := &peer{s.t, stream, cancel}
 	s.t.Cleanup(cancel)
-	if name != "" {
-		meta := map[string]*structpb.Value{"NAMETAP_MERGE": structpb.NewStringValue("hosts")}
-		p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
-			Id: "sidecar~10.0.0.9~" + name + "~x", Metadata: &structpb.Struct{Fields: meta}, UserAgentName: "test",
-		}})
-	}
+	meta := map[string]*structpb.Value{"NAMETAP_MERGE": structpb.NewStringValue("hosts")}
+	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
+		Id: "sidecar~10.0.0.9~" + name + "~x", Metadata: &structpb.Struct{Fields: meta}, UserAgentName: "test",
+	}})
 	return p
 }
 
 func (s *served) dial() *grpc.ClientConn {
 	s.t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -119,22 +169,21 @@ func (s *served) acknowledge(stream discoveryv3.AggregatedDiscoveryService_Strea
 	}
 }
 
-// agent starts an agent of nametap in the namespace shop, with this control plane.
-func (s *served) agent(binaries *process.Binaries, controlPlane string) {
+// agent runs nametap's client in the namespace shop.
+func (s *served) agent() {
 	s.t.Helper()
-	resolv := s.t.TempDir() + "/resolv.conf"
-	if err := os.WriteFile(resolv, []byte("nameserver 127.0.0.99\n"), 0o600); err != nil {
+	client, err := nds.New(nds.Config{Addr: s.grpc, Plaintext: true, Node: nds.Node{
+		PodName: "web-0", Namespace: "shop", Version: "v1.2.3", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+	}}, func(map[int][]byte) error { return nil })
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	cmd := exec.Command(binaries.Dir(s.t)+"/nametap", "agent", "--xds-addr", controlPlane, "--xds-plaintext", "--pod-name", "web-0", "--namespace", "shop", "--instance-ip", "10.0.0.1",
-		"--dns-addr", "127.0.0.1:0", "--status-addr", "127.0.0.1:0", "--resolv-conf", resolv, "--state-dir", s.t.TempDir(), "--drain", "0s")
-	cmd.Stderr = s.log
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
+	ctx, cancel := context.WithCancel(s.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- client.Run(ctx) }()
 	s.t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // Wait returns the error
-		if err := cmd.Wait(); err != nil {
+		cancel()
+		if err := <-ended; err != nil {
 			s.t.Error(err)
 		}
 	})
@@ -177,121 +226,44 @@ func (s *served) has(want string, args ...string) {
 	})
 }
 
-// TestAgents shows agents of nametap and Istio, and clients that reject a push, do not answer, and request nothing.
+// TestAgents shows agents of nametap and Istio, and a client that rejects a push.
 func TestAgents(t *testing.T) { // D66
 	t.Parallel()
-	binaries := process.Of("nametap")
-	t.Cleanup(binaries.Remove)
-	s := serveWith(t)
-	s.agent(binaries, s.grpc)
-	istio := s.istio()
-	rejects, silent := s.peer("rejects.shop"), s.peer("silent.shop")
+	s := started(t)
+	s.agent()
+	istio, rejects := s.istio(), s.peer("rejects.shop")
 	rejects.answer("")
-	silent.answer("")
 	const header = "AGENT  ADDRESS  VERSION  MODE  CONNECTED  PUSHED  ACKED  STATE  LAST NACK\n"
 	s.has(header + `data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
 shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  current  -
-shop/silent  127.0.0.1  test  hosts  AGE  AGE  AGE  current  -
 shop/web-0  127.0.0.1  nametap VERSION  hosts  AGE  AGE  AGE  current  -
-replica NAME: agents: 4, behind: 0 (4 current). Other replicas have other agents: ask each.
+replica NAME: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
 `)
 	s.has(header+`data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
 replica NAME, namespace data: agents: 1, behind: 0 (1 current). Other replicas have other agents: ask each.
 `, "--namespace", "data")
 
-	s.peer("")
 	s.put("10.0.0.2")
 	s.acknowledge(istio)
 	rejects.answer("the text \x1b[2J\nof a client")
-	stale := header + `(no request yet)  127.0.0.1  -  whole  AGE  -  -  waiting  -
-shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
-shop/silent  127.0.0.1  test  hosts  AGE  AGE  AGE  unanswered  -
-replica NAME: agents: 5, behind: 3 (2 current, 1 rejected, 1 unanswered, 1 waiting). Other replicas have other agents: ask each.
-`
-	s.has(stale, "--stale")
+	s.has(header+`shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
+replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
+`, "--stale")
 
-	silent.answer("")
 	rejects.end()
 	rejects = s.peer("rejects.shop")
 	s.has(header+`shop/rejects  127.0.0.1  test  hosts  AGE  AGE  -  rejected  AGE ago: "the text \x1b[2J\nof a client"
-replica NAME, namespace shop: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
+replica NAME, namespace shop: agents: 2, behind: 1 (1 current, 1 rejected). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
 	rejects.answer("")
-	s.has(header+`replica NAME, namespace shop: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
+	s.has(header+`replica NAME, namespace shop: agents: 2, behind: 0 (2 current). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
-}
-
-// damaging returns the address of a way to the server that changes a text once, on the way to the client.
-func (s *served) damaging(from, to string) string {
-	s.t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() { _ = ln.Close() })
-	var once sync.Once
-	go func() {
-		for {
-			client, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", s.grpc)
-			if err != nil {
-				_ = client.Close()
-				continue
-			}
-			go func() {
-				defer server.Close()
-				_, _ = io.Copy(server, client)
-			}()
-			go func() {
-				defer client.Close()
-				for part := make([]byte, 64<<10); ; {
-					n, err := server.Read(part)
-					if i := bytes.Index(part[:n], []byte(from)); i >= 0 {
-						once.Do(func() { copy(part[i:n], to) })
-					}
-					if _, failed := client.Write(part[:n]); err != nil || failed != nil {
-						return
-					}
-				}
-			}()
-		}
-	}()
-	return ln.Addr().String()
-}
-
-// TestAgentAfterDamage shows why an agent has rejected a change that was damaged on the way, after it has connected again.
-func TestAgentAfterDamage(t *testing.T) { // D41, D66
-	t.Parallel()
-	binaries := process.Of("nametap")
-	t.Cleanup(binaries.Remove)
-	s := serveWith(t)
-	s.agent(binaries, s.damaging("10.0.0.66", "10.0.0.67"))
-	current := regexp.MustCompile(`(?m)^shop/web-0 .* current  -$`)
-	wait.Until(t, "the agent has its table", func() bool { return current.MatchString(normal(s.agents())) })
-	s.put("10.0.0.66")
-	rejected := regexp.MustCompile(`(?m)^shop/web-0 .* current  AGE ago: .*checksum.*web\.shop\.svc\.cluster\.local`)
-	got := ""
-	defer func() {
-		if t.Failed() {
-			t.Log(got)
-		}
-	}()
-	wait.Until(t, "the agent has its table again", func() bool {
-		got = normal(s.agents())
-		return rejected.MatchString(got)
-	})
-	if n := strings.Count(s.metrics(), `nametap_discovery_rejected_total{variant="delta"} 1`); n != 1 {
-		t.Error("it is not counted")
-	}
 }
 
 // TestAgentsJSON reads the output for programs.
 func TestAgentsJSON(t *testing.T) { // D66
 	t.Parallel()
-	s := serveWith(t)
+	s := started(t)
 	p := s.peer("web-0.shop")
 	p.answer("no")
 	var one struct {
@@ -333,15 +305,10 @@ func TestAgentsIncomplete(t *testing.T) { // D66
 		`{}`:                                                  "the reply is not from nametap-discovery",
 		`<html>`:                                              "the list is not complete: invalid character",
 	} {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, reply) })}
-		go func() { _ = srv.Serve(ln) }()
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, reply) }))
 		defer srv.Close()
 		var out, failed bytes.Buffer
-		if code := execute(t.Context(), []string{"nametap-discovery", "agents", "--http-addr", ln.Addr().String()}, &out, &failed); code != exitFailed || !strings.Contains(failed.String(), want) {
+		if code := execute(t.Context(), []string{"nametap-discovery", "agents", "--http-addr", srv.Listener.Addr().String()}, &out, &failed); code != exitFailed || !strings.Contains(failed.String(), want) {
 			t.Errorf("%s: exit code %d and %q, want %q", reply, code, failed.String(), want)
 		}
 		if strings.HasSuffix(reply, "\n") && !strings.Contains(out.String(), "shop/web-0") {

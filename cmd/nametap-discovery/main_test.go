@@ -5,16 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -50,18 +46,11 @@ func TestScripts(t *testing.T) {
 			}
 			return os.CopyFS(e.Getenv("WORK")+"/examples", examples.Files)
 		},
-		Condition: func(name string) (bool, error) {
-			if name != "userns" {
-				return false, fmt.Errorf("unknown condition %q", name)
-			}
-			return exec.CommandContext(t.Context(), "unshare", "-Ur", "true").Run() == nil, nil
-		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"logged":  cmdLogged,
 			"get":     cmdGet,
 			"term":    cmdTerm,
 			"refused": cmdRefused,
-			"idle":    cmdIdle,
 		},
 	})
 }
@@ -161,37 +150,5 @@ func cmdRefused(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(resp.Body.Close())
 	if resp.StatusCode != http.StatusForbidden {
 		ts.Fatalf("%s with %s: got %s", args[0], args[1:], resp.Status)
-	}
-}
-
-// cmdIdle opens connections without a request, keeps them open until the end of the
-// script, and waits until the server has closed a number of them: "idle NUMBER ADDRESS
-// CLOSED".
-func cmdIdle(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 3 {
-		ts.Fatalf("usage: idle NUMBER ADDRESS CLOSED")
-	}
-	number, err := strconv.Atoi(args[0])
-	ts.Check(err)
-	closed, err := strconv.Atoi(args[2])
-	ts.Check(err)
-	ended := make(chan struct{}, number)
-	for range number {
-		conn, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", args[1])
-		ts.Check(err)
-		ts.Defer(func() { _ = conn.Close() })
-		go func() {
-			_, _ = conn.Read(make([]byte, 1))
-			ended <- struct{}{}
-		}()
-	}
-	// Later, timeouts would close all of them.
-	deadline := time.After(4 * time.Second)
-	for n := range closed {
-		select {
-		case <-ended:
-		case <-deadline:
-			ts.Fatalf("%d of %d connections were closed, want %d", n, number, closed)
-		}
 	}
 }
