@@ -8,12 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/inject/webhook"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // reviewWith returns a question of 1 MiB about a pod: an opening and an end with many equal items between.
@@ -23,51 +24,70 @@ func reviewWith(opening, item, end string) []byte {
 	return []byte(head + opening + strings.TrimSuffix(strings.Repeat(item, n), ",") + end + tail)
 }
 
-// TestFieldsCost checks how much memory is allocated for questions of 1 MiB with many small values, and for
-// objects that become longer. The longest are of 4 MiB, and half of the memory of the container is 256 MiB.
-func TestFieldsCost(t *testing.T) { // I10
-	hook := webhook.New(webhook.Config{})
-	for name, test := range map[string]struct {
-		body  []byte
-		limit uint64 // in MiB
-		want  string
+// costly returns questions of 1 MiB with many small values or a long one, and a part of the answer to each.
+func costly() map[string]struct {
+	body []byte
+	want string
+} {
+	return map[string]struct {
+		body []byte
+		want string
 	}{
-		"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), 2, `"allowed":true`},
-		"options":            {reviewWith(`"object":`+pod+`,"options":{"a":[`, "[],", "]}"), 2, `"allowed":true`},
-		"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), 2, `"allowed":true`},
-		"extra":              {reviewWith(`"object":`+pod+`,"userInfo":{"extra":{"a":[`, `"",`, "]}}"), 2, `"allowed":true`},
-		"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), 2, `"allowed":true`},
-		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), 12, "at most 20000 values"},
-		"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), 30, `"patch":`},
-		"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), 2, "want an AdmissionReview in JSON, in UTF-8"},
-		"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), 10, `want \"true\" or \"false\"`},
-		"a long name":        {reviewWith(`"object":`+pod+`,"name":"`, "a", `"`), 4, "at most 253 characters"},
-		"a long number":      {reviewWith(`"object":`+pod+`,"name":`, "1", ``), 4, "want an AdmissionReview"},
-	} {
-		request := httptest.NewRequest(http.MethodPost, webhook.PathPod, bytes.NewReader(test.body))
-		recorder := httptest.NewRecorder()
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		hook.ServeHTTP(recorder, request)
-		runtime.ReadMemStats(&after)
-		allocated := (after.TotalAlloc - before.TotalAlloc) >> 20
-		t.Logf("%s: %d MiB", name, allocated)
-		if answer := recorder.Body.String(); allocated > test.limit || !strings.Contains(answer, test.want) {
-			t.Errorf("%s: %d MiB, want at most %d: %d %.300s", name, allocated, test.limit, recorder.Code, answer)
+		"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), `"allowed":true`},
+		"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), `"allowed":true`},
+		"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), `"allowed":true`},
+		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "at most 20000 values"},
+		"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), `"patch":`},
+		"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), "want an AdmissionReview in JSON, in UTF-8"},
+		"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), `want \"true\" or \"false\"`},
+		"a long name":        {reviewWith(`"object":`+pod+`,"name":"`, "a", `"`), "at most 253 characters"},
+		"a long number":      {reviewWith(`"object":`+pod+`,"name":`, "1", ``), "want an AdmissionReview"},
+	}
+}
+
+// answered returns the answer to a question.
+func answered(hook *webhook.Webhook, body []byte) string {
+	recorder := httptest.NewRecorder()
+	hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathPod, bytes.NewReader(body)))
+	return recorder.Body.String()
+}
+
+// TestCostlyFields checks the answers to the questions that BenchmarkCostlyFields measures.
+func TestCostlyFields(t *testing.T) { // I10
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hook := webhook.New(webhook.Config{})
+		for name, test := range costly() {
+			if answer := answered(hook, test.body); !strings.Contains(answer, test.want) {
+				t.Errorf("%s: %.300s", name, answer)
+			}
 		}
+	})
+}
+
+// BenchmarkCostlyFields measures how much memory is allocated for questions of 1 MiB. The longest are of 4 MiB, and half
+// of the memory of the container is 256 MiB.
+func BenchmarkCostlyFields(b *testing.B) {
+	hook := webhook.New(webhook.Config{})
+	for name, test := range costly() {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				answered(hook, test.body)
+			}
+		})
 	}
 }
 
 // dial connects to the webhook, for a client that does what no HTTP client does.
 func (s *server) dial() *tls.Conn {
 	s.t.Helper()
-	dialer := tls.Dialer{Config: s.client.Transport.(*http.Transport).TLSClientConfig}
-	conn, err := dialer.DialContext(s.t.Context(), "tcp", strings.TrimPrefix(s.url, "https://"))
+	raw, err := s.network.dial(s.t.Context(), "", "")
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.t.Cleanup(func() { _ = conn.Close() })
-	return conn.(*tls.Conn)
+	s.t.Cleanup(func() { _ = raw.Close() })
+	return tls.Client(raw, s.client.Transport.(*http.Transport).TLSClientConfig)
 }
 
 // TestSlowClients connects with many clients that send no question, or half of one. Others get answers all the
@@ -85,18 +105,22 @@ func TestSlowClients(t *testing.T) { // I10
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := serve(t, "")
-			var sent sync.WaitGroup
-			for range clients {
-				conn := s.dial()
-				sent.Go(func() { send(conn) })
-			}
-			for _, body := range []string{question("pods", "CREATE", pod), large} {
-				if got, err := s.post(webhook.PathNamespace, strings.NewReader(body)); err != nil || got.status != http.StatusOK || !strings.Contains(got.text, `"patch":`) {
-					t.Errorf("%d bytes: %v %d %.200s", len(body), err, got.status, got.text)
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, "")
+				var sent sync.WaitGroup
+				for range clients {
+					conn := s.dial()
+					sent.Go(func() { send(conn) })
 				}
-			}
-			sent.Wait()
+				synctest.Wait()
+				for _, body := range []string{question("pods", "CREATE", pod), large} {
+					if got, err := s.post(webhook.PathNamespace, strings.NewReader(body)); err != nil || got.status != http.StatusOK || !strings.Contains(got.text, `"patch":`) {
+						t.Errorf("%d bytes: %v %d %.200s", len(body), err, got.status, got.text)
+					}
+				}
+				sent.Wait()
+				wait.Until(t, "the others are given up", func() bool { return s.counted("invalid") == clients })
+			})
 		})
 	}
 }

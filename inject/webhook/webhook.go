@@ -53,7 +53,7 @@ const (
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
 	// the number of other questions. A small question needs up to 6 MiB, any other question up to 70 MiB
-	// (TestFieldsCost).
+	// (BenchmarkCostlyFields).
 	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle connections.
 	maxConns = 1000

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,6 +25,7 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 
 	"github.com/nametap/nametap/inject/webhook"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -32,43 +35,93 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// A server is a webhook that is served.
+// A server is a webhook that is served, in the bubble of a test: its times are virtual, so no slow machine exceeds them.
 type server struct {
 	*webhook.Webhook
-	t      *testing.T
-	url    string
-	client *http.Client
-	log    *testlog.Buffer
-	file   string
-	stop   func()
-	ended  chan error
+	t       *testing.T
+	network *network
+	client  *http.Client
+	log     *testlog.Buffer
+	file    string
+	stop    func()
+	ended   chan error
 }
+
+// A network connects clients and a server in memory.
+type network struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+// conn is a connection from this host.
+type conn struct{ net.Conn }
+
+// RemoteAddr returns the address of the client.
+func (conn) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+
+// Accept returns the next connection.
+func (n *network) Accept() (net.Conn, error) {
+	select {
+	case c := <-n.conns:
+		return c, nil
+	case <-n.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Close ends Accept.
+func (n *network) Close() error {
+	close(n.closed)
+	return nil
+}
+
+// Addr returns no address.
+func (*network) Addr() net.Addr { return new(net.TCPAddr) }
+
+// dial connects a client.
+func (n *network) dial(context.Context, string, string) (net.Conn, error) {
+	client, server := net.Pipe()
+	select {
+	case n.conns <- conn{server}:
+		return client, nil
+	case <-n.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// host is the name of the server.
+const host = "webhook.test"
 
 // serve serves a webhook with settings over TLS.
 func serve(t *testing.T, settings string) *server {
 	t.Helper()
-	s := &server{t: t, log: testlog.New(t), file: filepath.Join(t.TempDir(), "inject.yaml"), ended: make(chan error, 1)}
+	s := &server{
+		t: t, network: &network{make(chan net.Conn), make(chan struct{})}, log: testlog.New(t), file: filepath.Join(t.TempDir(), "inject.yaml"),
+		ended: make(chan error, 1),
+	}
 	s.set(settings)
 	s.Webhook = webhook.New(webhook.Config{File: s.file, Logger: s.log.Logger()})
-	certified := httptest.NewTLSServer(nil) // for its certificate
-	defer certified.Close()
-	s.client = certified.Client()
-	transport := s.client.Transport.(*http.Transport)
-	transport.ForceAttemptHTTP2, transport.ExpectContinueTimeout = false, time.Minute
-	t.Cleanup(transport.CloseIdleConnections)
-	var lc net.ListenConfig
-	ln, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	authority := fakexds.NewAuthority(t, host, "unused")
+	chain, key := authority.Server()
+	certificate, err := tls.X509KeyPair([]byte(chain), []byte(key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.url = "https://" + ln.Addr().String()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(authority.Root()))
+	transport := &http.Transport{
+		DialContext: s.network.dial, TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: host, MinVersion: tls.VersionTLS12},
+		ExpectContinueTimeout: time.Minute,
+	}
+	s.client = &http.Client{Transport: transport}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.stop = cancel
 	go func() {
-		s.ended <- s.Serve(ctx, ln, func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certified.TLS.Certificates[0], nil })
+		s.ended <- s.Serve(ctx, s.network, func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &certificate, nil })
 		close(s.ended)
 	}()
 	t.Cleanup(func() {
+		transport.CloseIdleConnections()
 		cancel()
 		if err := <-s.ended; err != nil {
 			t.Error(err)
@@ -77,12 +130,19 @@ func serve(t *testing.T, settings string) *server {
 	return s
 }
 
-// set replaces the file of settings.
+// set replaces the file of settings, which a server has then read.
 func (s *server) set(text string) {
 	s.t.Helper()
 	if err := errors.Join(os.WriteFile(s.file+".new", []byte(text), 0o600), os.Rename(s.file+".new", s.file)); err != nil {
 		s.t.Fatal(err)
 	}
+	pass()
+}
+
+// pass lets the time pass until the server has read its files again.
+func pass() {
+	time.Sleep(2 * time.Second) //nolint:forbidigo // of the bubble's clock
+	synctest.Wait()
 }
 
 // A reply is what a request got.
@@ -94,7 +154,7 @@ type reply struct {
 
 // post sends a body and returns the answer.
 func (s *server) post(path string, body io.Reader) (reply, error) {
-	request, err := http.NewRequestWithContext(context.Background(), http.MethodPost, s.url+path, body)
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodPost, "https://"+host+path, body)
 	if err != nil {
 		return reply{}, err
 	}
@@ -139,6 +199,10 @@ func (s *server) counted(outcome string) float64 {
 // TestOutcomes asks about pods that are injected, skipped and refused.
 func TestOutcomes(t *testing.T) { // I1, I3
 	t.Parallel()
+	synctest.Test(t, testOutcomes)
+}
+
+func testOutcomes(t *testing.T) {
 	s := serve(t, "image: mine:1\n")
 	injected := s.ask(webhook.PathNamespace, pod)
 	if !injected.Allowed || !strings.Contains(string(injected.Patch), "mine:1") || *injected.PatchType != admissionv1.PatchTypeJSONPatch || injected.AuditAnnotations["outcome"] != "injected" {
@@ -163,6 +227,10 @@ func TestOutcomes(t *testing.T) { // I1, I3
 // TestRequests sends what the API server would not send.
 func TestRequests(t *testing.T) { // I10
 	t.Parallel()
+	synctest.Test(t, testRequests)
+}
+
+func testRequests(t *testing.T) {
 	s := serve(t, "")
 	chunked := func(text string) io.Reader { return io.MultiReader(strings.NewReader(text)) } // of unknown length
 	for name, test := range map[string]struct {
@@ -190,7 +258,7 @@ func TestRequests(t *testing.T) { // I10
 			t.Errorf("%s: %v %d %.300s", name, err, got.status, got.text)
 		}
 	}
-	response, err := s.client.Get(s.url + webhook.PathPod)
+	response, err := s.client.Get("https://" + host + webhook.PathPod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,68 +268,46 @@ func TestRequests(t *testing.T) { // I10
 	}
 }
 
-// TestSlow sends as many questions as are read at a time, and never their ends. They are given up, and the
-// next one gets its answer.
-func TestSlow(t *testing.T) { // I10
-	t.Parallel()
-	s := serve(t, "")
-	begun, release, ended := make(chan struct{}, 4), make(chan struct{}), sync.WaitGroup{}
-	for range cap(begun) {
-		ended.Go(func() {
-			body := readerFunc(func() {
-				begun <- struct{}{}
-				<-release
-			})
-			if got, err := s.post(webhook.PathPod, body); err == nil && got.status == http.StatusOK {
-				t.Errorf("%+v", got)
-			}
-		})
-	}
-	for range cap(begun) {
-		<-begun
-	}
-	if got, err := s.post(webhook.PathPod, strings.NewReader(question("pods", "CREATE", pod))); err != nil || got.status != http.StatusOK {
-		t.Errorf("%v %+v", err, got)
-	}
-	wait.Until(t, "the others are given up", func() bool { return s.counted("invalid") == 4 })
-	close(release)
-	ended.Wait()
-}
-
 // TestSettings replaces the file with the settings. One that is wrong is not used.
 func TestSettings(t *testing.T) { // I7
 	t.Parallel()
+	synctest.Test(t, testSettings)
+}
+
+func testSettings(t *testing.T) {
 	s := serve(t, "image: first:1\n")
-	has := func(image string) func() bool {
-		return func() bool { return strings.Contains(string(s.ask(webhook.PathNamespace, pod).Patch), image) }
+	want := func(image string, failing float64, lines int, words ...string) {
+		t.Helper()
+		if patch := string(s.ask(webhook.PathNamespace, pod).Patch); !strings.Contains(patch, image) {
+			t.Errorf("the settings with %s are not in use: %s", image, patch)
+		}
+		if got := testutil.ToFloat64(s.Metrics()[2]); got != failing {
+			t.Errorf("the metric is %v, want %v", got, failing)
+		}
+		if n := s.log.Count(append(words, "level=ERROR")...); n != lines {
+			t.Errorf("%d lines with %q, want %d", n, words, lines)
+		}
 	}
-	failing := func(want float64) bool { return testutil.ToFloat64(s.Metrics()[2]) == want }
-	if !has("first:1")() || !failing(0) {
-		t.Error("the settings are not in use")
-	}
+	want("first:1", 0, 0)
 	s.set("image: [\n")
-	wait.Until(t, "the error is logged", func() bool { return failing(1) && s.log.Count("level=ERROR", s.file, "--inject-config") == 1 })
-	if !has("first:1")() {
-		t.Error("the previous settings are not in use")
-	}
+	want("first:1", 1, 1, s.file, "--inject-config")
 	s.set("image: second:1\n")
-	wait.Until(t, "the settings are in use", has("second:1"))
-	if !failing(0) {
-		t.Error("the metric does not show the end of the error")
-	}
+	want("second:1", 0, 1)
 	if err := os.Remove(s.file); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "the missing file is logged", func() bool { return failing(1) && s.log.Count("level=ERROR", "no such file") == 1 })
-	if !has("second:1")() {
-		t.Error("the previous settings are not in use")
-	}
+	pass()
+	want("second:1", 1, 1, "no such file")
 }
 
 // TestBadSettings starts with a file that cannot be used. Pods that should have the agent are refused with the
 // reason, others are created, and a file that can be used is taken.
 func TestBadSettings(t *testing.T) { // I7, I9
 	t.Parallel()
+	synctest.Test(t, testBadSettings)
+}
+
+func testBadSettings(t *testing.T) {
 	for text, want := range map[string]string{"mode: cni\n": `mode \"cni\"`, "mod: x\n": "mod", "a: [": "inject.yaml"} {
 		s := serve(t, text)
 		if failing := testutil.ToFloat64(s.Metrics()[2]); failing != 1 || s.log.Count("level=ERROR", s.file, want, "--inject-config", "there are no settings") != 1 {
@@ -275,7 +321,9 @@ func TestBadSettings(t *testing.T) { // I7, I9
 			t.Errorf("%q: %+v", text, skipped)
 		}
 		s.set("image: good:1\n")
-		wait.Until(t, "the settings are in use", func() bool { return strings.Contains(string(s.ask(webhook.PathNamespace, pod).Patch), "good:1") })
+		if patch := string(s.ask(webhook.PathNamespace, pod).Patch); !strings.Contains(patch, "good:1") {
+			t.Errorf("%q: the settings that can be used are not in use: %s", text, patch)
+		}
 		if failing := testutil.ToFloat64(s.Metrics()[2]); failing != 0 {
 			t.Errorf("the metric is %v", failing)
 		}
@@ -286,6 +334,10 @@ func TestBadSettings(t *testing.T) { // I7, I9
 // once it drains.
 func TestDrain(t *testing.T) { // I7
 	t.Parallel()
+	synctest.Test(t, testDrain)
+}
+
+func testDrain(t *testing.T) {
 	s := serve(t, "")
 	ask := func() io.Reader { return strings.NewReader(question("pods", "CREATE", pod)) }
 	if got, err := s.post(webhook.PathPod, ask()); err != nil || got.closed {
