@@ -61,22 +61,6 @@ func added(pod corev1.Pod) corev1.Pod {
 	return pod
 }
 
-// TestAdditionsStay checks that a second injection with the same settings changes nothing of what a cluster has
-// added, and moves the containers to the front only.
-func TestAdditionsStay(t *testing.T) { // I2
-	t.Parallel()
-	for _, cfg := range []inject.Config{{}, resolv} {
-		want := added(injected(t, plain, cfg))
-		moved := want.DeepCopy()
-		moved.Spec.InitContainers = append([]corev1.Container{{Name: "first", Image: "first"}}, moved.Spec.InitContainers...)
-		added := len(want.Spec.InitContainers) - 1
-		want.Spec.InitContainers = append(want.Spec.InitContainers[:added:added], corev1.Container{Name: "first", Image: "first"}, want.Spec.InitContainers[added])
-		if diff := cmp.Diff(want, injected(t, text(t, *moved), cfg)); diff != "" {
-			t.Error(diff)
-		}
-	}
-}
-
 // TestAdditionsAndSettings checks that other settings replace what follows from them, and leave what others have
 // added and changed beside it.
 func TestAdditionsAndSettings(t *testing.T) { // I2
@@ -107,30 +91,6 @@ func TestAdditionsAndSettings(t *testing.T) { // I2
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
-	}
-}
-
-// TestAdditionsAndIstio checks that Istio's injector, which comes between two injections of nametap, does not undo
-// what a cluster has added to nametap's containers.
-func TestAdditionsAndIstio(t *testing.T) { // I2, I5
-	t.Parallel()
-	first := added(injected(t, plain, inject.Config{}))
-	got := injected(t, istio(t, text(t, first)), inject.Config{})
-	want := injected(t, istio(t, plain), inject.Config{})
-	agent, other := got.Spec.InitContainers[0], first.Spec.InitContainers[0]
-	if agent.Image != other.Image || agent.ImagePullPolicy != other.ImagePullPolicy {
-		t.Errorf("the image is %s, pulled %s", agent.Image, agent.ImagePullPolicy)
-	}
-	for _, same := range [][2]any{
-		{other.Resources, agent.Resources}, {other.VolumeMounts, agent.VolumeMounts}, {other.SecurityContext, agent.SecurityContext},
-		{want.Spec.InitContainers[0].ReadinessProbe, agent.ReadinessProbe}, {want.Spec.InitContainers[0].LivenessProbe, agent.LivenessProbe}, {[]corev1.ContainerPort(nil), agent.Ports},
-	} {
-		if diff := cmp.Diff(same[0], same[1]); diff != "" {
-			t.Error(diff)
-		}
-	}
-	if v := variables(agent); v["NAMETAP_STATUS_ADDR"] != "127.0.0.1:15055" || v["HTTP_PROXY"] != "proxy:1" {
-		t.Errorf("the settings are %v", v)
 	}
 }
 

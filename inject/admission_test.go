@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	kyaml "sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
@@ -37,59 +36,6 @@ func patched(t *testing.T, object, patch []byte) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-// TestAdmit checks that the patch of a pod in JSON makes the same pod as an injection of the text, and
-// that a second one makes no other.
-func TestAdmit(t *testing.T) { // I1, I2
-	t.Parallel()
-	for _, text := range []string{
-		plain,
-		plain + "  dnsPolicy: ClusterFirst\n  dnsConfig: {nameservers: [192.0.2.1], options: [{name: ndots, value: '2'}]}\n",
-		"metadata: {name: app, annotations: {a: \"x\\u2028y\\x7f\\u0085\", b: '1', c: 'true'}}\nspec: {securityContext: {fsGroup: 9007199254740993}, containers: [{name: app, image: app}, {name: istio-proxy, image: proxy}]}\n",
-		"spec: {containers: [{name: app, image: app}]}\n",
-	} {
-		object, err := kyaml.YAMLToJSON([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, cfg := range []inject.Config{{}, resolv} {
-			result, patch, err := inject.Admit(object, shop, cfg)
-			if err != nil || result.Outcome != inject.Injected {
-				t.Fatalf("%v %v", result, err)
-			}
-			got := patched(t, object, patch)
-			want, err := kyaml.YAMLToJSON([]byte(injectText(t, text, cfg)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(decodeJSON(t, string(want)), decodeJSON(t, got)); diff != "" {
-				t.Errorf("(-text +patch):\n%s", diff)
-			}
-			_, again, err := inject.Admit([]byte(got), shop, cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if again == nil {
-				again = []byte("[]")
-			}
-			if diff := cmp.Diff(got, patched(t, []byte(got), again)); diff != "" {
-				t.Errorf("a second injection:\n%s", diff)
-			}
-			if strings.Contains(string(patch), "fsGroup") && !strings.Contains(string(patch), "9007199254740993") {
-				t.Errorf("a number has changed: %s", patch)
-			}
-		}
-	}
-}
-
-func decodeJSON(t *testing.T, text string) any {
-	t.Helper()
-	var v any
-	if err := json.Unmarshal([]byte(text), &v); err != nil {
-		t.Fatalf("%v: %s", err, text)
-	}
-	return v
 }
 
 // TestAdmitErrors checks the errors about texts that are no pods.

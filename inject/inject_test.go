@@ -214,42 +214,6 @@ spec:
 	}
 }
 
-// TestChangedSettings checks that another Config replaces what was added, and leaves what was added
-// or changed by hand since.
-func TestChangedSettings(t *testing.T) { // I2
-	t.Parallel()
-	first := injectText(t, plain, inject.Config{})
-	pod := typed(t, first)
-	pod.Spec.InitContainers = append(pod.Spec.InitContainers, corev1.Container{Name: "late", Image: "busybox"})
-	pod.Spec.Volumes = append([]corev1.Volume{{Name: "data"}}, pod.Spec.Volumes...)
-	pod.Annotations["other"] = "x"
-	edited, err := kyaml.Marshal(pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := inject.Config{Image: "registry/nametap:2", ControlPlane: "other:15012", Settings: map[string]string{"cache-size": "8MiB", "ttl": "9s"}}
-	again := injected(t, string(edited), cfg)
-	for _, c := range again.Spec.InitContainers[:2] {
-		values := variables(c)
-		got := []string{values["NAMETAP_XDS_ADDR"], values["NAMETAP_CACHE_SIZE"], values["NAMETAP_TTL"]}
-		if diff := cmp.Diff([]string{"other:15012", "8MiB", "9s"}, got); diff != "" || len(values) != len(c.Env) {
-			t.Errorf("%s: %s %v", c.Name, diff, c.Env)
-		}
-	}
-	if got := again.Spec.InitContainers[0].Image; got != cfg.Image {
-		t.Errorf("the image is %s", got)
-	}
-	if diff := cmp.Diff([]string{"nametap", "nametap-capture", "prepare", "late"}, names(again.Spec.InitContainers)); diff != "" {
-		t.Error(diff)
-	}
-	if again.Spec.Volumes[0].Name != "data" || len(again.Spec.Volumes) != 4 || again.Annotations["other"] != "x" {
-		t.Errorf("%v %v", again.Spec.Volumes, again.Annotations)
-	}
-	if diff := cmp.Diff(first, injectText(t, first, inject.Config{})); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // TestControlPlaneOfPod checks that the address in the pod's annotation takes precedence, and that nothing else
 // counts as one.
 func TestControlPlaneOfPod(t *testing.T) { // I1

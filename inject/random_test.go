@@ -220,7 +220,7 @@ func valid(t *testing.T, pod corev1.Pod) {
 func TestRandomPods(t *testing.T) { // I1, I2, I3, I14
 	t.Parallel()
 	outcomes := map[inject.Outcome]int{}
-	for seed := range uint64(300) {
+	for seed := range uint64(200) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			p := pods{rand.New(rand.NewPCG(26, seed))} //nolint:gosec // repeatable
 			ns, cfg, before := p.namespace(), p.config(), p.pod()
@@ -268,7 +268,7 @@ func TestRandomPods(t *testing.T) { // I1, I2, I3, I14
 	}
 	t.Logf("%v", outcomes)
 	for _, outcome := range []inject.Outcome{inject.Injected, inject.Skipped, inject.Refused} {
-		if outcomes[outcome] < 30 {
+		if outcomes[outcome] < 20 {
 			t.Errorf("%d pods are %s", outcomes[outcome], outcome)
 		}
 	}
