@@ -61,33 +61,3 @@ func TestServiceImports(t *testing.T) { // D14, D26, D27
 		})
 	}
 }
-
-// TestSameImportsFromAPI checks that ServiceImports in a directory give the same table, byte for byte.
-func TestSameImportsFromAPI(t *testing.T) { // D1, D26, D27
-	t.Parallel()
-	a, dir := fakekube.Start(t), t.TempDir()
-	a.Put(fakekube.Definitions, importDefinition)
-	for path, texts := range map[string][]string{
-		fakekube.ServiceImports: {
-			importYAML("v1alpha1", "web", "type: ClusterSetIP, ips: [10.112.0.1, 'fd00::1'], ports: [{name: http, port: 80}]"),
-			importYAML("v1alpha1", "db", "type: Headless, ports: [{port: 5432}]"),
-		},
-		fakekube.EndpointSlices: {importedSliceYAML("c1", "10.1.0.1"), importedSliceYAML("c2", "10.1.0.2")},
-	} {
-		for i, text := range texts {
-			a.Put(path, text)
-			write(t, dir, fmt.Sprintf("%s-%d.yaml", strings.ReplaceAll(path, "/", "-"), i), text)
-		}
-	}
-	var tables []string
-	for _, cfg := range []Config{{ConfigDir: dir}, onAPI(t, a)} {
-		table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop"})
-		if err != nil || len(errs) > 0 || len(table.GetTable()) != 4 {
-			t.Fatalf("%v: %v, %v", table, errs, err)
-		}
-		tables = append(tables, bytesOf(t, table))
-	}
-	if tables[0] != tables[1] {
-		t.Errorf("another table from the API server: %q\nwant %q", tables[1], tables[0])
-	}
-}
