@@ -110,24 +110,3 @@ func TestMetricsDocument(t *testing.T) {
 		t.Errorf("docs/discovery-reference.md (-registered +documented):\n%s", diff)
 	}
 }
-
-// The help has the flags below headings, in the order in which they are declared.
-func TestHelpIsGrouped(t *testing.T) {
-	var help strings.Builder
-	if code := execute(t.Context(), []string{"nametap-discovery", "--help"}, &help, io.Discard); code != exitOK {
-		t.Fatalf("exit code %d", code)
-	}
-	var lines []string
-	for _, match := range regexp.MustCompile(`(?m)^([A-Z].*):$|^ {6}--([a-z-]+)`).FindAllStringSubmatch(help.String(), -1) {
-		lines = append(lines, match[1]+match[2])
-	}
-	want := []string{
-		"Usage", "Examples", "Commands", "Flags",
-		"Objects", "config-dir", "kubeconfig", "clusters-namespace", "allow-empty", "lease", "cluster-domain", "root-namespace", "state-dir",
-		"Serving, status and logging", "grpc-addr", "tls-addr", "tls-cert", "tls-key", "tls-secret", "tls-ca-configmap", "tls-client-ca", "token-audience", "trust-domain", "cluster-id", "max-clients", "max-clients-per-address", "http-addr", "log-level",
-		"Injection", "inject-addr", "inject-config",
-	}
-	if diff := cmp.Diff(want, lines); diff != "" {
-		t.Errorf("headings and flags (-want +got):\n%s", diff)
-	}
-}
