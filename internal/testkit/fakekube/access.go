@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"syscall"
+	"testing"
 	"time"
 )
 
@@ -83,6 +86,28 @@ func (a *API) listen(address string) net.Listener {
 		a.tb.Fatal(err)
 	}
 	return ln
+}
+
+// reserve returns a local address for the API server. A socket that is bound to it keeps the port until the end of the
+// test, so no other program gets it while the API server is away.
+func reserve(tb testing.TB) string {
+	tb.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = syscall.Close(fd) })
+	// The listener of the API server has this option, too, and so can be bound to the same port.
+	err = errors.Join(syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1),
+		syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	bound, err := syscall.Getsockname(fd)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return fmt.Sprint("127.0.0.1:", bound.(*syscall.SockaddrInet4).Port) //nolint:forcetypeassert // of the socket's family
 }
 
 // admit reports whether a request is served. If not, admit has answered the request.

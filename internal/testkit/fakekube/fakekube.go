@@ -123,7 +123,7 @@ func Start(tb testing.TB) *API {
 		},
 		changed: make(chan struct{}), ended: make(chan struct{}),
 	}
-	a.server = a.serve(a.listen("127.0.0.1:0"))
+	a.server = a.serve(a.listen(reserve(tb)))
 	tb.Cleanup(func() { a.server.Close() })
 	tb.Cleanup(a.EndWatches)
 	return a
