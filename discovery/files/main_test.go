@@ -3,12 +3,10 @@ package files
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestMain(m *testing.M) {
 	wait.Together()
-	goleak.VerifyTestMain(m)
+	m.Run()
 }
