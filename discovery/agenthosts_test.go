@@ -133,35 +133,3 @@ func runAgent(t *testing.T, cfg nds.Config, table *agentTable) (client *nds.Clie
 	t.Cleanup(stop)
 	return client, stop
 }
-
-// C1, D41: an agent to which an address of another family is assigned later is sent another table. That is no
-// difference between replicas.
-func TestFamilyIsAdded(t *testing.T) {
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svc("web", "clusterIPs: [10.0.0.1, 'fd00::1']"))
-	r := start(t, onAPI(t, a))
-	var both atomic.Bool
-	changed := make(chan struct{}, 1)
-	client, _ := runAgent(t, nds.Config{
-		Addr: r.Addr().String(), Changed: changed,
-		Node: nds.Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.9")}},
-		Refresh: func(node nds.Node) (nds.Node, error) {
-			if both.Load() {
-				node.IPs = []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::9")}
-			}
-			return node, nil
-		},
-	}, newAgentTable(t))
-	wait.Until(t, "the agent has a table", func() bool { return client.Status().Digest != "" })
-	first := client.Status().Digest
-	both.Store(true)
-	changed <- struct{}{}
-	wait.Until(t, "the agent has the table of both families", func() bool {
-		s := client.Status()
-		return s.Connected && s.Digest != first
-	})
-	if n := r.metric(t, "replica_differences_total"); n != 0 {
-		t.Errorf("%v differences between replicas are counted, and there is one replica", n)
-	}
-}
