@@ -2,8 +2,6 @@ package discovery
 
 import (
 	"fmt"
-	"io/fs"
-	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -17,7 +15,6 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
-	"github.com/nametap/nametap/examples"
 )
 
 var bothFamilies = hosts.Families{V4: true, V6: true}
@@ -262,35 +259,6 @@ func TestExportTo(t *testing.T) { // D11
 		}
 		if got := strings.Join(sees, " "); got != tt.sees {
 			t.Errorf("%s: seen by %q, want %q", tt.yaml, got, tt.sees)
-		}
-	}
-}
-
-// The order of objects does not change the table.
-func TestOrderDoesNotMatter(t *testing.T) {
-	t.Parallel()
-	var objects []object.Object
-	if err := fs.WalkDir(examples.Files, ".", func(path string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(path, ".yaml") {
-			return err
-		}
-		text, err := fs.ReadFile(examples.Files, path)
-		objects = append(objects, parse(t, string(text))...)
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	key := hosts.View{Namespace: "shop", Families: bothFamilies, VIPs: true}
-	want := ""
-	for range 50 {
-		rand.Shuffle(len(objects), func(i, j int) { objects[i], objects[j] = objects[j], objects[i] })
-		all := allOf(objects)
-		got := bytesOf(t, tableIn(t, all, key))
-		if want == "" {
-			want = got
-		}
-		if got != want {
-			t.Fatal("another order gave another table")
 		}
 	}
 }
