@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -17,13 +16,9 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-const (
-	// maxPending is how many changes may wait before they are merged. Changes wait while the server is not ready, which
-	// may last for days, for example if the server lacks a permission.
-	maxPending = 100
-	// readTimeout bounds how long the Kubernetes API is read for one table.
-	readTimeout = 30 * time.Second
-)
+// maxPending is how many changes may wait before they are merged. Changes wait while the server is not ready, which
+// may last for days, for example if the server lacks a permission.
+const maxPending = 100
 
 // inputs are the configured sources. If several sources have the same object, the object of the first source is used.
 type inputs struct {
@@ -133,15 +128,12 @@ func (in *inputs) collect() source.Reading {
 // same reports whether two lists are in the same memory. If they are, they need not be compared.
 func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// readAll runs the sources until all were read once.
+// readAll runs the sources until all were read once, or ctx ends.
 func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	if in.kube != nil {
-		defer time.AfterFunc(readTimeout, cancel).Stop()
-	}
 	running.Go(func() { in.run(ctx) })
 	for {
 		if r := in.collect(); r.Read {

@@ -24,9 +24,9 @@ type Client struct {
 	Labels map[string]string
 }
 
-// Table reads the objects once. It returns the table of a client that has both address families, and the errors in
-// objects. It writes nothing: it uses the saved VIPs and does not save new ones. If the saved VIPs cannot be read, it
-// returns [ErrVIPs]; a damaged file of VIPs is ignored.
+// Table reads the objects once, and fails if ctx ends before that. It returns the table of a client that has both address
+// families, and the errors in objects. It writes nothing: it uses the saved VIPs and does not save new ones. If the saved
+// VIPs cannot be read, it returns [ErrVIPs]; a damaged file of VIPs is ignored.
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

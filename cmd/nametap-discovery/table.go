@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -43,10 +44,18 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	return cmd
 }
 
+// readTimeout bounds how long the Kubernetes API is read.
+const readTimeout = 30 * time.Second
+
 // printTable prints the table of a client. If documents are broken, it lists their errors and fails, so
 // that a user can check a directory before a rollout.
 func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	cfg := o.server
+	if cfg.Kubernetes != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+	}
 	table, broken, err := discovery.Table(ctx, cfg, o.client)
 	if errors.Is(err, discovery.ErrVIPs) && !o.stateDirGiven {
 		// Checking objects needs no state, and no right to read the state of a server on this
