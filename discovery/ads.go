@@ -29,8 +29,8 @@ import (
 const (
 	// stopGrace bounds how long streams take to end when the server stops.
 	stopGrace = time.Second
-	// connectTimeout bounds the HTTP/2 handshake of a new connection.
-	connectTimeout = 10 * time.Second
+	// connectTimeout bounds the HTTP/2 handshake of a new connection. pingTimeout bounds the answer to a ping.
+	connectTimeout, pingTimeout = 10 * time.Second, 10 * time.Second
 	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
 	maxStreamsPerConn = 16
 	// idleConn is the time after which a connection without a stream is closed.
@@ -64,6 +64,8 @@ type adsServer struct {
 	places *intake.Places // bounds the streams
 	unread *intake.Budget // bounds the requests that were not read
 	memory *memoryLimit
+
+	connectTimeout, pingTimeout time.Duration
 }
 
 // newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
@@ -71,7 +73,7 @@ type adsServer struct {
 func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
-		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress),
+		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), connectTimeout: connectTimeout, pingTimeout: pingTimeout,
 	}
 	s.unread = intake.NewBudget(maxUnread, s.closedForUnread)
 	var err error
@@ -191,13 +193,13 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		// minutes, the server would close their connections.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			Time: 30 * time.Second, Timeout: 10 * time.Second,
+			Time: 30 * time.Second, Timeout: s.pingTimeout,
 			// gRPC varies this by a tenth, so clients that connected together do not reconnect together.
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
 		grpc.ChainStreamInterceptor(s.memory.stream),
-		grpc.ConnectionTimeout(connectTimeout),
+		grpc.ConnectionTimeout(s.connectTimeout),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
 		grpc.MaxHeaderListSize(maxHeaders),

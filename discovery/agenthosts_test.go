@@ -71,7 +71,6 @@ func (a *agentTable) await(t *testing.T, hosts *api.NameTable) {
 // C1, C2, C11, D30, D37: the client in nds receives changes of hosts. After each one it has the table
 // that the table command prints. After a restart it is sent only what differs.
 func TestAgentReceivesChanges(t *testing.T) {
-	t.Parallel()
 	a, _ := exampleObjects(t)
 	cfg := onAPI(t, a)
 	r := start(t, cfg)

@@ -44,7 +44,6 @@ func TestReplicasShareCertificate(t *testing.T) { // D50
 
 // Flags that contradict each other are refused.
 func TestTLSFlags(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	for _, tt := range []struct {
 		name string

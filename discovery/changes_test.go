@@ -110,7 +110,6 @@ func (c *merging) want(sent, removed string) {
 // TestHostsAreMerged checks that a client that merges hosts is sent the hosts that have changed, and
 // nothing else, also when it connects again, to another server with the same objects.
 func TestHostsAreMerged(t *testing.T) { // D30, D32, D37
-	t.Parallel()
 	for _, variant := range []string{variantSotw, variantDelta} {
 		t.Run(variant, func(t *testing.T) {
 			a := fakekube.Start(t)

@@ -115,7 +115,6 @@ const (
 // N2, N3, N11: the hosts of each kind of object. A host without a usable address is not
 // in the table.
 func TestClaims(t *testing.T) {
-	t.Parallel()
 	type table = map[string]string
 	for _, tt := range []struct {
 		name, yaml string
@@ -196,7 +195,6 @@ func TestClaims(t *testing.T) {
 }
 
 func TestFamiliesAndCapture(t *testing.T) {
-	t.Parallel()
 	yaml := svc("four", "clusterIP: 10.0.0.1") + svc("six", "clusterIP: 'fd00::1'") + svc("dual", "clusterIPs: [10.0.0.2, 'fd00::2']") +
 		svc("db", "clusterIP: None") + slice("db", "s", "{addresses: [10.1.0.1], hostname: db-0}") +
 		entry("e", "hosts: [vip.example.com], resolution: DNS") + entry("f", "hosts: [a.example.com], addresses: [192.0.2.1]")
@@ -227,7 +225,6 @@ func TestFamiliesAndCapture(t *testing.T) {
 }
 
 func TestExportTo(t *testing.T) { // D11
-	t.Parallel()
 	annotated := func(scope string) string {
 		return strings.Replace(svc("web", "clusterIP: 10.0.0.1"), "namespace: shop",
 			"namespace: shop, annotations: {networking.istio.io/exportTo: '"+scope+"'}", 1)

@@ -13,7 +13,6 @@ import (
 // TestReplicasAgree checks that replicas that have seen the same objects in different orders serve the same
 // versions and checksums, and that a client that moves is sent nothing.
 func TestReplicasAgree(t *testing.T) { // D36, D37
-	t.Parallel()
 	a := fakekube.Start(t)
 	for i := range 20 {
 		a.Put(fakekube.Services, svcYAML("shop", fmt.Sprint("s", i), fmt.Sprint("10.0.0.", i+1)))
@@ -55,7 +54,6 @@ func TestReplicasAgree(t *testing.T) { // D36, D37
 // TestReplicasDiffer checks that a client whose last replica had the same objects and another table is
 // counted, logged, and sent what this replica has.
 func TestReplicasDiffer(t *testing.T) { // D41
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	log := testlog.New(t)

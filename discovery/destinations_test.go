@@ -45,7 +45,6 @@ func destinationsIn(t *testing.T, cfg Config, client Client) map[string]string {
 // E6: the hosts of ServiceEntries have where connections to their VIPs lead, from files as from the API
 // server. Clients without VIPs get none of this.
 func TestDestinations(t *testing.T) {
-	t.Parallel()
 	a, dir := fakekube.Start(t), t.TempDir()
 	write(t, dir, "entries.yaml", strings.Join(destinationEntries, ""))
 	a.Put(fakekube.Definitions, entryDefinition)

@@ -34,7 +34,6 @@ func nextHosts(t *testing.T, c client) string {
 // TestDefaultExportTo checks that the default of the mesh says which namespaces see the Services and
 // ServiceEntries without an exportTo, that clients follow its changes.
 func TestDefaultExportTo(t *testing.T) { // D1, D11
-	t.Parallel()
 	const all, own, none = "all.data db.data ext.example.com open.example.com web.shop", "all.data open.example.com web.shop", "all.data open.example.com"
 	scopes := []struct{ scope, want string }{{".", own}, {"*", all}, {"~", none}, {"shop", all}, {"other,.", own}}
 	a := fakekube.Start(t)
@@ -68,7 +67,6 @@ func TestDefaultExportTo(t *testing.T) { // D1, D11
 // TestRootNamespace checks that the default Sidecar is in the root namespace of the mesh's
 // settings, or else of the flag.
 func TestRootNamespace(t *testing.T) { // D12
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, strings.Replace(entryDefinition, "serviceentries", "sidecars", 1))
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))

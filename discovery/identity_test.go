@@ -110,7 +110,6 @@ func pairOf(t *testing.T, authority *fakexds.Authority) *tls.Certificate {
 // TestIdentity checks which clients get a table; a client that may connect gets the table of its
 // identity's namespace. Each token is reviewed once.
 func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48, D49, D66
-	t.Parallel()
 	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	s.api.SetToken("other audience", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"api"}})
 	s.api.SetToken("expired", fakekube.Token{Error: "service account token has expired"})
@@ -173,7 +172,6 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48, D49, D66
 // TestTokensCannotBeReviewed checks that a client that is known connects while the API server is away. A new client gets
 // an error that tells it to retry, with the rule that is missing.
 func TestTokensCannotBeReviewed(t *testing.T) { // D49
-	t.Parallel()
 	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	r := s.as(t, s.authority, &bearer{"good", ""}, nil)
 	openDelta(t, r, node(t, "shop"), nil).next()
@@ -242,7 +240,6 @@ func (r running) accepted(t *testing.T) bool {
 
 // D46: a certificate of another authority does not get as far as a stream.
 func TestStranger(t *testing.T) {
-	t.Parallel()
 	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	stranger := fakexds.NewAuthority(t, serverName, "spiffe://cluster.local/ns/shop/sa/web")
 	if s.as(t, s.authority, nil, pairOf(t, stranger)).accepted(t) {
@@ -252,7 +249,6 @@ func TestStranger(t *testing.T) {
 
 // D51: plaintext is for this host unless asked otherwise.
 func TestPlaintextIsLocal(t *testing.T) {
-	t.Parallel()
 	if got := DefaultConfig().GRPCAddr; got != "localhost:15010" {
 		t.Errorf("%q", got)
 	}

@@ -16,7 +16,6 @@ import (
 // The tables are the same as istiod's, recorded for the same objects, except for the
 // values of automatic VIPs.
 func TestSameAsIstiod(t *testing.T) {
-	t.Parallel()
 	objects, err := os.ReadFile(filepath.Join("testdata", "istiod", "objects.yaml"))
 	if err != nil {
 		t.Fatal(err)

@@ -64,7 +64,6 @@ func exampleObjects(t *testing.T) (a *fakekube.API, dir string) {
 // TestSameTableFromAPI checks that the same objects give the same table, byte for byte, from files,
 // from the API server, and from both.
 func TestSameTableFromAPI(t *testing.T) { // D1
-	t.Parallel()
 	a, dir := exampleObjects(t)
 	files, fromAPI := Config{ConfigDir: dir}, onAPI(t, a)
 	both := fromAPI
@@ -179,7 +178,6 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 // TestDirectoryBeforeAPI checks that an object in the directory is used instead of the same one of
 // the API server.
 func TestDirectoryBeforeAPI(t *testing.T) { // D1
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Put(fakekube.Services, svcYAML("shop", "api", "10.0.0.2"))

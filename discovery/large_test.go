@@ -21,7 +21,6 @@ func list(n int, format string, args ...any) string {
 
 // D64: a host of several objects is bounded, too. It is left out, and named, until it has less.
 func TestLargeHost(t *testing.T) {
-	t.Parallel()
 	a, log := fakekube.Start(t), testlog.New(t)
 	a.Put(fakekube.Definitions, entryDefinition)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))

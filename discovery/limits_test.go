@@ -30,7 +30,6 @@ import (
 // D62: clients in plaintext, and of one namespace, leave places to others. The log
 // says which one was refused, and why.
 func TestPlaces(t *testing.T) {
-	t.Parallel()
 	s := startSecuredWith(t, func(_ *fakekube.API, cfg *Config) {
 		cfg.GRPCAddr, cfg.MaxClients, cfg.MaxClientsPerAddress = "127.0.0.1:0", 4, 100
 	})
@@ -66,7 +65,6 @@ func TestPlaces(t *testing.T) {
 // D61: a message that is not sent in full is held within the budget of its address, whatever its length, and what a client
 // says goes to the log in part only.
 func TestLongMessages(t *testing.T) {
-	t.Parallel()
 	dir, log := t.TempDir(), testlog.New(t)
 	write(t, dir, "a.yaml", svc("web", "clusterIP: 10.0.0.1"))
 	r := start(t, Config{ConfigDir: dir, Logger: log.Logger()})
@@ -111,7 +109,6 @@ func TestLongMessages(t *testing.T) {
 // TestClientThatAsksAndDoesNotRead checks that clients that ask for their table again and again, or acknowledge
 // pushes that they have not read, and never read one, do not delay others.
 func TestClientThatAsksAndDoesNotRead(t *testing.T) { // D33
-	t.Parallel()
 	const slow = 8
 	names := make([]string, 4000) // more than the buffers of a connection hold
 	for i := range names {
@@ -150,7 +147,6 @@ func TestClientThatAsksAndDoesNotRead(t *testing.T) { // D33
 // Clients may ping every 10 s, as Istio's agent can be configured to, and the client of
 // an old connection is asked to connect again.
 func TestConnectionAge(t *testing.T) {
-	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true, MaxConnectionAge: 100 * time.Millisecond})
 	var dials atomic.Int64
 	conn, err := grpc.NewClient(r.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()),

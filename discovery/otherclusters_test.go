@@ -188,7 +188,6 @@ func (f *fleet) served(r running, cluster string) {
 // TestTokenOfAnotherCluster checks that the API server of a client's own cluster reviews its token, and
 // that no client gets the table of another cluster.
 func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
-	t.Parallel()
 	east := fakekube.Start(t)
 	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
 	east.SetToken("theirs", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})

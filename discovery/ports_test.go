@@ -87,7 +87,6 @@ func onPorts(t *testing.T) (files, fromAPI Config) {
 // TestPorts checks that the entries of Services have their ports, and entries of headless Services
 // the ports of their endpoints, from files as from the API server.
 func TestPorts(t *testing.T) { // D1, D21, D22
-	t.Parallel()
 	files, fromAPI := onPorts(t)
 	for name, cfg := range map[string]Config{"files": files, "API": fromAPI} {
 		t.Run(name, func(t *testing.T) {
@@ -116,7 +115,6 @@ func TestPorts(t *testing.T) { // D1, D21, D22
 // TestPortsOfPods checks the ports of a headless Service without slices: the number of a targetPort
 // counts, and a name does not, because only containers have its number.
 func TestPortsOfPods(t *testing.T) { // D22
-	t.Parallel()
 	table := tableIn(t, allOf(parse(t, svc("db", "clusterIP: None, selector: {app: db}, "+
 		"ports: [{name: sql, port: 5432, targetPort: 15432}, {name: http, port: 80}, {name: admin, port: 81, targetPort: admin}]")+
 		podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready))), hosts.View{Namespace: "shop", Families: bothFamilies})
@@ -127,7 +125,6 @@ func TestPortsOfPods(t *testing.T) { // D22
 
 // TestPortsOfFamily checks that a client with one family gets the ports of endpoints of that family.
 func TestPortsOfFamily(t *testing.T) { // D22
-	t.Parallel()
 	all := allOf(parse(t, svc("db", "clusterIP: None")+
 		portSlice("db", "four", "{name: sql, port: 5432}", "{addresses: [10.1.0.1]}, {addresses: [10.1.0.2]}")+
 		portSlice("db", "more", "{name: sql, port: 5432}, {name: http, port: 80}", "{addresses: [10.1.0.3]}")+
@@ -145,7 +142,6 @@ func TestPortsOfFamily(t *testing.T) { // D22
 // TestServiceRecords checks the way from objects at the API server to the answers of an agent: SRV
 // records, their targets, and the names of endpoints.
 func TestServiceRecords(t *testing.T) { // D9, D21, D22
-	t.Parallel()
 	_, fromAPI := onPorts(t)
 	r := start(t, fromAPI)
 	ask := newAgent(t, r)

@@ -27,7 +27,6 @@ func scoped() string {
 
 // TestSidecars checks which hosts a workload with the label app: web of namespace shop sees.
 func TestSidecars(t *testing.T) { // D12
-	t.Parallel()
 	const db, web, api, cache, external, wild = "db-0.db.data db.data", "web.shop", "api.shop", "cache.data", "a.Example.com", "*.wild.example.com"
 	for _, tt := range []struct{ name, sidecars, want string }{
 		{"none", "", join(wild, external, api, cache, db, web)},
@@ -65,7 +64,6 @@ func join(hosts ...string) string { return strings.Join(hosts, " ") }
 // TestSidecarChanges checks that a connected client follows the Sidecars of the API server: one that
 // selects it is created, changed, hidden by an older one, and deleted.
 func TestSidecarChanges(t *testing.T) { // D12, D14
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 	a.Put(fakekube.Services, svcYAML("data", "db", "10.0.0.2"))

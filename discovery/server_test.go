@@ -30,7 +30,6 @@ func open(t *testing.T, variant string, r running, n *corev3.Node) client {
 
 // C2, N7: both variants give the same bytes, also after a restart.
 func TestSameTableEverywhere(t *testing.T) {
-	t.Parallel()
 	dir := unpack(t, examples.Files)
 	want := ""
 	for range 2 {
@@ -104,7 +103,6 @@ func TestLiveEdit(t *testing.T) {
 
 // An incremental client that connects again with the version of its table is not sent it again. It always gets an answer.
 func TestDeltaResumes(t *testing.T) {
-	t.Parallel()
 	r := start(t, Config{ConfigDir: unpack(t, examples.Files)})
 	first := openDelta(t, r, node(t, "a"), nil).next()
 	versions := map[string]string{}
@@ -121,7 +119,6 @@ func TestDeltaResumes(t *testing.T) {
 }
 
 func TestBadNodes(t *testing.T) {
-	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	good := node(t, "a")
 	booleans := node(t, "a")
@@ -145,7 +142,6 @@ func TestBadNodes(t *testing.T) {
 }
 
 func TestRunErrors(t *testing.T) {
-	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 
 // A new server has no last good form, so the broken object is left out.
 func TestBrokenAtStartIsLeftOut(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "sub/a.yaml", svc("web", "clusterIP: x")+svc("cart", "clusterIP: 10.0.0.1"))
 	write(t, dir, "b.yaml", svc("cart", "clusterIP: 10.0.0.2"))

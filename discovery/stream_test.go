@@ -13,7 +13,6 @@ import (
 // Istio's agent forwards the subscriptions of its Envoy on the same stream. They are not
 // answered, and do not affect name tables.
 func TestOtherTypesAreNotAnswered(t *testing.T) {
-	t.Parallel()
 	const clusters = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	stream, err := r.dial(t).StreamAggregatedResources(t.Context())
@@ -33,7 +32,6 @@ func TestOtherTypesAreNotAnswered(t *testing.T) {
 // D35: a client that does not merge, and gets an empty table, gets one without a name. Its stream ends when the server
 // stops.
 func TestStopEndsStreams(t *testing.T) {
-	t.Parallel()
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
 	c := openDelta(t, r, node(t, "shop"), nil)
 	if p := c.next(); len(p.tables) != 1 || p.tables[""] == nil || len(p.tables[""].GetTable()) != 0 {
@@ -47,7 +45,6 @@ func TestStopEndsStreams(t *testing.T) {
 
 // Istio's agent gets one table, in both variants.
 func TestTableOfIstioAgent(t *testing.T) { // D35
-	t.Parallel()
 	data, err := os.ReadFile(filepath.Join("testdata", "istiod", "agent-node.json"))
 	if err != nil {
 		t.Fatal(err)

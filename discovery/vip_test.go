@@ -44,7 +44,6 @@ func colliding(n int) []string {
 // D54: a client gets automatic VIPs if it asks for them and does not say that it does not
 // capture DNS. For other clients a host without an address is not in the table.
 func TestAutoAllocateMetadata(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir, "e.yaml", vipEntry("a.example.com")+entry("e", "hosts: [b.example.com], addresses: [192.0.2.1]"))
 	r := start(t, Config{ConfigDir: dir})
@@ -71,7 +70,6 @@ func TestAutoAllocateMetadata(t *testing.T) {
 // ServiceEntry are used as long as the entry is eligible for them, and that no other host gets one
 // of them.
 func TestStatusAddresses(t *testing.T) { // D10
-	t.Parallel()
 	status := func(host string, addrs ...string) string {
 		var list []string
 		for _, a := range addrs {
