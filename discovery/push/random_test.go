@@ -192,7 +192,12 @@ func TestClientsKeepUp(t *testing.T) { // C3, D12, D30, D32, D33, D35, D37, D41
 			}
 		}
 		for step := range 200 {
-			s.updateAll(t, randomChange(r), randomChange(r))
+			s.updateAll(t, randomChange(r), randomChange(r), randomChange(r))
+			for _, k := range all {
+				if a := k.shown(); !k.pending && !a.Current && a.State != StateRejected {
+					t.Errorf("seed %d, step %d: a client is behind, and is sent nothing: %+v", seed, step, a)
+				}
+			}
 			for range r.IntN(6) {
 				k := all[r.IntN(len(all))]
 				switch n := r.IntN(8); {
