@@ -31,7 +31,6 @@ func (r reading) settings() *object.Mesh {
 // D11, D18: the settings of the mesh come from the ConfigMap. A broken one is named, and its last
 // good form stays.
 func TestMeshSettings(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.ConfigMaps, strings.Replace(mesh("rootNamespace: elsewhere"), "name: istio,", "name: another,", 1))
 	s := start(t, a)
@@ -85,7 +84,6 @@ func TestMeshSettings(t *testing.T) {
 
 // D18: settings that are broken from the start are named, and nothing is served, since they may hide hosts.
 func TestMeshSettingsBrokenAtStart(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['.', '!']", "discoverySelectors: [{matchLabels: {mesh: enabled}}]"))
 	a.Put(fakekube.Services, service("web", "10.96.0.1"))
@@ -101,7 +99,6 @@ func TestMeshSettingsBrokenAtStart(t *testing.T) {
 
 // D18: settings that are broken from the start and are deleted hide nothing any more.
 func TestBrokenMeshSettingsDeleted(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['!']"))
 	s := start(t, a)

@@ -15,7 +15,6 @@ import (
 // I16: labels and annotations of namespaces are followed. The API server is asked for one that is not
 // known yet.
 func TestNamespaces(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	put := func(mode string) {
 		a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: shop, labels: {a: b}, annotations: {nametap.dev/mode: "+mode+", kubectl.kubernetes.io/last-applied-configuration: '{}'}}\n")

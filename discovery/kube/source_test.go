@@ -121,7 +121,6 @@ func (r *running) want(objects ...string) reading {
 // D6, D7, D8: of EndpointSlices, only slices of headless Services and slices written by
 // other controllers are read. Nothing else is requested.
 func TestRequests(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, headless)
 	a.Put(fakekube.Services, service("web", "10.96.0.1"))
@@ -142,7 +141,6 @@ func TestRequests(t *testing.T) {
 // D14: a custom resource whose definition is missing is no error. It is read as soon as it is
 // installed, and its objects end with it.
 func TestLateDefinition(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	s := start(t, a)
 	s.want()
@@ -188,21 +186,20 @@ func TestForbidden(t *testing.T) {
 		r := s.Read()
 		return len(r.Objects) == 1 && strings.Contains(r.Waiting, "services cannot be read: ") && strings.Contains(r.Waiting, "refused")
 	})
-	wait.Until(t, "the log names the resource", func() bool { return s.log.Count("cannot read from the Kubernetes API", "what=services") == 1 })
+	wait.Until(t, "the log names the resource", func() bool { return s.log.Count("cannot read from the Kubernetes API", "what=services") > 0 })
 	a.Put(fakekube.Services, headless)
 	a.Refuse(fakekube.Services, 0)
 	s.want("EndpointSlice shop/db-1", "Service shop/db")
-	if i := slices.IndexFunc(s.Status(), func(st source.Status) bool {
-		return st.Failure != "" || !st.Synced || st.Heard.IsZero() && st.Objects > 0
-	}); i >= 0 {
-		t.Errorf("%+v", s.Status()[i])
-	}
+	wait.Until(t, "no resource fails", func() bool {
+		return !slices.ContainsFunc(s.Status(), func(st source.Status) bool {
+			return st.Failure != "" || !st.Synced || st.Heard.IsZero() && st.Objects > 0
+		})
+	})
 }
 
 // D18: what is wrong with an object is named and left out, so that its form depends on the object alone: a replica
 // that has seen it when it was good has the same one as a replica that starts later.
 func TestBrokenObject(t *testing.T) {
-	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Definitions, definition)
 	const good = "hosts: [api.example.com, b.example.com], addresses: [192.0.2.1, 192.0.2.2], resolution: DNS, exportTo: ['.', other]"
@@ -266,5 +263,5 @@ func TestRelist(t *testing.T) {
 	if got := r.Objects[0].Service.ClusterIPs[0].String(); got != "10.96.0.3" {
 		t.Errorf("kept has the address %s", got)
 	}
-	wait.Until(t, "the log of the recovery", func() bool { return s.log.Count("reading from the Kubernetes API again", "what=services") == 1 })
+	wait.Until(t, "the log of the recovery", func() bool { return s.log.Count("reading from the Kubernetes API again", "what=services") > 0 })
 }
