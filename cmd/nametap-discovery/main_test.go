@@ -21,7 +21,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
 	testscript.Main(m, map[string]func(){"nametap-discovery": main})
 }
 
