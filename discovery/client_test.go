@@ -163,8 +163,8 @@ type client interface {
 	state() map[string]*api.NameTable
 	// err waits for the end of the stream.
 	err() error
-	// served reports whether a push arrived, and the stream did not end instead.
-	served() bool
+	// first waits for a push or the end of the stream.
+	first() pushed
 	// nack makes the client reject the next push.
 	nack()
 	// expect sets what the test says if no push arrives.
@@ -216,9 +216,9 @@ func (s *stream) err() error {
 	return p.end
 }
 
-func (s *stream) served() bool {
+func (s *stream) first() pushed {
 	s.t.Helper()
-	return wait.For(s.t, "a push, or the end of the stream", s.pushes).end == nil
+	return wait.For(s.t, "a push, or the end of the stream", s.pushes)
 }
 
 func errorDetail(refuse bool) *status.Status {
@@ -230,7 +230,7 @@ func errorDetail(refuse bool) *status.Status {
 
 type sotwClient struct{ *stream }
 
-func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
+func openSotw(t *testing.T, r running, n *corev3.Node) client {
 	t.Helper()
 	str, err := r.dial(t).StreamAggregatedResources(t.Context())
 	if err != nil {
@@ -243,11 +243,11 @@ func openSotw(t *testing.T, r running, n *corev3.Node, names ...string) client {
 		if !refuse {
 			accepted, s.tables = resp.GetVersionInfo(), p.tables
 		}
-		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, ResourceNames: names, VersionInfo: accepted,
+		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, VersionInfo: accepted,
 			ResponseNonce: resp.GetNonce(), ErrorDetail: errorDetail(refuse)})
 	}
 	// io.EOF means that the server has ended the stream; the reason comes from receiving.
-	req := &discoveryv3.DiscoveryRequest{Node: n, TypeUrl: typeURL, ResourceNames: names}
+	req := &discoveryv3.DiscoveryRequest{Node: n, TypeUrl: typeURL}
 	if err := str.Send(req); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}

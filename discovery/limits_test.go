@@ -36,12 +36,10 @@ func TestPlaces(t *testing.T) {
 	s.api.SetToken("data", fakekube.Token{User: "system:serviceaccount:data:db", Audiences: []string{"istio-ca"}})
 	want := func(r running, namespace, refusal string) {
 		t.Helper()
-		c := openSotw(t, r, node(t, namespace))
-		if refusal == "" {
-			c.next()
+		err := reviewed(func() client { return openSotw(t, r, node(t, namespace)) }).end
+		if refusal == "" && err == nil {
 			return
 		}
-		err := c.err()
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), refusal) {
 			t.Errorf("got %v, want ResourceExhausted with %q", err, refusal)
 		}

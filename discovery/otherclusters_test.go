@@ -181,7 +181,7 @@ func TestClusterIsDown(t *testing.T) { // D17, D28
 func (f *fleet) served(r running, cluster string) {
 	f.t.Helper()
 	wait.Until(f.t, "a client of "+cluster+" is served", func() bool {
-		return openDelta(f.t, r, node(f.t, "shop", "CLUSTER_ID", cluster), nil).served()
+		return openDelta(f.t, r, node(f.t, "shop", "CLUSTER_ID", cluster), nil).first().end == nil
 	})
 }
 
@@ -211,14 +211,16 @@ func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
 		{"claims the own cluster", "theirs", "east", "mine", codes.PermissionDenied, `claims the cluster "mine"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := openDelta(t, s.as(t, s.authority, &bearer{tt.token, tt.cluster}, nil), node(t, "shop", "CLUSTER_ID", tt.claimed), nil)
-			if tt.code == codes.OK {
-				if got := merged(t, c.next().tables).GetTable()["web.shop.svc.cluster.local"].GetIps(); len(got) != 1 || got[0] != tt.want {
+			got := reviewed(func() client {
+				return openDelta(t, s.as(t, s.authority, &bearer{tt.token, tt.cluster}, nil), node(t, "shop", "CLUSTER_ID", tt.claimed), nil)
+			})
+			if tt.code == codes.OK && got.end == nil {
+				if got := merged(t, got.tables).GetTable()["web.shop.svc.cluster.local"].GetIps(); len(got) != 1 || got[0] != tt.want {
 					t.Errorf("web has the addresses %v, want %s", got, tt.want)
 				}
 				return
 			}
-			if err := c.err(); status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
+			if err := got.end; status.Code(err) != tt.code || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%v, want %s with %q", err, tt.code, tt.want)
 			}
 		})
