@@ -24,23 +24,31 @@ type fakeClient struct {
 // join opens a session of a client in a namespace; merge is what it merges.
 func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
 	tb.Helper()
-	return joinWith(tb, s, variantDelta, "", map[string]any{"NAMESPACE": namespace, metaMerge: merge})
+	return joining{variant: variantDelta, metadata: map[string]any{"NAMESPACE": namespace, metaMerge: merge}}.join(tb, s)
 }
 
-// joinWith opens a session of a client that has a version of the table, and metadata with its namespace.
-func joinWith(tb testing.TB, s *Service, variant, version string, metadata map[string]any) *fakeClient {
+// A joining is what a client says when it joins.
+type joining struct {
+	variant  string
+	version  string         // of the table that it has
+	metadata map[string]any // with its namespace
+}
+
+// join opens a session.
+func (j joining) join(tb testing.TB, s *Service) *fakeClient {
 	tb.Helper()
+	metadata := j.metadata
 	metadata["INSTANCE_IPS"] = "10.0.0.1,fd00::1"
 	meta, err := structpb.NewStruct(metadata)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	c := &fakeClient{tb: tb}
-	c.session = &session{service: s, variant: variant, send: c.receive, connected: s.tables.elapsed()}
+	c.session = &session{service: s, variant: j.variant, send: c.receive, connected: s.tables.elapsed()}
 	c.timeout = time.AfterFunc(time.Hour, func() {})
 	s.streams.add(c.session)
 	node := &corev3.Node{Id: fmt.Sprintf("sidecar~10.0.0.1~web-0.%s~x", metadata["NAMESPACE"]), Metadata: meta}
-	if err := c.handle(&Request{node: node, typeURL: TypeURL, version: version, delta: c.delta()}); err != nil {
+	if err := c.handle(&Request{node: node, typeURL: TypeURL, version: j.version, delta: c.delta()}); err != nil {
 		tb.Fatal(err)
 	}
 	return c

@@ -43,7 +43,7 @@ func (k *keeper) connect(s *Service, nonsense bool) {
 		}
 		meta[metaHosts] = base64.StdEncoding.EncodeToString(digests)
 	}
-	k.fakeClient = joinWith(k.tb, s, k.variant, k.version, meta)
+	k.fakeClient = joining{k.variant, k.version, meta}.join(k.tb, s)
 }
 
 // sums returns the checksum of each shard.
