@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -75,28 +74,21 @@ type API struct {
 	tb     testing.TB
 	server *httptest.Server
 
-	mu             sync.Mutex
-	objects        map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
-	changes        []change                                         // all changes; the version of an object is the number of its last change, from 1
-	oldest         int                                              // watches cannot continue from versions that are older than this one
-	changed        chan struct{}                                    // closed at the next change
-	ended          chan struct{}                                    // closed by EndWatches
-	refused        map[string]int                                   // the status of requests for a path
-	requests       map[string]bool                                  // the paths of all requests
-	lists          map[string]int                                   // how many watches began with all objects, by path
-	watches        int                                              // number of watches that have begun
-	stalledWatches int                                              // the watches with numbers up to this one send nothing any more
-	tokens         map[string]Token
-	reviews        int
-	reviewed       time.Duration        // how long a review takes
-	busy           int                  // reviews in flight
-	busiest        int                  // the most reviews in flight at a time
-	writeCounts    map[string]int       // the result of Writes
-	heldWrites     int                  // how many more writing requests have to arrive before the waiting requests go on
-	released       chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
-	clockLead      time.Duration        // how far the clock is ahead
-	required       string               // token that requests must have; empty for none
-	versions       map[string][]Version // of the groups of custom resources
+	mu          sync.Mutex
+	objects     map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
+	changes     []change                                         // all changes; the version of an object is the number of its last change, from 1
+	oldest      int                                              // watches cannot continue from versions that are older than this one
+	changed     chan struct{}                                    // closed at the next change
+	ended       chan struct{}                                    // closed by EndWatches
+	refused     map[string]int                                   // the status of requests for a path
+	requests    map[string]bool                                  // the paths of all requests
+	lists       map[string]int                                   // how many watches began with all objects, by path
+	tokens      map[string]Token
+	writeCounts map[string]int       // the result of Writes
+	heldWrites  int                  // how many more writing requests have to arrive before the waiting requests go on
+	released    chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
+	required    string               // token that requests must have; empty for none
+	versions    map[string][]Version // of the groups of custom resources
 }
 
 // A Token is the result of the review of a token.
@@ -199,14 +191,6 @@ func (a *API) undo(n int) {
 	a.oldest = len(a.changes)
 }
 
-// StallWatches makes the open watches send nothing any more, as behind a proxy that holds events back. The watches
-// stay open. Watches that begin later are not affected.
-func (a *API) StallWatches() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.stalledWatches = a.watches
-}
-
 func (a *API) changeLocked(c change) {
 	a.changes = append(a.changes, c)
 	close(a.changed)
@@ -219,13 +203,6 @@ func (a *API) Refuse(path string, status int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refused[path] = status
-}
-
-// SetClock makes the clock of the API server differ from the clock of this machine.
-func (a *API) SetClock(lead time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.clockLead = lead
 }
 
 // EndWatches ends all watches. Clients begin new ones.
@@ -257,27 +234,6 @@ func (a *API) SetToken(token string, t Token) {
 	a.tokens[token] = t
 }
 
-// Reviews returns the number of reviews so far.
-func (a *API) Reviews() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.reviews
-}
-
-// SetReviewTime sets how long a review of a token takes.
-func (a *API) SetReviewTime(takes time.Duration) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reviewed = takes
-}
-
-// BusiestReviews returns the largest number of reviews that were in flight at a time.
-func (a *API) BusiestReviews() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.busiest
-}
-
 // serveReview reviews a token. Like the API server, it returns those audiences of the token that
 // the review names. It refuses a token that has none of them.
 func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
@@ -291,18 +247,7 @@ func (a *API) serveReview(w http.ResponseWriter, r *http.Request) {
 		a.tb.Error(err)
 	}
 	a.mu.Lock()
-	a.reviews++
-	a.busy++
-	a.busiest = max(a.busiest, a.busy)
 	token, known := a.tokens[review.Spec.Token]
-	takes := a.reviewed
-	a.mu.Unlock()
-	select {
-	case <-time.After(takes):
-	case <-r.Context().Done():
-	}
-	a.mu.Lock()
-	a.busy--
 	a.mu.Unlock()
 	audiences := slices.DeleteFunc(slices.Clone(token.Audiences), func(audience string) bool { return !slices.Contains(review.Spec.Audiences, audience) })
 	result := map[string]any{"authenticated": true, "audiences": audiences, "user": map[string]any{"username": token.User}}
@@ -325,9 +270,6 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
-	if a.clockLead != 0 {
-		w.Header().Set("Date", time.Now().Add(a.clockLead).UTC().Format(http.TimeFormat))
-	}
 	status := a.refused[r.URL.Path]
 	a.mu.Unlock()
 	group, isGroup := a.groupOf(r.URL.Path)
@@ -388,11 +330,9 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	encoder := json.NewEncoder(w)
 	a.mu.Lock()
 	ended := a.ended
-	a.watches++
-	number := a.watches
 	events, next := a.firstLocked(r, selects)
 	for {
-		for ; next < len(a.changes) && number > a.stalledWatches; next++ {
+		for ; next < len(a.changes); next++ {
 			if e, ok := a.changes[next].event(next+1, watched.resource, selects); ok {
 				events = append(events, e)
 			}
