@@ -29,8 +29,8 @@ import (
 const (
 	// stopGrace bounds how long streams take to end when the server stops.
 	stopGrace = time.Second
-	// connectTimeout bounds the HTTP/2 handshake of a new connection. pingTimeout bounds the answer to a ping.
-	connectTimeout, pingTimeout = 10 * time.Second, 10 * time.Second
+	// patience bounds the HTTP/2 handshake of a new connection, and the answer to a ping.
+	patience = 10 * time.Second
 	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
 	maxStreamsPerConn = 16
 	// idleConn is the time after which a connection without a stream is closed.
@@ -61,11 +61,10 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // limits the log lines about clients that are refused
 
-	places *intake.Places // bounds the streams
-	unread *intake.Budget // bounds the requests that were not read
-	memory *memoryLimit
-
-	connectTimeout, pingTimeout time.Duration
+	places   *intake.Places // bounds the streams
+	unread   *intake.Budget // bounds the requests that were not read
+	memory   *memoryLimit
+	patience time.Duration // the constant of this name, longer in tests
 }
 
 // newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
@@ -73,7 +72,7 @@ type adsServer struct {
 func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
-		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), connectTimeout: connectTimeout, pingTimeout: pingTimeout,
+		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), patience: patience,
 	}
 	s.unread = intake.NewBudget(maxUnread, s.closedForUnread)
 	var err error
@@ -193,13 +192,13 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		// minutes, the server would close their connections.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			Time: 30 * time.Second, Timeout: s.pingTimeout,
+			Time: 30 * time.Second, Timeout: s.patience,
 			// gRPC varies this by a tenth, so clients that connected together do not reconnect together.
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
 		grpc.ChainStreamInterceptor(s.memory.stream),
-		grpc.ConnectionTimeout(s.connectTimeout),
+		grpc.ConnectionTimeout(s.patience),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
 		grpc.MaxHeaderListSize(maxHeaders),

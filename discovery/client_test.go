@@ -76,7 +76,7 @@ func startUnready(t *testing.T, cfg Config) running {
 	if err != nil {
 		t.Fatalf("New: %v", err)
 	}
-	s.ads.connectTimeout, s.ads.pingTimeout = time.Hour, time.Hour
+	s.ads.patience = time.Hour
 	return run(t, s)
 }
 

@@ -44,16 +44,13 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	return cmd
 }
 
-// readTimeout bounds how long the Kubernetes API is read.
-const readTimeout = 30 * time.Second
-
 // printTable prints the table of a client. If documents are broken, it lists their errors and fails, so
 // that a user can check a directory before a rollout.
 func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
 	cfg := o.server
 	if cfg.Kubernetes != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, readTimeout)
+		ctx, cancel = context.WithTimeout(ctx, 30*time.Second) // the API server may be away
 		defer cancel()
 	}
 	table, broken, err := discovery.Table(ctx, cfg, o.client)
