@@ -32,7 +32,9 @@ func TestReplicasShareCertificate(t *testing.T) { // D50
 		if !r.presents(t, a.roots("data"), leaf) {
 			t.Errorf("replica %d presents another certificate", i)
 		}
-		openDelta(t, r.as(a.roots("shop")), node(t, "shop"), nil).next()
+		if p := reviewed(func() client { return openDelta(t, r.as(a.roots("shop")), node(t, "shop"), nil) }); p.end != nil {
+			t.Errorf("replica %d: %v", i, p.end)
+		}
 	}
 	if !slices.Equal(leaf.DNSNames, sharedNames()) {
 		t.Errorf("the certificate is for %q, want %q", leaf.DNSNames, sharedNames())

@@ -182,12 +182,12 @@ func TestIdentity(t *testing.T) { // D44, D45, D46, D47, D48, D66
 func TestTokensCannotBeReviewed(t *testing.T) { // D49
 	s := startSecuredWith(t, func(*fakekube.API, *Config) {})
 	r := s.as(t, s.authority, &bearer{"good", ""}, nil)
-	known := func() client { return openDelta(t, r, node(t, "shop"), nil) }
-	if p := reviewed(known); p.end != nil {
+	connect := func() client { return openDelta(t, r, node(t, "shop"), nil) }
+	if p := reviewed(connect); p.end != nil {
 		t.Fatal(p.end)
 	}
 	s.api.Refuse(fakekube.TokenReviews, http.StatusForbidden)
-	known().next()
+	connect().next()
 	err := reviewed(func() client {
 		return openDelta(t, s.as(t, s.authority, &bearer{"new", ""}, nil), node(t, "shop"), nil)
 	}).end
@@ -228,7 +228,8 @@ func TestStreamEndsWithProof(t *testing.T) { // D46, D49
 					<-stream.Context().Done()
 					return context.Cause(stream.Context())
 				})
-				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "the token or certificate of shop/web ended at "+ends.UTC().Format(time.RFC3339)) {
+				want := "the token or certificate of shop/web ended at " + ends.UTC().Format(time.RFC3339)
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), want) {
 					t.Errorf("%s: %v", name, err)
 				}
 				if !time.Now().Equal(ends) {

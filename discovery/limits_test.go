@@ -253,7 +253,8 @@ func TestMemoryLimit(t *testing.T) {
 	small := newMemoryLimit(100<<10, func() { refused++ }, log.Logger())
 	for range 2 {
 		err := stream(small)
-		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "raise its memory limit (GOMEMLIMIT, or resources.limits.memory of its container)") {
+		const want = "raise its memory limit (GOMEMLIMIT, or resources.limits.memory of its container)"
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v", err)
 		}
 	}

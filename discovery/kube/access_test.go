@@ -24,7 +24,11 @@ func TestRedirection(t *testing.T) { // D23
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = access.config.WrapTransport(redirecting{}).RoundTrip(httptest.NewRequest(http.MethodGet, "https://east.test/", http.NoBody))
+	request := httptest.NewRequest(http.MethodGet, "https://east.test/", http.NoBody)
+	response, err := access.config.WrapTransport(redirecting{}).RoundTrip(request)
+	if err == nil {
+		_ = response.Body.Close()
+	}
 	if err == nil || !strings.Contains(err.Error(), `east.test redirects to "http://other.test/"`) {
 		t.Errorf("got %v", err)
 	}
