@@ -45,6 +45,7 @@ shop         enabled    true         -           winselector  skipped   for Wind
 shop         enabled    true         -           winaffinity  skipped   for Windows
 shop         enabled    true         -           betaselector skipped  for Windows
 shop         enabled    true         -           betaaffinity skipped  for Windows
+shop         enabled    true         -           notaffinity  injected  the pod has the label nametap.dev/inject: "true"
 shop         enabled    true         -           anyaffinity  injected  the pod has the label nametap.dev/inject: "true"
 shop         enabled    -            -           hand         skipped   and no annotation nametap.dev/status
 shop         enabled    true         -           hand         skipped   and no annotation nametap.dev/status
@@ -86,6 +87,7 @@ func TestDecisions(t *testing.T) { // I3
 			"winaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
 			"betaselector": "  nodeSelector: {beta.kubernetes.io/os: windows}\n",
 			"betaaffinity": "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: beta.kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}]}}}\n",
+			"notaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: NotIn, values: [windows]}]}]}}}\n",
 			"anyaffinity":  "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/os, operator: In, values: [windows]}]}, {matchExpressions: [{key: a, operator: Exists}]}]}}}\n",
 			"hand":         "  initContainers: [{name: nametap, image: nametap}]\n",
 		}[other]
