@@ -18,7 +18,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
-	"go.uber.org/goleak"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
@@ -34,8 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
-	goleak.VerifyTestMain(m)
+	wait.Main(m)
 }
 
 // config returns the configuration of an agent on free ports.

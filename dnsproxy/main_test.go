@@ -3,12 +3,9 @@ package dnsproxy_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
-	goleak.VerifyTestMain(m)
+	wait.Main(m)
 }

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // envHang makes this binary a tool that hangs.
@@ -22,7 +21,7 @@ func TestMain(m *testing.M) {
 		_, _ = os.Stdout.WriteString("running\n")
 		select {}
 	}
-	goleak.VerifyTestMain(m)
+	wait.Main(m)
 }
 
 // newSide returns what a backend has if iptables-save prints rules, or cannot read them (an error).

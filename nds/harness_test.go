@@ -14,7 +14,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/goleak"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -30,8 +29,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
-	goleak.VerifyTestMain(m)
+	wait.Main(m)
 }
 
 // harness is a running client of a fake control plane.

@@ -3,7 +3,7 @@ package forward_test
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { wait.Main(m) }

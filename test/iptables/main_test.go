@@ -11,8 +11,6 @@ import (
 	"os/exec"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -44,8 +42,7 @@ func TestMain(m *testing.M) {
 	case os.Getenv(envApply) != "":
 		os.Exit(applyAndEnd(iptables.Backend(os.Getenv(envApply))))
 	}
-	wait.Together()
-	goleak.VerifyTestMain(m)
+	wait.Main(m)
 }
 
 // self returns a command that runs this binary with a variable set. It uses /proc, because

@@ -9,9 +9,13 @@ package wait
 
 import (
 	"flag"
+	"fmt"
+	"os"
 	"strconv"
 	"testing"
 	"time"
+
+	"go.uber.org/goleak"
 )
 
 // Limit is how long a test waits for what must happen: the sum of the pauses between two looks, not a time of the
@@ -25,12 +29,34 @@ const longestPause = 50 * time.Millisecond
 // parallelTests is how many parallel tests run at a time.
 const parallelTests = 8
 
-// Together sets how many parallel tests of a package run at a time. Go's default is the number of processors. More
-// can run, because the tests wait most of the time. TestMain calls Together. `go test -parallel` takes precedence.
+// Main is the TestMain of a package. Several parallel tests run at a time, on any number of processors, because tests
+// wait most of the time; `go test -parallel` takes precedence. Main fails if goroutines are left when the tests have ended.
+func Main(m *testing.M) {
+	Together()
+	code := m.Run()
+	if err := leaks(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Together sets how many parallel tests of a package run at a time. Go's default is the number of processors.
 func Together() {
 	if err := flag.Set("test.parallel", strconv.Itoa(parallelTests)); err != nil {
 		panic(err) // not in a test
 	}
+}
+
+// leaks returns the goroutines that are left. Goroutines that are about to end need a processor for it, so it looks many
+// times: goleak takes a second for each.
+func leaks() (err error) {
+	for range int(Limit / time.Second) {
+		if err = goleak.Find(); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // A TB is the part of [testing.TB] that this package needs. A testscript.TestScript is
