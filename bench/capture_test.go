@@ -1,32 +1,11 @@
 package main
 
 import (
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/nametap/nametap/bench/report"
 )
-
-func TestOneByOne(t *testing.T) {
-	got := oneByOne(`*nat
-:NAMETAP_OUTPUT - [0:0]
--I OUTPUT 1 -p udp -m udp --dport 53 -m comment --comment "nametap: DNS over UDP" -j NAMETAP_OUTPUT
-COMMIT
-*raw
--A NAMETAP_OUTPUT -p udp -j CT --zone-orig 53
-COMMIT
-`)
-	want := [][]string{
-		{"-t", "nat", "-N", "NAMETAP_OUTPUT"},
-		strings.Split("-t,nat,-I,OUTPUT,1,-p,udp,-m,udp,--dport,53,-m,comment,--comment,nametap: DNS over UDP,-j,NAMETAP_OUTPUT", ","),
-		strings.Fields("-t raw -A NAMETAP_OUTPUT -p udp -j CT --zone-orig 53"),
-	}
-	if !slices.EqualFunc(got, want, slices.Equal[[]string]) {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
 
 func TestAskedFigures(t *testing.T) {
 	a := asked{agent: 40 * time.Microsecond, client: 20 * time.Microsecond}

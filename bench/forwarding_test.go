@@ -3,35 +3,11 @@ package main
 import (
 	"errors"
 	"math"
-	"net/netip"
 	"os"
 	"testing"
 
-	"github.com/nametap/nametap/bench/lab"
-
 	"github.com/miekg/dns"
 )
-
-func TestCounter(t *testing.T) {
-	addr, err := lab.FreeAddr(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	u, behind := startTestUpstream(t)
-	c, err := startCounter(addr, behind)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.close()
-	for range 3 {
-		if a := lab.Ask(t.Context(), addr, new(dns.Msg).SetQuestion(lab.ProbeName, dns.TypeA), lab.Patience); a.Failed() {
-			t.Error(a.Outcome())
-		}
-	}
-	if got, asked := c.queries.Load(), u.Asked.Load(); got != 3 || asked != 3 {
-		t.Errorf("%d queries counted, %d arrived, want 3", got, asked)
-	}
-}
 
 func TestParseMetrics(t *testing.T) {
 	text, err := os.ReadFile("testdata/metrics.txt")
@@ -93,31 +69,4 @@ func TestDifference(t *testing.T) {
 	if err := difference(edns, theirs); err != nil {
 		t.Errorf("EDNS, which is between two hops: %v", err)
 	}
-}
-
-func TestExperimentOptions(t *testing.T) {
-	for _, flag := range []string{"-flood", "-capture"} {
-		o, err := parseOptions([]string{flag}, os.Stderr)
-		if err != nil || !o.experiments() {
-			t.Errorf("%s: %+v, %v", flag, o, err)
-		}
-	}
-	if o, err := parseOptions([]string{"-flood", "-push"}, os.Stderr); err == nil {
-		t.Errorf("-flood with -push: %+v", o)
-	}
-}
-
-// startTestUpstream starts an upstream at a free address.
-func startTestUpstream(t *testing.T) (*lab.Upstream, netip.AddrPort) {
-	t.Helper()
-	addr, err := lab.FreeAddr(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	u, err := lab.StartUpstream(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(u.Close)
-	return u, addr
 }
