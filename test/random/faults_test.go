@@ -1,4 +1,4 @@
-package main
+package random
 
 import (
 	"context"
@@ -40,84 +40,53 @@ type serverGroup struct {
 	states []groupState
 }
 
-// A groupState is which servers live from a time on, as bits, and which of these answer over TCP, and to messages that
-// are relayed with EDNS, too.
+// A groupState is which servers live from a time on, as bits, and which of these answer over TCP, too.
 type groupState struct {
-	at                 time.Time
-	alive, whole, edns uint
+	at           time.Time
+	alive, whole uint
 }
 
-// A need is what a query needs of a nameserver, besides that it lives.
-type need struct {
-	except    int // the server that fails for the name, or -1
-	tcp, edns bool
-}
-
-// meets returns which servers have it.
-func (s *groupState) meets(n need) uint {
-	servers := s.alive
-	if n.tcp {
-		servers &= s.whole
-	}
-	if n.edns {
-		servers &= s.edns
-	}
-	if n.except >= 0 {
-		servers &^= 1 << n.except
-	}
-	return servers
-}
+type effects = []fakedns.Effect
 
 // A fault is a way in which a nameserver behaves. One that lives answers a query in the end if it is asked again
 // and again, within a second each time.
 type fault struct {
 	name         string
 	alive, whole bool
-	effects      func(seed uint64) []fakedns.Effect
+	effects      effects
 	rcode        int  // of all replies, unless it is zero
 	plain        bool // an error if a query has an OPT record, and no OPT record in replies
 	closed       bool
 	noTCP        bool
 }
 
-// faults are all faults. The first is none.
-func faults() []fault {
-	with := func(effects ...fakedns.Effect) func(uint64) []fakedns.Effect {
-		return func(uint64) []fakedns.Effect { return effects }
-	}
+// faults returns all faults. The first is none.
+func faults(seed uint64) []fault {
+	udp, tcp := fakedns.OnUDP, fakedns.OnTCP
+	const ms = time.Millisecond
 	return []fault{
 		{name: "none", alive: true, whole: true},
 		{name: "none", alive: true, whole: true},
-		{name: "late by 80 ms", alive: true, whole: true, effects: with(fakedns.Delay(80 * time.Millisecond))},
-		{name: "late by up to a second", alive: true, effects: func(seed uint64) []fakedns.Effect {
-			return []fakedns.Effect{fakedns.Jitter(time.Second, seed)}
-		}},
-		{name: "out of order", alive: true, whole: true, effects: func(seed uint64) []fakedns.Effect {
-			return []fakedns.Effect{fakedns.Jitter(30*time.Millisecond, seed)}
-		}},
-		{name: "three times", alive: true, whole: true, effects: with(fakedns.OnUDP(fakedns.Duplicate(3)))},
-		{name: "a fifth lost", alive: true, effects: func(seed uint64) []fakedns.Effect {
-			return []fakedns.Effect{fakedns.OnUDP(fakedns.Loss(0.2, seed))}
-		}},
-		{name: "three fifths lost", effects: func(seed uint64) []fakedns.Effect {
-			return []fakedns.Effect{fakedns.OnUDP(fakedns.Loss(0.6, seed))}
-		}},
-		{name: "forged with another ID", alive: true, whole: true, effects: with(fakedns.OnUDP(fakedns.First(fakedns.WrongID)))},
-		{name: "forged with another question", alive: true, whole: true, effects: with(fakedns.OnUDP(fakedns.First(fakedns.WrongQuestion)))},
-		{name: "noise first", alive: true, whole: true, effects: with(fakedns.OnUDP(fakedns.First(fakedns.Raw(noise))))},
-		{name: "malformed", effects: with(fakedns.Cut(3))},
-		{name: "sometimes malformed", effects: func(seed uint64) []fakedns.Effect {
-			return []fakedns.Effect{fakedns.Sometimes(0.3, seed, fakedns.Cut(5))}
-		}},
+		{name: "late by 80 ms", alive: true, whole: true, effects: effects{fakedns.Delay(80 * ms)}},
+		{name: "late by up to a second", alive: true, effects: effects{fakedns.Jitter(1000*ms, seed)}},
+		{name: "out of order", alive: true, whole: true, effects: effects{fakedns.Jitter(30*ms, seed)}},
+		{name: "three times", alive: true, whole: true, effects: effects{udp(fakedns.Duplicate(3))}},
+		{name: "a fifth lost", alive: true, effects: effects{udp(fakedns.Loss(0.2, seed))}},
+		{name: "three fifths lost", effects: effects{udp(fakedns.Loss(0.6, seed))}},
+		{name: "forged with another ID", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.WrongID))}},
+		{name: "forged with another question", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.WrongQuestion))}},
+		{name: "noise first", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.Raw(noise)))}},
+		{name: "malformed", effects: effects{fakedns.Cut(3)}},
+		{name: "sometimes malformed", effects: effects{fakedns.Sometimes(0.3, seed, fakedns.Cut(5))}},
 		{name: "refuses", rcode: dns.RcodeRefused},
 		{name: "fails", rcode: dns.RcodeServerFailure},
 		{name: "does not implement", rcode: dns.RcodeNotImplemented},
 		{name: "FORMERR", rcode: dns.RcodeFormatError},
 		{name: "without EDNS", alive: true, whole: true, plain: true},
-		{name: "silent", effects: with(fakedns.Drop)},
-		{name: "silent over UDP", effects: with(fakedns.OnUDP(fakedns.Drop))},
-		{name: "silent over TCP", alive: true, effects: with(fakedns.OnTCP(fakedns.Drop))},
-		{name: "breaks connections", alive: true, effects: with(fakedns.OnTCP(fakedns.Break))},
+		{name: "silent", effects: effects{fakedns.Drop}},
+		{name: "silent over UDP", effects: effects{udp(fakedns.Drop)}},
+		{name: "silent over TCP", alive: true, effects: effects{tcp(fakedns.Drop)}},
+		{name: "breaks connections", alive: true, effects: effects{tcp(fakedns.Break)}},
 		{name: "refuses connections", alive: true, noTCP: true},
 		{name: "closed", closed: true},
 	}
@@ -130,12 +99,10 @@ func noise(query []byte) [][]byte { return [][]byte{query[:2], {}, query, query[
 func startGroup(t *testing.T, number, servers int, first netip.AddrPort) *serverGroup {
 	t.Helper()
 	g := &serverGroup{number: number}
-	ip := first.Addr().As4()
 	for i := range servers {
-		ip[3] = byte(10*number + i + 1)
-		on := netip.AddrPortFrom(netip.AddrFrom4(ip), first.Port())
-		g.servers = append(g.servers, fakedns.Start(t, serverHandler(number, i, servers), fakedns.On(on), fakedns.Forget))
-		g.faults = append(g.faults, faults()[0])
+		on := netip.AddrPortFrom(inBlock(first, 10*number+i+1), first.Port())
+		g.servers = append(g.servers, fakedns.Start(t, groupHandler(number), fakedns.On(on), fakedns.Forget))
+		g.faults = append(g.faults, faults(0)[0])
 	}
 	g.note()
 	return g
@@ -148,11 +115,8 @@ func (g *serverGroup) note() {
 		if f.alive {
 			state.alive |= 1 << i
 		}
-		if f.whole {
+		if f.alive && f.whole {
 			state.whole |= 1 << i
-		}
-		if !f.plain {
-			state.edns |= 1 << i
 		}
 	}
 	g.mu.Lock()
@@ -160,9 +124,9 @@ func (g *serverGroup) note() {
 	g.states = append(g.states, state)
 }
 
-// oneAnswers reports whether one server had what a query needs at all times between two. It is not enough that
-// each time another one had, since a server that has failed for a question is not asked again (F3).
-func (g *serverGroup) oneAnswers(from, until time.Time, needs need) bool {
+// oneAnswers reports whether one server has lived at all times between two, over TCP too if that is needed. It is not
+// enough that each time another one has, since a server that has failed for a question is not asked again (F3).
+func (g *serverGroup) oneAnswers(from, until time.Time, tcp bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	servers := ^uint(0)
@@ -170,7 +134,9 @@ func (g *serverGroup) oneAnswers(from, until time.Time, needs need) bool {
 		if state.at.After(until) {
 			continue
 		}
-		servers &= state.meets(needs)
+		if servers &= state.alive; tcp {
+			servers &= state.whole
+		}
 		if state.at.Before(from) {
 			break
 		}
@@ -189,18 +155,17 @@ func (g *serverGroup) othersLive(server int) bool {
 }
 
 // behave gives a server a fault.
-func (g *serverGroup) behave(server int, next fault, seed uint64) error {
+func (g *serverGroup) behave(server int, next fault) error {
 	previous := g.faults[server]
 	restart := next.closed || previous.closed || next.noTCP || previous.noTCP
 	// Until it is done, the server has the worse of both.
 	during := next
 	during.alive = next.alive && previous.alive && !restart
 	during.whole = next.whole && previous.whole && !restart
-	during.plain = next.plain || previous.plain
 	g.faults[server] = during
 	g.note()
 	s := g.servers[server]
-	handler := serverHandler(g.number, server, len(g.servers))
+	handler := groupHandler(g.number)
 	if next.rcode != 0 {
 		handler = failWith(next.rcode)
 	}
@@ -208,11 +173,7 @@ func (g *serverGroup) behave(server int, next fault, seed uint64) error {
 		g.wasPlain.Store(true)
 		handler = withoutEDNS(handler)
 	}
-	var effects []fakedns.Effect
-	if next.effects != nil {
-		effects = next.effects(seed)
-	}
-	s.Handle(handler, effects...)
+	s.Handle(handler, next.effects...)
 	if restart {
 		s.Close()
 		option := fakedns.AllNetworks
@@ -253,15 +214,15 @@ func withoutEDNS(handler fakedns.Handler) fakedns.Handler {
 
 // disturb lets servers of the group have faults, one after the other, until ctx ends; then none has. At least one
 // lives, except for some seconds at times.
-func (w *randomWorld) disturb(ctx context.Context, g *serverGroup, random *rand.Rand) {
-	all := faults()
+func (w *world) disturb(ctx context.Context, g *serverGroup, random *rand.Rand) {
 	behave := func(server int, f fault) {
 		w.note(fmt.Sprintf("server %d of group %d: %s", server, g.number, f.name))
-		if err := g.behave(server, f, random.Uint64()); err != nil {
+		if err := g.behave(server, f); err != nil {
 			w.tb.Errorf("a nameserver does not behave: %v", err)
 		}
 	}
 	for pause(ctx, random, 50*time.Millisecond, 700*time.Millisecond) {
+		all := faults(random.Uint64())
 		server, next := random.IntN(len(g.servers)), all[random.IntN(len(all))]
 		if random.IntN(80) == 0 {
 			for i := range g.servers {
@@ -276,7 +237,7 @@ func (w *randomWorld) disturb(ctx context.Context, g *serverGroup, random *rand.
 		}
 	}
 	for i := range g.servers {
-		behave(i, all[0])
+		behave(i, faults(0)[0])
 	}
 }
 
@@ -285,17 +246,30 @@ func pause(ctx context.Context, random *rand.Rand, shortest, longest time.Durati
 	return clock.Sleep(ctx, shortest+time.Duration(random.Int64N(int64(longest-shortest))))
 }
 
-// nameserverBlock returns an address of this host for nameservers, other than that of all other tests, with port 53
-// if this process may use it.
-func nameserverBlock() (first netip.AddrPort, port53 bool) {
-	address := netip.AddrFrom4([4]byte{127, byte(16 + rand.IntN(200)), byte(1 + rand.IntN(250)), 1})
-	server, err := fakedns.Listen(fakedns.Silence, fakedns.On(netip.AddrPortFrom(address, 53)))
-	if err == nil {
-		server.Close()
-		return netip.AddrPortFrom(address, 53), true
+// addressBlock returns the first of the addresses of this host that this test uses, which are other than those of all
+// other tests. Without root, port 53 cannot be used there.
+func addressBlock(t *testing.T) netip.AddrPort {
+	t.Helper()
+	for {
+		address := netip.AddrFrom4([4]byte{127, byte(16 + rand.IntN(200)), byte(1 + rand.IntN(250)), 1})
+		first := netip.AddrPortFrom(address, 53)
+		server, err := fakedns.Listen(fakedns.Silence, fakedns.On(first))
+		if err == nil {
+			server.Close()
+			return first
+		}
+		if errors.Is(err, syscall.EACCES) {
+			t.Skipf("LEFT OUT: %s, it needs root for port 53: %v", t.Name(), err)
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
 	}
-	if !errors.Is(err, syscall.EACCES) && !errors.Is(err, syscall.EADDRINUSE) {
-		panic(err)
-	}
-	return netip.AddrPortFrom(address, 0), false
+}
+
+// inBlock returns an address of a block.
+func inBlock(first netip.AddrPort, last int) netip.Addr {
+	ip := first.Addr().As4()
+	ip[3] = byte(last)
+	return netip.AddrFrom4(ip)
 }

@@ -1,4 +1,4 @@
-package main
+package random
 
 import (
 	"errors"
@@ -17,44 +17,40 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// The names of TestRandomQueries. What a nameserver answers follows from the name, the type and the
+// The names of the queries. What a nameserver answers follows from the name, the type and the
 // nameserver's group. The first letter says what it is, for the types A, AAAA and TXT:
 //
-//	p  up to three records            n  NXDOMAIN
-//	o  NODATA                         s  SERVFAIL
-//	r  as p, one server says REFUSED  e  as p, one server says SERVFAIL
-//	t  as p, over TCP only            b  as p, but long
-//	c  a CNAME and p                  d  SERVFAIL, but as p with CD
-//	x  as p, but the table has it as a host of another registry
+//	p  up to three records  n  NXDOMAIN
+//	o  NODATA               s  SERVFAIL
+//	b  as p, but long       c  a CNAME and p
+//	d  SERVFAIL, but as p with CD
 //	h  NXDOMAIN, but the table has it, from h100 on in every second group of four generations
 //
-// Names below route.example have nameservers of their own at times, those below loc.example are local-only at
-// times, and those below byp.example bypassed.
-const forwardedKinds = "ppppppponncretbds"
+// Names below route.example have nameservers of their own at times.
+const forwardedKinds = "ppppppponnncbbds"
 
 const (
-	meshHosts, flappingHosts, externalHosts = 100, 20, 20
-	meshDomain                              = ".ns1.svc.cluster.local."
-	searched                                = "corp.test."
+	meshHosts, flappingHosts = 100, 20
+	meshDomain               = ".ns1.svc.cluster.local."
+	searched                 = "corp.test."
 )
 
 // A question is one query of a client.
 type question struct {
-	name      string // as sent; its letters are in any case
-	qtype     uint16
-	id        uint16
-	edns      uint16 // UDP size; zero means without EDNS
-	do, cd    bool
-	recursive bool
-	again     bool // others ask the same
-	tcp       bool
-	sent      time.Time
+	name   string // as sent; its letters are in any case
+	qtype  uint16
+	id     uint16
+	edns   uint16 // UDP size; zero means without EDNS
+	do, cd bool
+	again  bool // others ask the same
+	tcp    bool
+	sent   time.Time
 }
 
 // message returns the query's message.
 func (q *question) message() *dns.Msg {
 	m := new(dns.Msg).SetQuestion(q.name, q.qtype)
-	m.Id, m.RecursionDesired, m.CheckingDisabled = q.id, q.recursive, q.cd
+	m.Id, m.CheckingDisabled = q.id, q.cd
 	if q.edns > 0 {
 		m.SetEdns0(q.edns, q.do)
 	}
@@ -62,11 +58,8 @@ func (q *question) message() *dns.Msg {
 }
 
 func (q *question) String() string {
-	over := "UDP"
-	if q.tcp {
-		over = "TCP"
-	}
-	return fmt.Sprintf("%s %s over %s (id %d, edns %d, do %v, cd %v, rd %v)", q.name, dns.TypeToString[q.qtype], over, q.id, q.edns, q.do, q.cd, q.recursive)
+	kind := dns.TypeToString[q.qtype]
+	return fmt.Sprintf("%s %s (id %d, edns %d, do %v, cd %v, tcp %v)", q.name, kind, q.id, q.edns, q.do, q.cd, q.tcp)
 }
 
 // limit returns the longest response to a query.
@@ -80,7 +73,7 @@ func (q *question) limit() int {
 // randomQuestion returns a question with everything but an ID. Names are from a few that stay in the cache, or
 // are asked for once.
 func randomQuestion(r *rand.Rand) *question {
-	q := &question{qtype: []uint16{dns.TypeA, dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeTXT}[r.IntN(5)], recursive: r.IntN(50) > 0}
+	q := &question{qtype: []uint16{dns.TypeA, dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeTXT}[r.IntN(5)]}
 	if r.IntN(3) > 0 {
 		q.edns = []uint16{512, 1232, 1232, 4096}[r.IntN(4)]
 		q.do = r.IntN(3) == 0
@@ -94,7 +87,7 @@ func randomQuestion(r *rand.Rand) *question {
 	}
 	label := string(forwardedKinds[r.IntN(len(forwardedKinds))]) + strconv.Itoa(n) + "."
 	host := "h" + strconv.Itoa(r.IntN(meshHosts))
-	switch r.IntN(16) {
+	switch r.IntN(13) {
 	case 0, 1:
 		q.name = host + meshDomain
 	case 2:
@@ -104,14 +97,9 @@ func randomQuestion(r *rand.Rand) *question {
 	case 4:
 		q.again = true
 		q.name = "h" + strconv.Itoa(meshHosts+r.IntN(flappingHosts)) + meshDomain
-	case 5:
-		q.again = true
-		q.name = "x" + strconv.Itoa(r.IntN(externalHosts)) + ".byp.example."
-	case 6, 7:
-		q.name = label + "loc.example."
-	case 8, 9, 10:
+	case 5, 6, 7:
 		q.name = label + "route.example."
-	case 11:
+	case 8:
 		q.name = label + searched
 	default:
 		q.name = label + "main.example."
@@ -157,9 +145,6 @@ func tableOf(generation int) *api.NameTable {
 			}
 		}
 	}
-	for host := range externalHosts {
-		table["x"+strconv.Itoa(host)+".byp.example"] = &api.NameTable_NameInfo{Ips: []string{meshAddress(host, generation)}, Registry: "External"}
-	}
 	return &api.NameTable{Table: table}
 }
 
@@ -184,8 +169,7 @@ func replyOf(query *dns.Msg, group int) *dns.Msg {
 		do = opt.Do()
 		reply.SetEdns0(1232, do)
 	}
-	kind := name[0]
-	switch {
+	switch kind := name[0]; {
 	case kind == 's' || kind == 'd' && !query.CheckingDisabled:
 		reply.Rcode = dns.RcodeServerFailure
 		return reply
@@ -235,24 +219,14 @@ func recordsOf(q dns.Question, name string, group int) (records []dns.RR) {
 	return records
 }
 
-// serverHandler returns the handler of one of the servers of a group.
-func serverHandler(group, server, servers int) fakedns.Handler {
+// groupHandler returns the handler of the servers of a group.
+func groupHandler(group int) fakedns.Handler {
 	return func(query *dns.Msg, network string) *dns.Msg {
-		q := query.Question[0]
-		if q.Qclass == dns.ClassCHAOS {
+		if query.Question[0].Qclass == dns.ClassCHAOS {
 			return new(dns.Msg).SetRcode(query, dns.RcodeRefused)
 		}
-		name := strings.ToLower(q.Name)
 		reply := replyOf(query, group)
-		if rcode, failing := failingServer(name, servers); failing == server {
-			reply.Answer, reply.Ns, reply.Rcode = nil, nil, rcode
-			return reply
-		}
-		switch {
-		case network != "udp":
-		case name[0] == 't' && q.Qtype != 0:
-			reply.Answer, reply.Ns, reply.Truncated = nil, nil, true
-		default:
+		if network == "udp" {
 			limit := dns.MinMsgSize
 			if opt := query.IsEdns0(); opt != nil {
 				limit = max(limit, int(opt.UDPSize()))
@@ -261,18 +235,6 @@ func serverHandler(group, server, servers int) fakedns.Handler {
 		}
 		return reply
 	}
-}
-
-// failingServer returns which server of a group fails for a name, and how; -1 if none does.
-func failingServer(name string, servers int) (rcode, server int) {
-	server = int(hashOf(name)>>4) % servers
-	switch name[0] {
-	case 'r':
-		return dns.RcodeRefused, server
-	case 'e':
-		return dns.RcodeServerFailure, server
-	}
-	return 0, -1
 }
 
 var errOther = errors.New("other records")

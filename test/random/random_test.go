@@ -1,0 +1,297 @@
+// Package random sends an agent random queries while nameservers fail and settings change.
+package random
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/process"
+	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
+)
+
+// tooMany is how many wrong answers end the test early.
+const tooMany = 1000
+
+var (
+	queries = flag.Int("random.queries", 20_000, "how many queries to send")
+	rate    = flag.Int("random.rate", 2500, "queries a second, at most")
+	seed    = flag.Uint64("random.seed", uint64(time.Now().UnixNano()), "determines the queries, faults and changes, and their order; logged")
+	program = flag.String("random.agent", "", "the nametap to test (default: built from the sources)")
+)
+
+// A world is an agent, its nameservers and its clients.
+type world struct {
+	tb                 testing.TB
+	judge              *judge
+	xds                *fakexds.Server
+	agent              *os.Process
+	environ            []string
+	log                *testlog.Buffer
+	dns, status        string
+	config, resolvConf string
+	began              time.Time
+	left               atomic.Int64 // queries to send
+
+	mu       sync.Mutex
+	notes    []note
+	findings []finding
+}
+
+// A note is an event.
+type note struct {
+	at   time.Time
+	text string
+}
+
+// A finding is what is wrong, unless the machine stood still in a time.
+type finding struct {
+	q            *question
+	m            *dns.Msg
+	since, until time.Time
+	err          error
+}
+
+// note notes an event.
+func (w *world) note(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notes = append(w.notes, note{time.Now(), text})
+}
+
+// wrong notes a finding.
+func (w *world) wrong(f finding) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.findings = append(w.findings, f); len(w.findings) == tooMany {
+		w.left.Store(0)
+	}
+}
+
+// check judges a response.
+func (w *world) check(q *question, m *dns.Msg, length int, received time.Time) {
+	if err := checkHeader(q, m, length); err != nil {
+		w.wrong(finding{q: q, m: m, err: err})
+	} else if since, err := w.judge.judge(q, m, received); err != nil {
+		w.wrong(finding{q, m, since, received, err})
+	}
+}
+
+// atFirst are the settings at the start.
+var atFirst = knobs{upstream: groupA, ttl: 30}
+
+// start starts an agent with three groups of nameservers, and waits until it has the first table.
+func start(t *testing.T) *world {
+	t.Helper()
+	dir := t.TempDir()
+	w := &world{
+		tb: t, judge: new(judge), began: time.Now(), log: testlog.New(t), xds: fakexds.Start(t, fakexds.Options{}),
+		config: filepath.Join(dir, "nametap.yaml"), resolvConf: filepath.Join(dir, "resolv.conf"),
+		environ: append(os.Environ(), "RUNTIME_DIRECTORY="+dir, "POD_NAME=web-0", "POD_NAMESPACE=ns1", "INSTANCE_IP=10.1.2.3", "NOTIFY_SOCKET="),
+	}
+	if *program == "" {
+		built, err := process.Build("nametap")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(built) })
+		*program = filepath.Join(built, "nametap")
+	}
+	first := addressBlock(t)
+	for number, servers := range []int{groupA: 3, groupB: 2, routeGroup: 2} {
+		w.judge.groups = append(w.judge.groups, startGroup(t, number, servers, first))
+	}
+	w.dns, w.status = inBlock(first, 100).String()+":15053", inBlock(first, 100).String()+":15020"
+	w.judge.resolvConf.set(groupA, func() { w.replace(w.resolvConf, w.resolvConfText(w.judge.groups[groupA].servers)) })
+	w.judge.settings.set(atFirst, func() { w.replace(w.config, w.configText(atFirst, nil)) })
+	w.judge.generation.set(0, func() { w.xds.Push(tableOf(0)) })
+	command := exec.Command(*program, "agent", "--config", w.config, "--xds-addr", w.xds.Addr(), "--xds-plaintext",
+		"--dns-addr", w.dns, "--status-addr", w.status, "--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(dir, "state"), "--drain", "0s")
+	command.Env, command.Stderr = w.environ, w.log
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // without a terminal
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)   // under nohup, the agent would ignore it, too
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.agent = command.Process
+	t.Cleanup(func() {
+		_ = w.agent.Signal(syscall.SIGTERM)
+		if err := command.Wait(); err != nil {
+			t.Errorf("%v\n%s", err, w.log)
+		}
+	})
+	wait.Until(t, "the agent is ready", func() bool { return w.log.Count("msg=ready") > 0 })
+	return w
+}
+
+// replace replaces a file.
+func (w *world) replace(path, text string) {
+	next := path + ".next"
+	if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
+		w.tb.Error(err)
+	} else if err := os.Rename(next, path); err != nil {
+		w.tb.Error(err)
+	}
+}
+
+// command runs a subcommand of nametap for the agent.
+func (w *world) command(args ...string) {
+	began := time.Now()
+	command := exec.Command(*program, append(args, "--status-addr", w.status)...)
+	command.Env = w.environ
+	if out, err := command.CombinedOutput(); err != nil {
+		w.wrong(finding{since: began, until: time.Now(), err: fmt.Errorf("nametap %s: %w: %s", strings.Join(args, " "), err, out)})
+	}
+}
+
+// ask sends queries, and waits until they have been answered.
+func (w *world) ask(queries int, random *rand.Rand) {
+	w.left.Store(int64(queries))
+	var asking sync.WaitGroup
+	for range clients {
+		seed := random.Uint64()
+		asking.Go(func() { w.client(rand.New(rand.NewPCG(seed, 0))) })
+	}
+	asking.Wait()
+}
+
+// pace lets a client wait before its next queries.
+func (w *world) pace(random *rand.Rand) {
+	each := clients * time.Second / time.Duration(*rate) * together / 2
+	pause(w.tb.Context(), random, each/2, each*3/2)
+}
+
+// Usage is what the agent uses.
+type usage struct{ inFlight, descriptors, goroutines int }
+
+// uses returns what the agent uses.
+func (w *world) uses(t *testing.T) usage {
+	t.Helper()
+	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", w.agent.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.Get("http://" + w.status + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	metric := func(name string) int {
+		_, rest, _ := strings.Cut(string(text), "\n"+name+" ")
+		line, _, _ := strings.Cut(rest, "\n")
+		value, err := strconv.ParseFloat(line, 64)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		return int(value)
+	}
+	return usage{metric("nametap_dns_inflight"), len(files), metric("go_goroutines")}
+}
+
+// rest waits until the agent has nothing in flight, and uses no more than before.
+func (w *world) rest(t *testing.T, before usage) {
+	t.Helper()
+	for _, g := range w.judge.groups {
+		for _, s := range g.servers {
+			s.Disconnect() // the agent would keep these connections for a while
+		}
+	}
+	var now usage
+	defer func() { t.Logf("before: %+v, after: %+v", before, now) }()
+	wait.Until(t, "the agent uses no more than before", func() bool {
+		now = w.uses(t)
+		return now.inFlight == 0 && now.descriptors <= before.descriptors && now.goroutines <= before.goroutines
+	})
+}
+
+// F3, F4, F8, F10, F11, F12, F17, F18, N5, R10, A12: random queries get one right answer each, while nameservers
+// fail in all ways and all settings change, and the agent uses no more afterwards than before.
+func TestRandomQueries(t *testing.T) {
+	t.Logf("-random.seed=%d repeats the queries and the order of events", *seed)
+	w := start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { w.judge.stalls.watch(ctx, w.agent.Pid, os.Getpid()) })
+	idle := w.uses(t)
+	idle.descriptors, idle.goroutines = idle.descriptors+2, idle.goroutines+4 // with those of requests for metrics
+
+	random := rand.New(rand.NewPCG(*seed, 0))
+	w.ask(*queries/10, random)
+	disturbing, calm := context.WithCancel(ctx)
+	var events sync.WaitGroup
+	events.Go(func() { w.pushes(disturbing, rand.New(rand.NewPCG(*seed, 1))) })
+	events.Go(func() { w.changes(disturbing, rand.New(rand.NewPCG(*seed, 2))) })
+	for i, g := range w.judge.groups {
+		events.Go(func() { w.disturb(disturbing, g, rand.New(rand.NewPCG(*seed, uint64(10+i)))) })
+	}
+	w.ask(*queries*8/10, random)
+	calm()
+	events.Wait()
+	w.note("no more changes")
+	pause(ctx, random, time.Second, time.Second+1)
+	w.judge.calm = true
+	w.ask(*queries/10, random)
+	w.rest(t, idle)
+	cancel()
+	watching.Wait()
+	w.report(t)
+}
+
+// report logs figures, and fails the test for what is wrong.
+func (w *world) report(t *testing.T) {
+	t.Helper()
+	j, failures := w.judge, 0
+	for _, f := range w.findings {
+		if j.stalls.between(f.since, f.until) > 0 {
+			continue
+		}
+		if failures++; failures <= 30 {
+			t.Log(w.describe(&f))
+		}
+	}
+	t.Logf("%d answers in %v, %d of these for mesh names, and %d right because of faults only; %d events", j.answers, time.Since(w.began), j.mesh, j.excused, len(w.notes))
+	t.Logf("the machine stood still for %v, and %d findings of these times do not count", j.stalls.between(w.began, time.Now()), len(w.findings)-failures)
+	if failures > 0 {
+		t.Errorf("%d queries without one right answer", failures)
+	}
+	if least := *queries / 2; j.answers < least {
+		t.Errorf("%d answers, want %d at least", j.answers, least)
+	}
+}
+
+// describe returns a finding and the events around it.
+func (w *world) describe(f *finding) string {
+	text := fmt.Sprintf("%v\n%.1500v", f.err, f.m)
+	if f.q == nil {
+		return text
+	}
+	text = fmt.Sprintf("%v, sent after %v: %s", f.q, f.q.sent.Sub(w.began), text)
+	for _, n := range w.notes {
+		if d := n.at.Sub(f.q.sent); -7*time.Second < d && d < patience {
+			text += fmt.Sprintf("\n\t%+.3fs %s", d.Seconds(), n.text)
+		}
+	}
+	return text
+}
