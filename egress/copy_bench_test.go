@@ -5,7 +5,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strings"
 	"sync"
 	"testing"
 
@@ -90,14 +89,8 @@ func BenchmarkCopy(b *testing.B) {
 			byIO(client, host, func(to, from *net.TCPConn) { _, _ = io.Copy(struct{ io.Writer }{to}, struct{ io.Reader }{from}) })
 		},
 	}
-	copiers["io.Copy beside 100 idle connections"] = copiers["io.Copy"]
-	for _, name := range []string{"own", "io.Copy", "io.Copy without a pipe", "io.Copy beside 100 idle connections", "own", "io.Copy", "io.Copy without a pipe"} {
+	for _, name := range []string{"own", "io.Copy", "io.Copy without a pipe", "own", "io.Copy", "io.Copy without a pipe"} {
 		b.Run(name, func(b *testing.B) {
-			if strings.Contains(name, "idle") {
-				for range 100 {
-					idle(b)
-				}
-			}
 			var used int64
 			for b.Loop() {
 				client, host := stream(b)
@@ -143,39 +136,6 @@ func byIO(client, host *net.TCPConn, transfer func(to, from *net.TCPConn)) {
 	}
 	running.Wait()
 	_, _ = client.Close(), host.Close()
-}
-
-// idle carries a connection by io.Copy that has nothing to send until the end of the benchmark.
-func idle(b *testing.B) {
-	b.Helper()
-	pair := func() (near, far *net.TCPConn) {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			b.Fatal(err)
-		}
-		defer listener.Close()
-		conn, err := net.Dial("tcp", listener.Addr().String())
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.Cleanup(func() { conn.Close() })
-		other, err := listener.Accept()
-		if err != nil {
-			b.Fatal(err)
-		}
-		return other.(*net.TCPConn), conn.(*net.TCPConn)
-	}
-	client, far := pair()
-	host, farther := pair()
-	go byIO(client, host, func(to, from *net.TCPConn) { _, _ = io.Copy(to, from) })
-	for _, conn := range [][2]*net.TCPConn{{far, farther}, {farther, far}} { // the pipe is there with the first byte
-		if _, err := conn[0].Write([]byte{1}); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := io.ReadFull(conn[1], make([]byte, 1)); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 // stream returns the connections of another process.

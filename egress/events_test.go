@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -34,9 +35,6 @@ func runs(t *testing.T, s *Server, f func()) {
 // receives returns what a peer receives until the end of the data.
 func receives(t *testing.T, conn net.Conn) string {
 	t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-		t.Error(err)
-	}
 	data, err := io.ReadAll(conn)
 	if err != nil {
 		t.Logf("after %d bytes: %v", len(data), err)
@@ -80,9 +78,6 @@ func TestUrgent(t *testing.T) {
 	sends(t, c.client, []byte("def"))
 	got := make([]byte, 6)
 	runs(t, s, func() {
-		if err := c.host.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-			t.Error(err)
-		}
 		if _, err := io.ReadFull(c.host, got); err != nil {
 			t.Error(err)
 		}
@@ -157,9 +152,6 @@ func TestResetWhileBusy(t *testing.T) {
 			c.move()
 		})
 		runs(t, s, func() {
-			if err := to.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
-				t.Error(err)
-			}
 			if got, err := io.ReadAll(to); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("%s: %d of %d bytes, then %v, want a reset", name, len(got), len(data), err)
 			}
@@ -170,7 +162,7 @@ func TestResetWhileBusy(t *testing.T) {
 // E13: the listeners are closed once: another part of the process may have their descriptors while connections drain.
 func TestListenersClosedOnce(t *testing.T) {
 	cfg := DefaultConfig()
-	cfg.Addr, cfg.Drain, cfg.Logger = "127.0.0.1:0", wait.Limit, slog.New(slog.DiscardHandler)
+	cfg.Addr, cfg.Drain, cfg.Logger = "127.0.0.1:0", time.Hour, slog.New(slog.DiscardHandler)
 	s, err := New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -237,32 +229,37 @@ func TestReserveRefilled(t *testing.T) {
 func TestNAT64Silent(t *testing.T) {
 	t.Parallel()
 	s := sweeper(t, time.Minute)
-	lookups := 0
-	cfg := &Config{Resolve: func(ctx context.Context, _ string, _ family.Family, _ bool) ([]netip.Addr, bool, error) {
+	lookups, reply := 0, make(chan struct{})
+	cfg := &Config{Resolve: func(context.Context, string, family.Family, bool) ([]netip.Addr, bool, error) {
 		lookups++ // while the guard is locked
-		<-ctx.Done()
-		return nil, true, ctx.Err()
+		<-reply
+		return []netip.Addr{netip.MustParseAddr("2001:db8:64::c000:aa")}, true, nil
 	}}
 	d := &dialer{config: cfg, guard: newGuard(cfg), extra: 10}
 	const dials = 5
-	ended, slowest, last := 0, time.Duration(0), time.Now()
+	var failed []error
 	for range dials {
-		s.loop.start(func(t *task) {
-			target := endpoint{addr: netip.MustParseAddr("2001:db8::1"), port: 1}
-			_, _, _ = d.dial(t, []endpoint{target}, false, t.now.Add(2*nat64Timeout))
-			ended++
+		s.loop.start(func(tk *task) {
+			target := endpoint{addr: netip.MustParseAddr("2001:db8:64::7f00:1"), port: 1} // 127.0.0.1 by that NAT64
+			_, _, err := d.dial(tk, []endpoint{target}, false, tk.now.Add(time.Hour))
+			failed = append(failed, err)
 		})
 	}
-	s.loop.start(func(t *task) {
-		for t.wait(t.now.Add(10*time.Millisecond)) == nil {
-			slowest, last = max(slowest, time.Since(last)), time.Now()
+	s.loop.start(func(tk *task) {
+		for range 3 {
+			if err := tk.wait(tk.now.Add(time.Millisecond)); err != nil {
+				t.Error(err)
+			}
 		}
+		close(reply)
 	})
-	if err := s.loop.run(func() bool { return ended == dials }); err != nil {
+	if err := s.loop.run(func() bool { return len(failed) == dials }); err != nil {
 		t.Fatal(err)
 	}
-	if lookups != 1 || slowest > nat64Timeout/2 {
-		t.Errorf("%d lookups, and the loop stood still for %v", lookups, slowest)
+	for _, err := range failed {
+		if err == nil || !strings.Contains(err.Error(), "loopback") || lookups != 1 {
+			t.Errorf("%v, with %d lookups", err, lookups)
+		}
 	}
 }
 
@@ -279,11 +276,12 @@ func TestResetWhileDialled(t *testing.T) {
 	d := &dialer{config: cfg, guard: newGuard(cfg), extra: 10}
 	client, near := connected(t)
 	var err error
-	began, ended := s.loop.now, false
+	ended := false
+	stand(s.loop)
 	s.loop.start(func(tk *task) {
 		tk.client = watched(t, s.loop, near)
 		tk.client.handle = tk.wakeUp
-		_, _, err = d.dial(tk, []endpoint{{name: "a.example.org", port: 7}}, false, began.Add(connectTimeout))
+		_, _, err = d.dial(tk, []endpoint{{name: "a.example.org", port: 7}}, false, tk.now.Add(time.Hour))
 		ended = true
 	})
 	if err := client.SetLinger(0); err != nil {
@@ -293,7 +291,7 @@ func TestResetWhileDialled(t *testing.T) {
 	if err := s.loop.run(func() bool { return ended }); err != nil {
 		t.Fatal(err)
 	}
-	if !errors.Is(err, errGone) || s.loop.now.Sub(began) > connectTimeout/2 {
-		t.Errorf("%v after %v, want %q", err, s.loop.now.Sub(began), errGone)
+	if !errors.Is(err, errGone) {
+		t.Errorf("%v, want %q", err, errGone)
 	}
 }

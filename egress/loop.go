@@ -41,6 +41,7 @@ type loop struct {
 	sockets map[int32]*socket
 	nextID  int32
 	now     time.Time // when the current events came
+	clock   func() time.Time
 
 	waiting   map[*task]struct{}
 	nextTimer time.Time       // no task waits for an earlier time; zero if none waits for a time
@@ -62,7 +63,7 @@ func newLoop() (*loop, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &loop{ctx: ctx, cancel: cancel, epoll: epoll, sockets: map[int32]*socket{}, waiting: map[*task]struct{}{}, now: time.Now()}
+	l := &loop{ctx: ctx, cancel: cancel, epoll: epoll, sockets: map[int32]*socket{}, waiting: map[*task]struct{}{}, now: time.Now(), clock: time.Now}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err == nil {
 		l.wake, err = l.watch(wake, unix.EPOLLIN, l.runPosted)
@@ -158,7 +159,7 @@ func (l *loop) run(done func() bool) error {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return err
 		}
-		l.now = time.Now()
+		l.now = l.clock()
 		deferred := l.deferred
 		l.deferred = nil
 		for _, e := range events[:max(n, 0)] {
@@ -193,7 +194,7 @@ func (l *loop) timeout() int {
 	case l.nextTimer.IsZero():
 		return -1
 	}
-	return int(max(time.Until(l.nextTimer), 0).Milliseconds()) + 1
+	return int(max(l.nextTimer.Sub(l.clock()), 0).Milliseconds()) + 1
 }
 
 // abort makes the tasks end: it wakes them, and wait fails from now on.

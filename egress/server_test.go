@@ -2,7 +2,6 @@ package egress
 
 import (
 	"errors"
-	"io"
 	"net"
 	"syscall"
 	"testing"
@@ -67,41 +66,64 @@ func sweeper(t *testing.T, timeout time.Duration) *Server {
 	return s
 }
 
+// A stillClock is the clock of a loop. It stands still unless a test moves it.
+type stillClock struct {
+	*loop
+
+	time time.Time
+}
+
+// stand makes the clock of a loop stand still.
+func stand(l *loop) *stillClock {
+	c := &stillClock{l, l.now}
+	l.clock = func() time.Time { return c.time }
+	return c
+}
+
+// jump moves the clock to the next time for which a task waits.
+func (c *stillClock) jump() {
+	if c.nextTimer.After(c.time) {
+		c.time = c.nextTimer
+	}
+}
+
 // E18: a sweep ends what has been idle for the timeout, or after the end of one direction for a twelfth of it, and nothing
 // else.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	const timeout = 1200 * time.Millisecond
+	const timeout, interval = time.Hour, sweepInterval
 	s := sweeper(t, timeout)
-	began := s.loop.now
+	clock := stand(s.loop)
+	began := clock.time
 	idle, half, busy := carries(t, s), carries(t, s), carries(t, s)
+	if err := half.client.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
 	s.loop.start(s.sweep)
 	ended := map[*carried]time.Duration{}
-	tick := time.NewTicker(timeout / 24)
-	defer tick.Stop()
-	go func() {
-		_ = half.client.(*net.TCPConn).CloseWrite()
-		for range tick.C {
-			if _, err := busy.client.Write([]byte("x")); err != nil {
-				return
-			}
-		}
-	}()
-	go func() { _, _ = io.Copy(io.Discard, busy.host) }() // until the end of the test
+	var sent time.Time
 	if err := s.loop.run(func() bool {
 		for _, c := range []*carried{idle, half, busy} {
 			if ended[c] == 0 && c.closed {
 				ended[c] = s.loop.now.Sub(began)
 			}
 		}
-		return time.Since(began) > 2*timeout
+		switch {
+		case !half.toHost.atEOF:
+		case !sent.Equal(clock.time):
+			sent = clock.time
+			sends(t, busy.client, []byte("x"))
+		case busy.last.Equal(clock.time): // it was carried
+			clock.jump()
+		}
+		return ended[idle] > 0
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if took := ended[half]; took < timeout/halfClosedShare || took > timeout/2 {
+	if took := ended[half]; took < timeout/halfClosedShare || took > timeout/halfClosedShare+interval {
 		t.Errorf("a half-closed connection ended after %v, want %v", took, timeout/halfClosedShare)
 	}
-	if took := ended[idle]; took < timeout || took > 2*timeout {
+	if took := ended[idle]; took < timeout || took > timeout+interval {
 		t.Errorf("an idle connection ended after %v, want %v", took, timeout)
 	}
 	if took := ended[busy]; took > 0 || !s.Open() {
@@ -126,8 +148,9 @@ func TestMakeRoom(t *testing.T) {
 		all = append(all, carries(t, s))
 		all[i].last = s.loop.now.Add(-idle)
 	}
+	clock := stand(s.loop)
 	s.loop.start(s.sweep)
-	if err := s.loop.run(func() bool { return len(s.longIdle) > 0 }); err != nil {
+	if err := s.loop.run(func() bool { clock.jump(); return len(s.longIdle) > 0 }); err != nil {
 		t.Fatal(err)
 	}
 	all[2].last = s.loop.now // it has sent something since the sweep
