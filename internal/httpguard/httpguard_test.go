@@ -27,6 +27,7 @@ func serve(t *testing.T, maxConns int) string {
 		t.Fatal(err)
 	}
 	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, maxConns, slog.New(slog.DiscardHandler))
+	srv.ReadHeaderTimeout, srv.ReadTimeout, srv.IdleTimeout = time.Hour, time.Hour, time.Hour // TestTimeouts tests those of New
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(bounded) }()
 	t.Cleanup(func() {
