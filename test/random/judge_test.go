@@ -67,7 +67,6 @@ type judge struct {
 	mu            sync.Mutex
 	calm          bool // nothing fails any more, and answers to queries with DO are signed
 	answers, mesh int
-	excused       int // answers that are right only because of faults
 }
 
 // Limits of times.
@@ -105,7 +104,10 @@ func (j *judge) judge(q *question, m *dns.Msg, received time.Time) (since time.T
 
 // checkHeader checks what does not depend on the name.
 func checkHeader(q *question, m *dns.Msg, length int) error {
-	opt := m.IsEdns0()
+	opt, limit := m.IsEdns0(), dns.MaxMsgSize
+	if !q.tcp {
+		limit = max(int(q.edns), dns.MinMsgSize)
+	}
 	switch {
 	case !m.Response || m.Opcode != dns.OpcodeQuery || len(m.Question) != 1:
 		return errors.New("no response to a question")
@@ -117,7 +119,7 @@ func checkHeader(q *question, m *dns.Msg, length int) error {
 		return fmt.Errorf("OPT record: %v", opt)
 	case opt != nil && opt.Do() != q.do:
 		return errors.New("another DO")
-	case length > q.limit():
+	case length > limit:
 		return fmt.Errorf("%d bytes", length)
 	}
 	return nil
@@ -126,8 +128,6 @@ func checkHeader(q *question, m *dns.Msg, length int) error {
 // right returns an error unless the records are right for the name at that time. It reports whether the name must
 // be answered from the table.
 func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error) {
-	name := strings.ToLower(q.name)
-	var errs []error
 	forward := func(groups []int) error {
 		var errs []error
 		for _, group := range groups {
@@ -139,7 +139,7 @@ func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error)
 		}
 		return errors.Join(errs...)
 	}
-	var main, routed []int // groups
+	var main, routes []int // groups
 	for _, k := range j.settings.during(at) {
 		groups := []int{k.upstream}
 		if k.upstream == neverFrom {
@@ -149,25 +149,25 @@ func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error)
 		if k.route {
 			groups = []int{routeGroup}
 		}
-		routed = append(routed, groups...)
+		routes = append(routes, groups...)
 	}
-	if host := hostOf(name); host >= 0 {
+	switch {
+	case q.host >= 0:
+		var errs []error
 		for _, generation := range j.generation.during(at) {
-			var err error
-			if inTable(host, generation) {
-				err = j.meshRight(q, m, at, meshAddress(host, generation))
+			if inTable(q.host, generation) {
+				err = j.meshRight(q, m, at, meshAddress(q.host, generation))
 			} else {
 				err = forward(main)
 			}
 			if err == nil {
-				return host < meshHosts, nil
+				return q.host < meshHosts, nil
 			}
 			errs = append(errs, fmt.Errorf("of generation %d: %w", generation, err))
 		}
-		return host < meshHosts, errors.Join(errs...)
-	}
-	if strings.HasSuffix(name, ".route.example.") {
-		return false, forward(routed)
+		return q.host < meshHosts, errors.Join(errs...)
+	case strings.HasSuffix(strings.ToLower(q.name), routed):
+		return false, forward(routes)
 	}
 	return false, forward(main)
 }
@@ -222,7 +222,6 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 		if g.oneAnswers(from, at.received, q.tcp && asClient) {
 			return fmt.Errorf("%s, although a nameserver lives", dns.RcodeToString[m.Rcode])
 		}
-		j.excuse()
 		return nil
 	}
 	if name[0] == 'h' {
@@ -233,7 +232,6 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 		if name[0] != 'b' || g.oneAnswers(from, at.received, true) {
 			return errors.New("truncated")
 		}
-		j.excuse()
 	}
 	if m.Rcode != want.Rcode {
 		return fmt.Errorf("%s", dns.RcodeToString[m.Rcode])
@@ -244,17 +242,10 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 		plain.do = false
 		if want := replyOf(plain.message(), group); sameRecords(m.Answer, want.Answer, m.Truncated) == nil {
 			answer = nil
-			j.excuse()
 		}
 	}
 	if answer != nil {
 		return answer
 	}
 	return sameRecords(m.Ns, want.Ns, m.Truncated)
-}
-
-func (j *judge) excuse() {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	j.excused++
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +32,7 @@ const (
 	meshHosts, flappingHosts = 100, 20
 	meshDomain               = ".ns1.svc.cluster.local."
 	searched                 = "corp.test."
+	routed                   = "route.example."
 )
 
 // A question is one query of a client.
@@ -43,6 +43,7 @@ type question struct {
 	edns   uint16 // UDP size; zero means without EDNS
 	do, cd bool
 	again  bool // others ask the same
+	host   int  // of the mesh; -1 if it is none
 	tcp    bool
 	sent   time.Time
 }
@@ -62,14 +63,6 @@ func (q *question) String() string {
 	return fmt.Sprintf("%s %s (id %d, edns %d, do %v, cd %v, tcp %v)", q.name, kind, q.id, q.edns, q.do, q.cd, q.tcp)
 }
 
-// limit returns the longest response to a query.
-func (q *question) limit() int {
-	if q.tcp {
-		return dns.MaxMsgSize
-	}
-	return max(int(q.edns), dns.MinMsgSize)
-}
-
 // randomQuestion returns a question with everything but an ID. Names are from a few that stay in the cache, or
 // are asked for once.
 func randomQuestion(r *rand.Rand) *question {
@@ -80,26 +73,20 @@ func randomQuestion(r *rand.Rand) *question {
 	}
 	q.cd = r.IntN(6) == 0
 	n := r.IntN(200)
-	q.again = true
-	if r.IntN(3) == 0 {
+	if q.again, q.host = r.IntN(3) > 0, -1; !q.again {
 		n = 200 + r.IntN(1<<40)
-		q.again = false
 	}
 	label := string(forwardedKinds[r.IntN(len(forwardedKinds))]) + strconv.Itoa(n) + "."
-	host := "h" + strconv.Itoa(r.IntN(meshHosts))
-	switch r.IntN(13) {
-	case 0, 1:
-		q.name = host + meshDomain
-	case 2:
-		q.name = host + []string{".", ".ns1.", ".ns1.svc."}[r.IntN(3)]
-	case 3:
-		q.name = host + []string{".", ".ns1.", meshDomain}[r.IntN(3)] + searched // autopath
-	case 4:
-		q.again = true
-		q.name = "h" + strconv.Itoa(meshHosts+r.IntN(flappingHosts)) + meshDomain
-	case 5, 6, 7:
-		q.name = label + "route.example."
-	case 8:
+	switch kind := r.IntN(13); {
+	case kind < 4: // short, whole, and below the search list (N5)
+		q.host = r.IntN(meshHosts)
+		q.name = "h" + strconv.Itoa(q.host) + []string{".", ".ns1.", ".ns1.svc.", meshDomain}[r.IntN(4)] + []string{"", "", searched}[r.IntN(3)]
+	case kind == 4:
+		q.again, q.host = true, meshHosts+r.IntN(flappingHosts)
+		q.name = "h" + strconv.Itoa(q.host) + meshDomain
+	case kind < 8:
+		q.name = label + routed
+	case kind == 8:
 		q.name = label + searched
 	default:
 		q.name = label + "main.example."
@@ -114,17 +101,6 @@ func randomQuestion(r *rand.Rand) *question {
 		q.name = string(b)
 	}
 	return q
-}
-
-// hostOf returns the number of the mesh host of a name in lower case, -1 if it is none.
-func hostOf(name string) int {
-	label, rest, _ := strings.Cut(name, ".")
-	rest = strings.TrimSuffix(rest, searched)
-	n, err := strconv.Atoi(label[1:])
-	if err != nil || label[0] != 'h' || rest != "" && rest != "ns1." && rest != "ns1.svc." && "."+rest != meshDomain {
-		return -1
-	}
-	return n
 }
 
 // inTable reports whether the table of a generation has a mesh host.
@@ -155,68 +131,53 @@ func hashOf(name string) uint32 {
 	return hash.Sum32()
 }
 
-// recordTTL returns the TTL of the records of a name.
-func recordTTL(name string) uint32 { return []uint32{0, 1, 2, 30, 3600}[hashOf(name)%5] }
-
 // replyOf returns the reply of a group of nameservers to a query.
 func replyOf(query *dns.Msg, group int) *dns.Msg {
 	reply := new(dns.Msg).SetReply(query)
 	reply.RecursionAvailable, reply.Compress = true, true
 	q := query.Question[0]
-	name := strings.ToLower(q.Name)
 	do := false
 	if opt := query.IsEdns0(); opt != nil {
 		do = opt.Do()
 		reply.SetEdns0(1232, do)
 	}
-	switch kind := name[0]; {
+	lower := strings.ToLower(q.Name)
+	hash, kind := hashOf(lower), lower[0]
+	record := func(owner, text string) dns.RR {
+		rr, err := dns.NewRR(fmt.Sprintf("%s %d IN %s", owner, []uint32{0, 1, 2, 30, 3600}[hash%5], text))
+		if err != nil {
+			panic(err)
+		}
+		return rr
+	}
+	owner, count := q.Name, 1+int(hash%3)
+	switch {
 	case kind == 's' || kind == 'd' && !query.CheckingDisabled:
 		reply.Rcode = dns.RcodeServerFailure
 		return reply
 	case kind == 'n' || kind == 'h':
 		reply.Rcode = dns.RcodeNameError
-	case kind != 'o':
-		reply.Answer = recordsOf(q, name, group)
-	}
-	header := dns.RR_Header{Name: q.Name, Class: dns.ClassINET, Ttl: recordTTL(name)}
-	switch {
-	case len(reply.Answer) == 0:
-		header.Name, header.Rrtype = "example.", dns.TypeSOA
-		reply.Ns = []dns.RR{&dns.SOA{Hdr: header, Ns: "ns.example.", Mbox: "mbox.example.", Serial: uint32(group), Refresh: 1, Retry: 1, Expire: 1, Minttl: header.Ttl}}
-	case do:
-		header.Rrtype = dns.TypeRRSIG
-		reply.Answer = append(reply.Answer, &dns.RRSIG{Hdr: header, TypeCovered: q.Qtype, Algorithm: 13, Labels: 3, SignerName: "example.", Signature: "c2lnbmVk"})
-	}
-	return reply
-}
-
-// recordsOf returns the records of a name.
-func recordsOf(q dns.Question, name string, group int) (records []dns.RR) {
-	hash := hashOf(name)
-	header := dns.RR_Header{Name: q.Name, Rrtype: q.Qtype, Class: dns.ClassINET, Ttl: recordTTL(name)}
-	count := 1 + int(hash%3)
-	if name[0] == 'b' {
+		count = 0
+	case kind == 'o':
+		count = 0
+	case kind == 'b':
 		count = 100
-	}
-	if name[0] == 'c' {
-		target := fmt.Sprintf("p%d.target.example.", hash)
-		alias := header
-		alias.Rrtype = dns.TypeCNAME
-		records = append(records, &dns.CNAME{Hdr: alias, Target: target})
-		header.Name = target
+	case kind == 'c':
+		owner = fmt.Sprintf("p%d.target.example.", hash)
+		reply.Answer = append(reply.Answer, record(q.Name, "CNAME "+owner))
 	}
 	for i := range count {
-		address := []byte{10, byte(64 + group), byte(hash >> 8), byte(hash + uint32(i))}
-		switch q.Qtype {
-		case dns.TypeA:
-			records = append(records, &dns.A{Hdr: header, A: address})
-		case dns.TypeAAAA:
-			records = append(records, &dns.AAAA{Hdr: header, AAAA: slices.Concat([]byte{0xfd}, make([]byte, 11), address)})
-		case dns.TypeTXT:
-			records = append(records, &dns.TXT{Hdr: header, Txt: []string{net.IP(address).String()}})
-		}
+		address := fmt.Sprintf("10.%d.%d.%d", 64+group, byte(hash>>8), byte(hash+uint32(i)))
+		data := map[uint16]string{dns.TypeA: "A ", dns.TypeAAAA: "AAAA fd00::ffff:", dns.TypeTXT: "TXT "}[q.Qtype]
+		reply.Answer = append(reply.Answer, record(owner, data+address))
 	}
-	return records
+	if len(reply.Answer) == 0 {
+		reply.Ns = []dns.RR{record("example.", fmt.Sprintf("SOA ns.example. mbox.example. %d 1 1 1 %d", group, hash%5))}
+	} else if do {
+		signature := fmt.Sprintf("RRSIG %s 13 3 1 20300101000000 20200101000000 1 example. c2lnbmVk", dns.TypeToString[q.Qtype])
+		reply.Answer = append(reply.Answer, record(q.Name, signature))
+	}
+	return reply
 }
 
 // groupHandler returns the handler of the servers of a group.
