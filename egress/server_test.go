@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A carried is a pair of a server, and the other ends of its connections.
@@ -28,6 +30,27 @@ func carries(t *testing.T, s *Server) *carried {
 	}
 	s.pairs[p] = true
 	return &carried{p, client, host}
+}
+
+// watched returns a connection as a socket of a loop, and closes it.
+func watched(tb testing.TB, l *loop, conn *net.TCPConn) *socket {
+	tb.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	fd := -1
+	if controlErr := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil || err != nil {
+		tb.Fatal(controlErr, err)
+	}
+	if err := conn.Close(); err != nil {
+		tb.Fatal(err)
+	}
+	s, err := l.watch(fd, eventsOfConn, nil)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
 }
 
 // connected returns both ends of a connection.

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +26,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/internal/testkit/fakedns"
-	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -201,12 +199,6 @@ func readTap(t *testing.T, frames [][]byte) (all []tapped) {
 	if err := os.WriteFile(file, append(content, tapControl(3, "")...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return readTapFile(t, file)
-}
-
-// readTapFile reads a file of frames with dnstap-read.
-func readTapFile(t *testing.T, file string) (all []tapped) {
-	t.Helper()
 	out, err := exec.Command(tapTool(t, "dnstap-read", "bind9-dnsutils"), "-y", file).CombinedOutput()
 	if err != nil {
 		t.Fatalf("dnstap-read: %v: %s", err, out)
@@ -370,35 +362,6 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 		t.Errorf("reason %q", reason)
 	}
 	wait.Until(t, "12 frames were counted", func() bool { return a.metric("nametap_dnstap_frames_total") == 12 }) // after they were sent
-}
-
-// R20: the receiver of the project that made Frame Streams takes the stream and its end.
-func TestDnstapCapture(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	socket, file := filepath.Join(dir, "tap.sock"), filepath.Join(dir, "frames")
-	tapTool(t, "dnstap-read", "bind9-dnsutils")
-	log := testlog.New(t)
-	capture := exec.Command(tapTool(t, "fstrm_capture", "fstrm-bin"), "-d", "-t", "protobuf:dnstap.Dnstap", "-u", socket, "-w", file)
-	capture.Stderr = log
-	if err := capture.Start(); err != nil {
-		t.Fatal(err)
-	}
-	end := sync.OnceValue(func() error { return errors.Join(capture.Process.Signal(syscall.SIGTERM), capture.Wait()) })
-	t.Cleanup(func() { _ = end() })
-	a := startLive(t, "upstream: [ONE]\ndnstap: unix://"+socket+"\n")
-	a.awaitReceiver(1)
-	for range 100 {
-		a.ask("web")
-	}
-	a.set("upstream: [ONE]\n")
-	a.awaitReceiver(0)
-	if err := end(); err != nil {
-		t.Fatal(err)
-	}
-	if messages := readTapFile(t, file); len(messages) != 200 || messages[199].Message.Type != "CLIENT_RESPONSE" {
-		t.Errorf("%d messages, want 200", len(messages))
-	}
 }
 
 // tapIdentity is the identity of an agent of startLive.

@@ -84,7 +84,7 @@ func TestOptionsFillConfigs(t *testing.T) {
 }
 
 // The help of every command names values on purpose only: pflag takes a word in backquotes
-// for the name of the value. That of the agent has its groups in order.
+// for the name of the value.
 func TestHelp(t *testing.T) {
 	var check func(command *cobra.Command)
 	check = func(command *cobra.Command) {
@@ -99,14 +99,4 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	check(newRootCommand())
-	o := newOptions(pflag.NewFlagSet("test", pflag.ContinueOnError))
-	help := settings.Usages(o.flags)
-	last := -1
-	for _, heading := range []string{"\nFiles with settings:\n", "\nIdentity and control plane:\n", "\nDNS:\n", "\nNameservers:\n", "\nCache:\n", "\nCapture:\n", "\nProcess, status and logging:\n"} {
-		at := strings.Index(help, heading)
-		if at <= last {
-			t.Errorf("the heading %q is missing or out of order:\n%s", heading, help)
-		}
-		last = at
-	}
 }

@@ -98,17 +98,3 @@ func TestWatcher(t *testing.T) {
 		<-done
 	})
 }
-
-func BenchmarkReadFiles(b *testing.B) {
-	path := filepath.Join(b.TempDir(), "mesh")
-	if err := os.WriteFile(path, make([]byte, 1<<10), 0o600); err != nil {
-		b.Fatal(err)
-	}
-	for name, file := range map[string]string{"1KiB": path, "absent": path + "-"} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				settings.NewWatcher([]string{file})
-			}
-		})
-	}
-}
