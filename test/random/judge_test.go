@@ -39,8 +39,7 @@ func (h *history[T]) set(value T, apply func()) {
 	h.values[last].done = time.Now()
 }
 
-// during returns the values that may have been in use at some time of a moment. A replaced value may stay in use for
-// as long as takeEffect.
+// during returns the values that may have been in use at some time of a moment.
 func (h *history[T]) during(at moment) (found []T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -49,7 +48,7 @@ func (h *history[T]) during(at moment) (found []T) {
 			continue
 		}
 		found = append(found, v.value)
-		if !v.done.IsZero() && v.done.Add(takeEffect).Before(at.sent) {
+		if !v.done.IsZero() && v.done.Add(at.slack).Before(at.sent) {
 			break
 		}
 	}
@@ -77,8 +76,11 @@ const (
 	backAfter    = 1500 * time.Millisecond // a nameserver that lives again is found by a probe, and may be late by a second
 )
 
-// moment is the time of a query.
-type moment struct{ sent, received time.Time }
+// moment is the time of a query, and for how long before it a replaced value may have stayed in use.
+type moment struct {
+	sent, received time.Time
+	slack          time.Duration
+}
 
 // judge returns an error if a response is not right, and since when what happened may be its cause.
 func (j *judge) judge(q *question, m *dns.Msg, received time.Time) (since time.Time, err error) {
@@ -86,7 +88,7 @@ func (j *judge) judge(q *question, m *dns.Msg, received time.Time) (since time.T
 	if m.Truncated || m.Rcode != dns.RcodeSuccess && m.Rcode != dns.RcodeNameError {
 		since = q.sent.Add(-backAfter - failuresStay)
 	}
-	mesh, err := j.right(q, m, moment{q.sent, received})
+	mesh, err := j.right(q, m, moment{q.sent, received, takeEffect})
 	took := received.Sub(q.sent)
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -100,6 +102,16 @@ func (j *judge) judge(q *question, m *dns.Msg, received time.Time) (since time.T
 		err = fmt.Errorf("it took %v", took)
 	}
 	return since, err
+}
+
+// staysWrong reports whether a finding is wrong although the machine stood still for a while, in which settings took longer
+// to be in use. Nothing can be said about failures and times.
+func (j *judge) staysWrong(f *finding, stalled time.Duration) bool {
+	if f.m == nil || f.m.Truncated || f.m.Rcode != dns.RcodeSuccess && f.m.Rcode != dns.RcodeNameError {
+		return false
+	}
+	_, err := j.right(f.q, f.m, moment{f.q.sent, f.until, takeEffect + 2*stalled})
+	return err != nil
 }
 
 // checkHeader checks what does not depend on the name.
