@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -321,13 +322,13 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 	one := a.one.Addr.String()
 	want := []row{
 		{"web.ns1.svc.cluster.local. IN A", "UDP", "NOERROR", "web.ns1.svc.cluster.local. 30 IN A 10.0.0.1", "table", "N1 A1", ""},
-		{"www.example. IN A", "UDP", "NOERROR", "www.example. 3600 IN A " + oneIP, "upstream", "N9", one},
-		{"www.example. IN A", "UDP", "NOERROR", "www.example. 3600 IN A " + oneIP, "cache", "N9", one},
+		{"www.example. IN A", "UDP", "NOERROR", "www.example. TTL IN A " + oneIP, "upstream", "N9", one},
+		{"www.example. IN A", "UDP", "NOERROR", "www.example. TTL IN A " + oneIP, "cache", "N9", one},
 		{"a.silent.example. IN A", "UDP", "SERVFAIL", "", "upstream", "F4", ""},
-		{"www.example. IN A", "TCP", "NOERROR", "www.example. 3600 IN A " + oneIP, "cache", "N9", one},
+		{"www.example. IN A", "TCP", "NOERROR", "www.example. TTL IN A " + oneIP, "cache", "N9", one},
 	}
-	messages := readTap(t, frames)
-	if len(messages) != 11 { // it leaves out messages without a question
+	messages, hour := readTap(t, frames), regexp.MustCompile(` 3[0-9]{3} IN`) // some of it may have passed
+	if len(messages) != 11 {                                                  // it leaves out messages without a question
 		t.Fatalf("dnstap-read finds %d messages, want 11", len(messages))
 	}
 	for i, w := range want {
@@ -336,7 +337,7 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 		text := func(key string) string { value, _ := extra[key].(string); return value }
 		got := row{
 			strings.Join(query.Message.Query.Question, ","), m.SocketProtocol, m.Response.Status,
-			strings.Join(m.Response.Answer, ","), text("source"), strings.Trim(fmt.Sprint(extra["rows"]), "[]"), text("server"),
+			hour.ReplaceAllString(strings.Join(m.Response.Answer, ","), " TTL IN"), text("source"), strings.Trim(fmt.Sprint(extra["rows"]), "[]"), text("server"),
 		}
 		if diff := cmp.Diff(w, got, cmp.AllowUnexported(row{})); diff != "" {
 			t.Errorf("query %d (-want +got):\n%s", i, diff)

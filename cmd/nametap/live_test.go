@@ -179,14 +179,14 @@ func TestSettingsChange(t *testing.T) {
 	}
 	expect("at first", map[string]string{kept: oneIP, "web": "30 10.0.0.1", "db.corp.example": "30 10.0.0.2"})
 	a.write("upstream: [TWO]\n")
-	wait.Until(t, "another nameserver is in use", func() bool { return a.ask(a.once("example")) == "3600 "+twoIP })
+	wait.Until(t, "another nameserver is in use", func() bool { return strings.HasSuffix(a.ask(a.once("example")), " "+twoIP) })
 	// The cached reply is flushed, since another nameserver is asked now (F17).
 	expect("another nameserver", map[string]string{kept: twoIP, moved: twoIP})
 	a.two.Handle(everywhere(laterIP))
 	a.set("upstream: [TWO, corp.example=ONE]\n")
 	expect("a nameserver for a suffix", map[string]string{a.once("corp.example"): oneIP, moved: oneIP, kept: twoIP})
 	a.set("upstream: [TWO, corp.example=ONE]\nttl: 7s\nbypass: [db.corp.example]\n")
-	expect("the TTL and a bypassed suffix", map[string]string{"web": "7 10.0.0.1", "db.corp.example": "3600 " + oneIP})
+	expect("the TTL and a bypassed suffix", map[string]string{"web": "7 10.0.0.1", "db.corp.example": oneIP})
 	for wrong, named := range map[string]string{
 		"upstream: [nowhere]\n": `upstream: \"nowhere\"`,
 		"upstream: [TWO, a.example=ONE]\nlocal-only: [a..example]\n": `local-only \"a..example\"`,
@@ -220,7 +220,7 @@ func TestSettingsChange(t *testing.T) {
 	a.set(limits + "upstream-timeout: 50ms\n")
 	expect("a short timeout", map[string]string{a.once("silent.example"): "SERVFAIL"})
 	close(held)
-	if answer := wait.For(t, "the answer", answered); answer != "3600 "+twoIP {
+	if answer := wait.For(t, "the answer", answered); !strings.HasSuffix(answer, " "+twoIP) {
 		t.Errorf("a query in flight at the change gets %s", answer)
 	}
 	status := exec.Command("nametap", "status", "--status-addr", a.status)
