@@ -97,7 +97,7 @@ func TestConnectByProxy(t *testing.T) {
 			got := fmt.Sprint(err)
 			if err == nil {
 				got, err = bufio.NewReader(&taskStream{d.task, conn, d.now.Add(connectTimeout)}).ReadString('\n')
-				if d.task.close(conn); err != nil || to.String() != d.config.Proxy {
+				if d.close(conn); err != nil || to.String() != d.config.Proxy {
 					t.Errorf("%v: from %v, %v", test.targets, to, err)
 				}
 			}

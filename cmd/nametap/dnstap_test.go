@@ -298,7 +298,7 @@ func TestDnstap(t *testing.T) {
 func testDnstap(t *testing.T, r *tapReceiver) {
 	t.Helper()
 	addr := r.listener.Addr()
-	a := startLive(t, "upstream: [ONE]\n", "--dnstap", addr.Network()+"://"+addr.String())
+	a := startLive(t, "--dnstap", addr.Network()+"://"+addr.String())
 	a.awaitReceiver(1)
 	for _, name := range []string{"web.ns1.svc.cluster.local", "www.example", "www.example"} {
 		a.ask(name)
@@ -389,7 +389,7 @@ func TestDnstapIdentity(t *testing.T) {
 func TestDnstapReceiverAway(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "tap.sock")
-	a := startLive(t, "upstream: [ONE]\n", "--log-level", "info")
+	a := startLive(t, "--log-level", "info")
 	ask := func(n int) {
 		t.Helper()
 		for range n {
@@ -448,7 +448,7 @@ func TestDnstapReceiverCloses(t *testing.T) {
 	t.Parallel()
 	r := startReceiver(t, "unix", filepath.Join(t.TempDir(), "tap.sock"))
 	r.closing.Store(true)
-	a := startLive(t, "upstream: [ONE]\n", "--log-level", "info", "--dnstap", "unix://"+r.listener.Addr().String())
+	a := startLive(t, "--log-level", "info", "--dnstap", "unix://"+r.listener.Addr().String())
 	begun := func(n int) {
 		t.Helper()
 		wait.Until(t, fmt.Sprintf("the agent has connected %d times", n), func() bool { _, begun, _ := r.received(); return begun >= n })
@@ -469,7 +469,7 @@ func TestDnstapReceiverCloses(t *testing.T) {
 // changes while the agent runs.
 func TestQueryLog(t *testing.T) {
 	t.Parallel()
-	a := startLive(t, "upstream: [ONE]\n")
+	a := startLive(t)
 	const lines = `msg="queries failed"`
 	a.one.Handle(fakedns.Rcode(dns.RcodeServerFailure))
 	a.ask("n1.one.bad.example")

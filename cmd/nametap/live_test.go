@@ -54,9 +54,8 @@ type liveAgent struct {
 // The addresses in the answers of the nameservers: of the first one, and of the second one at first and later.
 const oneIP, twoIP, laterIP = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 
-// startLive starts an agent with a config file, and waits until it is ready. In its settings, nameservers have an hour
-// to reply unless config says otherwise.
-func startLive(t *testing.T, config string, args ...string) *liveAgent {
+// startLive starts an agent with a config file that names the first nameserver, and waits until it is ready.
+func startLive(t *testing.T, args ...string) *liveAgent {
 	t.Helper()
 	dir, ip := t.TempDir(), ownAddress(t)
 	a := &liveAgent{
@@ -69,7 +68,7 @@ func startLive(t *testing.T, config string, args ...string) *liveAgent {
 		"web.ns1.svc.cluster.local": {Ips: []string{"10.0.0.1"}, Registry: "Kubernetes", Shortname: "web", Namespace: "ns1"},
 		"db.corp.example":           {Ips: []string{"10.0.0.2"}, Registry: "External"},
 	}})
-	a.write(config)
+	a.write("upstream: [ONE]\n")
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP) // under nohup, the agent would ignore it, as this process does
 	command := exec.Command("nametap", append([]string{
 		"agent", "--config", a.config, "--xds-addr", xds.Addr(), "--xds-plaintext", "--dns-addr", a.dns, "--status-addr", a.status,
@@ -91,7 +90,8 @@ func startLive(t *testing.T, config string, args ...string) *liveAgent {
 	return a
 }
 
-// write replaces the config file. In text, ONE and TWO stand for the nameservers.
+// write replaces the config file. In text, ONE and TWO stand for the nameservers, which have an hour to reply unless text
+// says otherwise.
 func (a *liveAgent) write(text string) {
 	a.tb.Helper()
 	text = strings.NewReplacer("ONE", a.one.Addr.String(), "TWO", a.two.Addr.String()).Replace(text)
@@ -167,7 +167,7 @@ func TestSettingsChange(t *testing.T) {
 	t.Parallel()
 	mesh := filepath.Join(t.TempDir(), "mesh")
 	replaceFile(t, mesh, "{}\n")
-	a := startLive(t, "upstream: [ONE]\n", "--mesh-config", mesh)
+	a := startLive(t, "--mesh-config", mesh)
 	const kept, moved = "kept.example", "kept.corp.example"
 	expect := func(what string, answers map[string]string) {
 		t.Helper()

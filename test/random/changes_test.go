@@ -49,11 +49,11 @@ func shuffled[T any](random *rand.Rand, list []T) []T {
 
 // resolvConfText returns a resolv.conf with nameservers.
 func (w *world) resolvConfText(servers []*fakedns.Server) string {
-	text := "search corp.test\n"
+	lines := []string{"search corp.test"}
 	for _, s := range servers {
-		text += fmt.Sprintf("nameserver %s\n", s.Addr.Addr())
+		lines = append(lines, "nameserver "+s.Addr.Addr().String())
 	}
-	return text
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // pushes pushes a table of another generation again and again.

@@ -278,15 +278,15 @@ func (w *world) report(t *testing.T) {
 
 // describe returns a finding and the events around it.
 func (w *world) describe(f *finding) string {
-	text := fmt.Sprintf("%v\n%.1500v", f.err, f.m)
-	if f.q == nil {
-		return text
+	var text strings.Builder
+	if f.q != nil {
+		fmt.Fprintf(&text, "%v, sent after %v: ", f.q, f.q.sent.Sub(w.began))
 	}
-	text = fmt.Sprintf("%v, sent after %v: %s", f.q, f.q.sent.Sub(w.began), text)
+	fmt.Fprintf(&text, "%v\n%.1500v", f.err, f.m)
 	for _, n := range w.notes {
-		if d := n.at.Sub(f.q.sent); -7*time.Second < d && d < patience {
-			text += fmt.Sprintf("\n\t%+.3fs %s", d.Seconds(), n.text)
+		if d := n.at.Sub(f.until); -7*time.Second < d && d < time.Second {
+			fmt.Fprintf(&text, "\n\t%+.3fs %s", d.Seconds(), n.text)
 		}
 	}
-	return text
+	return text.String()
 }
