@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
@@ -20,5 +21,16 @@ func TestStatusOfHostileTexts(t *testing.T) { // R15
 	})
 	if got := text.String(); strings.Contains(got, "\x1b") || strings.Count(got, "\nready") > 0 {
 		t.Errorf("the status is\n%q", got)
+	}
+}
+
+// A problem that has not lasted long is only suspected.
+func TestSuspectedProblem(t *testing.T) { // R15
+	var text strings.Builder
+	since := time.Now()
+	report := problems.Report{Suspected: []problems.Problem{{What: "192.0.2.1 does not reply", Since: since}}}
+	new(doctorCommand).print(&text, agent.Status{}, report)
+	if want := "\nsuspected since " + timeOfDay(since) + ", a problem after 15s: 192.0.2.1 does not reply\n"; !strings.Contains(text.String(), want) {
+		t.Errorf("want %q in\n%s", want, &text)
 	}
 }
