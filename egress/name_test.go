@@ -244,13 +244,3 @@ func FuzzHTTP(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkHello(b *testing.B) {
-	flight := clientHello(b, &tls.Config{ServerName: "a.example.org"})
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := begin(bytes.NewReader(flight), 1<<20).name(); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

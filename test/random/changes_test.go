@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +23,7 @@ type knobs struct {
 	others   string // lines that change no answer
 }
 
-// configText returns the config file of settings. random decides the order of nameservers; nil keeps it.
+// configText returns the config file of settings. random decides the order of nameservers.
 func (w *world) configText(k knobs, random *rand.Rand) string {
 	var servers []string
 	add := func(group int, prefix string) {
@@ -41,9 +42,7 @@ func (w *world) configText(k knobs, random *rand.Rand) string {
 
 func shuffled[T any](random *rand.Rand, list []T) []T {
 	list = slices.Clone(list)
-	if random != nil {
-		random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	}
+	random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list
 }
 
@@ -130,5 +129,10 @@ func (w *world) flush(random *rand.Rand) {
 		args = []string{"p" + strconv.Itoa(random.IntN(200)) + ".main.example"}
 	}
 	w.note(fmt.Sprintf("cache flush %v", args))
-	w.command(append([]string{"cache", "flush"}, args...)...)
+	began := time.Now()
+	command := exec.Command(*program, slices.Concat([]string{"cache", "flush", "--status-addr", w.status}, args)...)
+	command.Env = w.environ
+	if out, err := command.CombinedOutput(); err != nil {
+		w.wrong(finding{since: began, until: time.Now(), err: fmt.Errorf("%v: %w: %s", command, err, out)})
+	}
 }

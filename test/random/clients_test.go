@@ -93,11 +93,10 @@ func (s *session) send(random *rand.Rand, q *question) error {
 	if s.tcp && random.IntN(8) == 0 {
 		whole := append([]byte{byte(len(packet) >> 8), byte(len(packet))}, packet...)
 		n := 1 + random.IntN(len(whole)-1)
-		_, err = s.Conn.Conn.Write(whole[:n])
-		packet = whole[n:]
-		if err == nil {
-			_, err = s.Conn.Conn.Write(packet)
+		if _, err := s.Conn.Conn.Write(whole[:n]); err != nil {
+			return err
 		}
+		_, err = s.Conn.Conn.Write(whole[n:])
 		return err
 	}
 	_, err = s.Write(packet)

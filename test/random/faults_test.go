@@ -94,13 +94,13 @@ func faults(seed uint64) []fault {
 // noise returns packets that are no response to a query.
 func noise(query []byte) [][]byte { return [][]byte{query[:2], {}, query, query[:len(query)/2]} }
 
-// startGroup starts nameservers at addresses that end in a number and those after it.
-func startGroup(t *testing.T, number, servers int, first netip.AddrPort) *serverGroup {
+// startGroup starts nameservers at addresses of a block.
+func startGroup(t *testing.T, number, servers int, block string) *serverGroup {
 	t.Helper()
 	g := &serverGroup{number: number}
 	for i := range servers {
-		on := netip.AddrPortFrom(inBlock(first, 10*number+i+1), first.Port())
-		g.servers = append(g.servers, fakedns.Start(t, groupHandler(number), fakedns.On(on), fakedns.Forget))
+		on := fakedns.On(netip.MustParseAddrPort(fmt.Sprintf("%s%d:53", block, 10*number+i+1)))
+		g.servers = append(g.servers, fakedns.Start(t, groupHandler(number), on, fakedns.Forget))
 		g.faults = append(g.faults, faults(0)[0])
 	}
 	g.note()
@@ -245,19 +245,12 @@ func pause(ctx context.Context, random *rand.Rand, shortest, longest time.Durati
 	return clock.Sleep(ctx, shortest+time.Duration(random.Int64N(int64(longest-shortest))))
 }
 
-// addressBlock returns the first of the addresses of this host that this test uses, which are hardly those of another
-// test, with port 53, which needs root.
-func addressBlock(t *testing.T) netip.AddrPort {
+// addressBlock returns the first three numbers of addresses of this host that hardly another test uses. Their port 53
+// needs root.
+func addressBlock(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("LEFT OUT: %s, its nameservers need root for port 53", t.Name())
 	}
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, byte(16 + rand.IntN(200)), byte(1 + rand.IntN(250)), 1}), 53)
-}
-
-// inBlock returns an address of a block.
-func inBlock(first netip.AddrPort, last int) netip.Addr {
-	ip := first.Addr().As4()
-	ip[3] = byte(last)
-	return netip.AddrFrom4(ip)
+	return fmt.Sprintf("127.%d.%d.", 16+rand.IntN(200), 1+rand.IntN(250))
 }

@@ -63,9 +63,9 @@ type judge struct {
 	groups     []*serverGroup
 	stalls     stalls
 
-	mu            sync.Mutex
-	calm          bool // nothing fails any more, and answers to queries with DO are signed
-	answers, mesh int
+	mu      sync.Mutex
+	calm    bool // nothing fails any more, and answers to queries with DO are signed
+	answers int
 }
 
 // Limits of times.
@@ -95,7 +95,6 @@ func (j *judge) judge(q *question, m *dns.Msg, received time.Time) (since time.T
 	j.answers++
 	limit := forwardLimit
 	if mesh {
-		j.mesh++
 		limit = meshLimit
 	}
 	if err == nil && took > limit {

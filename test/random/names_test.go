@@ -198,8 +198,6 @@ func groupHandler(group int) fakedns.Handler {
 	}
 }
 
-var errOther = errors.New("other records")
-
 // sameRecords returns an error unless a response has the wanted records in a section. Their order and their TTLs
 // may differ, but no TTL is longer than wanted, or than the 30 s of a stale answer (F9). part allows some to be
 // missing.
@@ -222,7 +220,7 @@ func sameRecords(got, want []dns.RR, part bool) error {
 		wanted = slices.DeleteFunc(wanted, func(text string) bool { return !slices.Contains(have, text) })
 	}
 	if !slices.Equal(have, wanted) {
-		return errOther
+		return errors.New("other records")
 	}
 	for _, rr := range got {
 		if ttl := rr.Header().Ttl; ttl > max(want[0].Header().Ttl, 30) {

@@ -107,6 +107,7 @@ func start(t *testing.T) *world {
 		config: filepath.Join(dir, "nametap.yaml"), resolvConf: filepath.Join(dir, "resolv.conf"),
 		environ: append(os.Environ(), "RUNTIME_DIRECTORY="+dir, "POD_NAME=web-0", "POD_NAMESPACE=ns1", "INSTANCE_IP=10.1.2.3", "NOTIFY_SOCKET="),
 	}
+	block := addressBlock(t)
 	if *program == "" {
 		built, err := process.Build("nametap")
 		if err != nil {
@@ -115,13 +116,12 @@ func start(t *testing.T) *world {
 		t.Cleanup(func() { os.RemoveAll(built) })
 		*program = filepath.Join(built, "nametap")
 	}
-	first := addressBlock(t)
 	for number, servers := range []int{groupA: 3, groupB: 2, routeGroup: 2} {
-		w.judge.groups = append(w.judge.groups, startGroup(t, number, servers, first))
+		w.judge.groups = append(w.judge.groups, startGroup(t, number, servers, block))
 	}
-	w.dns, w.status = inBlock(first, 100).String()+":15053", inBlock(first, 100).String()+":15020"
+	w.dns, w.status = block+"100:15053", block+"100:15020"
 	w.judge.resolvConf.set(groupA, func() { w.replace(w.resolvConf, w.resolvConfText(w.judge.groups[groupA].servers)) })
-	w.judge.settings.set(atFirst, func() { w.replace(w.config, w.configText(atFirst, nil)) })
+	w.judge.settings.set(atFirst, func() { w.replace(w.config, w.configText(atFirst, rand.New(rand.NewPCG(*seed, 3)))) })
 	w.judge.generation.set(0, func() { w.xds.Push(tableOf(0)) })
 	command := exec.Command(*program, "agent", "--config", w.config, "--xds-addr", w.xds.Addr(), "--xds-plaintext",
 		"--dns-addr", w.dns, "--status-addr", w.status, "--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(dir, "state"), "--drain", "0s")
@@ -149,16 +149,6 @@ func (w *world) replace(path, text string) {
 		w.tb.Error(err)
 	} else if err := os.Rename(next, path); err != nil {
 		w.tb.Error(err)
-	}
-}
-
-// command runs a subcommand of nametap for the agent.
-func (w *world) command(args ...string) {
-	began := time.Now()
-	command := exec.Command(*program, append(args, "--status-addr", w.status)...)
-	command.Env = w.environ
-	if out, err := command.CombinedOutput(); err != nil {
-		w.wrong(finding{since: began, until: time.Now(), err: fmt.Errorf("nametap %s: %w: %s", strings.Join(args, " "), err, out)})
 	}
 }
 
@@ -266,7 +256,7 @@ func (w *world) report(t *testing.T) {
 			t.Log(w.describe(&f))
 		}
 	}
-	t.Logf("%d answers in %v, %d of these for mesh names; %d events", j.answers, time.Since(w.began), j.mesh, len(w.notes))
+	t.Logf("%d answers in %v; %d events", j.answers, time.Since(w.began), len(w.notes))
 	t.Logf("the machine stood still for %v, and %d findings of these times do not count", j.stalls.between(w.began, time.Now()), len(w.findings)-failures)
 	if failures > 0 {
 		t.Errorf("%d queries without one right answer", failures)
