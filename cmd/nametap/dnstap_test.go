@@ -350,7 +350,7 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 		}
 		for _, message := range []tapped{query, response} {
 			m := message.Message
-			if message.Identity != tapIdentity() || !strings.HasPrefix(message.Version, "nametap ") || m.SocketFamily != "INET" ||
+			if message.Identity != "web-0" || !strings.HasPrefix(message.Version, "nametap ") || m.SocketFamily != "INET" ||
 				m.QueryAddress != "127.0.0.1" || m.QueryPort == 0 || m.Address+":"+strconv.Itoa(m.Port) != a.dns {
 				t.Errorf("query %d: %+v", i, message)
 			}
@@ -363,14 +363,6 @@ func testDnstap(t *testing.T, r *tapReceiver) {
 		t.Errorf("reason %q", reason)
 	}
 	wait.Until(t, "12 frames were counted", func() bool { return a.metric("nametap_dnstap_frames_total") == 12 }) // after they were sent
-}
-
-// tapIdentity is the identity of an agent of startLive.
-func tapIdentity() string {
-	if os.Getenv(inPod) != "" {
-		return "web-0.ns1"
-	}
-	return "web-0"
 }
 
 // R20: the identity in dnstap is that of the pod, or the name of the host.

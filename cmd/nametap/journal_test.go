@@ -59,7 +59,7 @@ func stderr(t *testing.T, journal bool, args ...string) string {
 		stream++
 	}
 	command := exec.CommandContext(t.Context(), "nametap", args...)
-	command.Env = append(os.Environ(), fmt.Sprintf("JOURNAL_STREAM=%d:%d", stat.Dev, stream))
+	command.Env = []string{"PATH=" + os.Getenv("PATH"), fmt.Sprintf("JOURNAL_STREAM=%d:%d", stat.Dev, stream)}
 	command.Stderr = file
 	_ = command.Run()
 	text, err := os.ReadFile(path)

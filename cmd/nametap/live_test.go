@@ -61,7 +61,7 @@ func startLive(t *testing.T, args ...string) *liveAgent {
 	a := &liveAgent{
 		tb: t, one: fakedns.Start(t, everywhere(oneIP)), two: fakedns.Start(t, everywhere(twoIP)), dns: ip + ":25053", status: ip + ":25020",
 		config: filepath.Join(dir, "nametap.yaml"), log: testlog.New(t),
-		environ: append(os.Environ(), "RUNTIME_DIRECTORY="+dir, "POD_NAME=web-0", "POD_NAMESPACE=ns1", "INSTANCE_IP=10.1.2.3", "NOTIFY_SOCKET="),
+		environ: []string{"PATH=" + os.Getenv("PATH"), "RUNTIME_DIRECTORY=" + dir, "POD_NAME=web-0", "POD_NAMESPACE=ns1", "INSTANCE_IP=10.1.2.3"},
 	}
 	xds := fakexds.Start(t, fakexds.Options{})
 	xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{

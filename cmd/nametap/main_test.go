@@ -29,8 +29,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	const command = "nametap"
+	if filepath.Base(os.Args[0]) != command { // the tests get no settings from outside
+		for _, variable := range os.Environ() {
+			if name, _, _ := strings.Cut(variable, "="); name != "PATH" && name != "TMPDIR" && !strings.HasPrefix(name, "GO") {
+				os.Unsetenv(name)
+			}
+		}
+	}
 	wait.Together()
-	testscript.Main(m, map[string]func(){"nametap": func() {
+	testscript.Main(m, map[string]func(){command: func() {
 		readTimeout = patience
 		main()
 	}})
