@@ -117,10 +117,10 @@ func TestOrder(t *testing.T) {
 				t.Errorf("%s: the addresses of one family do not wait for the other", name)
 			}
 			if test.late {
-				if wake := r.wakeTime(until); wake.Sub(d.now) != resolutionDelay {
-					t.Errorf("%s: the addresses of one family wait for %v, want %v", name, wake.Sub(d.now), resolutionDelay)
+				if wake := r.wakeTime(until); wake.Sub(d.now) != 50*time.Millisecond {
+					t.Errorf("%s: the addresses of one family wait for %v, want %v", name, wake.Sub(d.now), 50*time.Millisecond)
 				}
-				d.clock.time = d.now.Add(resolutionDelay)
+				d.clock.time = d.now.Add(50 * time.Millisecond)
 				if err := d.wait(d.clock.time); err != nil || take() == 0 {
 					t.Errorf("%s: the addresses of one family wait for longer: %v", name, err)
 				}
@@ -163,7 +163,7 @@ func TestDial(t *testing.T) {
 			return
 		}
 		d.close(conn)
-		if took := d.now.Sub(began); to != open || took != attemptDelay {
+		if took := d.now.Sub(began); to != open || took != 250*time.Millisecond {
 			t.Errorf("%s after %v", to, took)
 		}
 		_, _, err = d.dial(d.task, []endpoint{{name: "lost.example.org", port: open.Port()}}, true, d.now.Add(connectTimeout))
