@@ -131,23 +131,23 @@ func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
 }
 
 func TestMetrics(t *testing.T) { // R4
-	t.Parallel()
-	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
-	})
-	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), deadServer(t))}})
-	p.load(t, hosts{"api.example.com": external("192.0.2.1")})
-	p.ask(t, "api.example.com", dns.TypeA)
-	p.ask(t, "api.example.com", dns.TypeAAAA)
-	p.exchange(t, "tcp", question("api.example.com", dns.TypeA))
-	p.ask(t, "other.example.com", dns.TypeNAPTR)
-	fake.Handle(fakedns.Answer())
-	p.ask(t, "other.example.com", 65280)
-	p.exchange(t, "tcp", new(dns.Msg))
-	probe := question("id.server", dns.TypeTXT)
-	probe.Question[0].Qclass = dns.ClassCHAOS
-	p.exchange(t, "udp", probe)
-	want := `
+	still(t, func(t *testing.T) {
+		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
+		})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), deadServer(t))}})
+		p.load(t, hosts{"api.example.com": external("192.0.2.1")})
+		p.ask(t, "api.example.com", dns.TypeA)
+		p.ask(t, "api.example.com", dns.TypeAAAA)
+		p.exchange(t, "tcp", question("api.example.com", dns.TypeA))
+		p.ask(t, "other.example.com", dns.TypeNAPTR)
+		fake.Handle(fakedns.Answer())
+		p.ask(t, "other.example.com", 65280)
+		p.exchange(t, "tcp", new(dns.Msg))
+		probe := question("id.server", dns.TypeTXT)
+		probe.Question[0].Qclass = dns.ClassCHAOS
+		p.exchange(t, "udp", probe)
+		want := `
 		# HELP istio_agent_dns_requests_total DNS requests received.
 		# TYPE istio_agent_dns_requests_total counter
 		istio_agent_dns_requests_total 6
@@ -172,9 +172,10 @@ func TestMetrics(t *testing.T) { // R4
 		nametap_dns_queries_total{protocol="udp",rcode="OTHER",source="upstream",type="other"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="REFUSED",source="probe",type="TXT"} 1
 	`
-	if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
-		"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",
-		"nametap_dns_queries_total"); err != nil {
-		t.Error(err)
-	}
+		if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
+			"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",
+			"nametap_dns_queries_total"); err != nil {
+			t.Error(err)
+		}
+	})
 }

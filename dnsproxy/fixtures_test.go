@@ -76,9 +76,7 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 					askHost(t, p, key, info)
 				}
 			}
-			if asked := fake.Queries(); len(asked) > 0 {
-				t.Errorf("mesh names were forwarded: %v", asked)
-			}
+			wantAsked(t, 0, fake)
 			p.converse(t, []dialogue{{"old.example A", forwarded}})
 		})
 	}

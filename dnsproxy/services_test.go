@@ -10,9 +10,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // withPorts adds ports to an entry, in the form NAME=NUMBER/PROTOCOL; without a protocol TCP.
@@ -134,9 +131,7 @@ func TestServices(t *testing.T) { // D22
 		{srvWeb + " ANY", srvWeb + " A 10.0.0.1"},
 		{"none SRV", "NODATA none."}, // a table without ports, such as istiod's
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("names of ports were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	for _, name := range []string{
 		"_http._udp." + srvWeb, "_https._tcp." + srvWeb, "_._udp." + srvWeb, "__tcp." + srvWeb, "_tcp." + srvWeb,
 		"http.tcp." + srvWeb, "x._http._tcp." + srvWeb, "_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual",
@@ -200,9 +195,7 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 		{"bare SRV", "NODATA bare."},
 		{"_http._tcp.web A", "NODATA _http._tcp.web."},
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("names of ports were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{{"_http._tcp." + pod + " SRV", forwarded}, {"_http._tcp.10-244-1-7.web SRV", forwarded}})
 }
 
@@ -284,34 +277,5 @@ func TestBadPorts(t *testing.T) { // D22, N10
 	})
 	if got := p.Table().Skipped(); len(got) != 7 {
 		t.Errorf("left out: %v, want seven ports", got)
-	}
-}
-
-// The settings for suffixes hold for the names of ports, which exist as descendants of _tcp and
-// _udp.
-func TestServicesWithSuffixes(t *testing.T) { // D22, F12
-	t.Parallel()
-	fake := nameserver(t, fakedns.Answer())
-	p := start(t, dnsproxy.Config{
-		Bypass: []string{"bank.svc.cluster.local"}, LocalOnly: []string{"cluster.local", "shop"},
-		Forward: forward.Config{ResolvConf: resolvConf(t), Upstreams: servers(fake)},
-	})
-	p.load(t, serviceHosts())
-	p.converse(t, []dialogue{
-		{"_h2._tcp." + srvDual + " SRV", forwarded},
-		{"_h2._tcp.dual.bank SRV", forwarded},
-	})
-	queries := len(forwardedNames(fake))
-	p.converse(t, []dialogue{
-		{"_http._tcp." + srvWeb + " SRV", "_http._tcp." + srvWeb + " SRV 0 100 80 " + srvWeb},
-		{"_http._tcp." + srvWeb + " A", "NODATA cluster.local."},
-		{"_tcp." + srvWeb + " SRV", "NODATA cluster.local."},
-		{"_tcp.web.shop A", "NODATA shop."},
-		{"_udp." + srvWeb + " SRV", "NXDOMAIN"}, // of an unnamed port
-		{"_https._tcp." + srvWeb + " SRV", "NXDOMAIN"},
-		{"_tcp.none.shop.svc.cluster.local. SRV", "NXDOMAIN"},
-	})
-	if names := forwardedNames(fake); len(names) != queries {
-		t.Errorf("forwarded: %v", names[queries:])
 	}
 }

@@ -1,9 +1,18 @@
 package dnsproxy
 
 import (
+	"bufio"
+	"encoding/binary"
+	"io"
 	"log/slog"
 	"net"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/api"
 )
 
 // A connection that was accepted just before its listener stopped is served, because its query
@@ -20,5 +29,61 @@ func TestAcceptedBeforeStop(t *testing.T) {
 		if got := clients.add(c); got != want || c.drained.IsZero() == want {
 			t.Errorf("connection %d: added %t, draining %t, want %t", i+1, got, !c.drained.IsZero(), want)
 		}
+	}
+}
+
+// A connection ends 10 s after the last answer, and if the client takes no part of an answer for 10 s. One with a reserved
+// descriptor ends after 1 s, or its first answer.
+func TestConnectionTimeouts(t *testing.T) { // A12
+	for name, c := range map[string]struct {
+		brief     bool
+		ask       time.Duration // when the client sends a query; 0 for never
+		reads, is time.Duration // when it reads the answer, and when the connection ends
+	}{
+		"silent":       {false, 0, 0, 10 * time.Second},
+		"asks":         {false, 3 * time.Second, 7 * time.Second, 17 * time.Second},
+		"reads late":   {false, time.Second, 11*time.Second + time.Millisecond, 11*time.Second + time.Millisecond},
+		"brief":        {true, 0, 0, time.Second},
+		"brief, asks":  {true, time.Second / 2, time.Second / 2, time.Second / 2},
+		"never reads":  {false, time.Second, time.Hour, time.Hour},
+		"reads slowly": {false, time.Second, 10*time.Second + 999*time.Millisecond, 20*time.Second + 999*time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, Config{}, nil)
+			w.loadServer(t, map[string]*api.NameTable_NameInfo{"web.example": {Ips: []string{"10.0.0.1"}}})
+			clients := newTCPClients(1, slog.New(slog.DiscardHandler))
+			defer clients.close()
+			conn, client := net.Pipe()
+			served := &tcpConn{
+				handler: &w.server.handler, listener: &tcpListener{handler: &w.server.handler, clients: clients, stopped: make(chan struct{})},
+				from: arrival{protocol: overTCP, client: noClient, local: noClient}, conn: conn, task: newTask(),
+				brief: c.brief, readDone: make(chan struct{}), finished: make(chan struct{}, 1),
+			}
+			served.reader = bufio.NewReader(drainReader{served})
+			began := time.Now()
+			go served.serve()
+			if c.ask > 0 {
+				packet, err := new(dns.Msg).SetQuestion("web.example.", dns.TypeA).Pack()
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(c.ask) //nolint:forbidigo // synctest advances the time
+				if _, err := client.Write(append(lengthOf(packet), packet...)); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(c.reads - c.ask) //nolint:forbidigo // as above
+				length := make([]byte, lengthLen)
+				if _, err := io.ReadFull(client, length); (err == nil) != (c.reads-c.ask < 10*time.Second) {
+					t.Errorf("%s: %v", name, err)
+				} else if err == nil {
+					if _, err := io.CopyN(io.Discard, client, int64(binary.BigEndian.Uint16(length))); err != nil {
+						t.Errorf("%s: %v", name, err)
+					}
+				}
+			}
+			if n, err := client.Read(make([]byte, 1)); err != io.EOF || time.Since(began) != c.is {
+				t.Errorf("%s: %d bytes, %v after %v, want the end after %v", name, n, err, time.Since(began), c.is)
+			}
+		})
 	}
 }

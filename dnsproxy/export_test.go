@@ -1,0 +1,24 @@
+package dnsproxy
+
+import (
+	"context"
+
+	"github.com/nametap/nametap/dnsproxy/table"
+)
+
+// Serve answers a packet over "udp" or "tcp" as a listener does, but without a socket: so time passes in a bubble of
+// testing/synctest.
+func (s *Server) Serve(network string, packet []byte) []byte {
+	t, from := newTask(), &arrival{protocol: overUDP, client: noClient, local: noClient}
+	if network == "tcp" {
+		from.protocol = overTCP
+	}
+	t.begin(packet, from)
+	if response, verdict := s.handler.answerFast(nil, t, new(table.Scratch)); verdict != deferred {
+		return response
+	}
+	return t.handler.answerSlow(t)
+}
+
+// Follow follows resolv.conf until ctx ends, as Run does.
+func (s *Server) Follow(ctx context.Context) error { return s.handler.forwarder.Run(ctx) }
