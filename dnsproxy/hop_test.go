@@ -3,7 +3,6 @@ package dnsproxy_test
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 	"testing"
 
@@ -11,7 +10,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -131,38 +129,29 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 // OPT records are hop by hop in each message of a zone transfer, too.
 func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
 	still(t, func(t *testing.T) {
-		soa, err := dns.NewRR("corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60")
-		if err != nil {
-			t.Fatal(err)
+		records := []string{
+			"corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60", "a.corp.example. 60 IN A 192.0.2.1",
+			"corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60",
 		}
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		const messages = 3
-		server := &dns.Server{Listener: listener, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
-			for i := range messages {
-				reply := new(dns.Msg).SetReply(query)
-				if reply.SetEdns0(3900, false); i == 0 || i == messages-1 {
-					reply.Answer = []dns.RR{soa}
-				} else {
-					reply.Answer = []dns.RR{&dns.A{
-						Hdr: dns.RR_Header{Name: "a.corp.example.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.IPv4(192, 0, 2, 1),
-					}}
-				}
-				reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions())
-				if err := w.WriteMsg(reply); err != nil {
+		server := nameserver(t, fakedns.Silence)
+		server.Handle(fakedns.Silence, fakedns.Raw(func(packet []byte) (messages [][]byte) {
+			for _, record := range records {
+				rr, err := dns.NewRR(record)
+				if err != nil {
 					t.Error(err)
 				}
+				reply := new(dns.Msg).SetReply(parse(t, packet)).SetEdns0(3900, false)
+				reply.Answer = []dns.RR{rr}
+				reply.IsEdns0().Option = slices.Concat(neighbourOptions(), otherOptions())
+				message, err := reply.Pack()
+				if err != nil {
+					t.Error(err)
+				}
+				messages = append(messages, message)
 			}
-		})}
-		served := make(chan error, 1)
-		go func() { served <- server.ActivateAndServe() }()
-		t.Cleanup(func() {
-			_ = listener.Close()
-			t.Log(<-served) // the error of the closed listener
-		})
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: netip.MustParseAddrPort(listener.Addr().String())}}}})
+			return messages
+		}))
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(server)}})
 		packet, err := withEDNS(question("corp.example", dns.TypeAXFR), 4000).Pack()
 		if err != nil {
 			t.Fatal(err)
@@ -170,7 +159,7 @@ func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
 		conn := p.dial(t, "tcp")
 		defer conn.Close()
 		write(t, conn, packet)
-		for i := range messages {
+		for i := range records {
 			msg := parse(t, read(t, conn))
 			if opt := msg.IsEdns0(); len(msg.Answer) != 1 || opt == nil || opt.UDPSize() != dnsproxy.DefaultEDNSUDPSize || len(opt.Option) != len(otherOptions()) {
 				t.Errorf("message %d:\n%v", i, msg)
