@@ -69,28 +69,6 @@ func TestAlias(t *testing.T) { // D9
 	})
 }
 
-// SRV of an alias of a Service, or of a part of one, has the ports of that.
-func TestAliasPorts(t *testing.T) { // D9, D22
-	t.Parallel()
-	p, fake := startMesh(t, hosts{
-		"db.bank.svc.cluster.local":  withPorts(service("db", "bank", "10.0.0.2"), "sql=5432"),
-		"old.shop.svc.cluster.local": alias("old", "db.bank.svc.cluster.local", "10.0.0.2"),
-		"sql.shop.svc.cluster.local": alias("sql", "_sql._tcp.db.bank.svc.cluster.local", "10.0.0.2"),
-	})
-	const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
-	srv, additional := db+" SRV 0 100 5432 "+db, []string{db + " A 10.0.0.2"}
-	p.wantServices(t, []serviceCase{
-		{old, []string{old + " CNAME " + db, srv}, additional},
-		{"old.", []string{"old. CNAME " + db, srv}, additional},
-		{"sql.", []string{"sql. CNAME _sql._tcp." + db, "_sql._tcp." + srv}, additional},
-	})
-	resp := p.ask(t, "old.corp.example", dns.TypeSRV)
-	if answer, extra := sections(t, resp); len(answer) != 3 || len(extra) != 1 {
-		t.Errorf("with a search domain: %v", resp)
-	}
-	wantAsked(t, 0, fake)
-}
-
 // An invalid alias is left out, and so is a CNAME record that would make a loop.
 func TestBadAlias(t *testing.T) { // D9
 	t.Parallel()

@@ -1,53 +1,18 @@
 package dnsproxy_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-func TestHeader(t *testing.T) { // A1
-	t.Parallel()
-	p := start(t, dnsproxy.Config{TTL: 7 * time.Second, Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
-	p.load(t, hosts{"api.example.com": external("192.0.2.1", "2001:db8::1")})
-	for bits := range 32 {
-		req := question("api.example.com.corp.example", []uint16{dns.TypeA, dns.TypeAAAA}[bits&1])
-		req.RecursionDesired = bits&2 != 0
-		req.CheckingDisabled = bits&4 != 0
-		req.AuthenticatedData = bits&8 != 0
-		req.Zero = bits&16 != 0
-		resp := p.exchange(t, "udp", req)
-		want := dns.MsgHdr{
-			Id: req.Id, Response: true, Authoritative: true, RecursionAvailable: true,
-			RecursionDesired: req.RecursionDesired, CheckingDisabled: req.CheckingDisabled,
-		}
-		if resp.MsgHdr != want {
-			t.Errorf("query %+v\n got %+v\nwant %+v", req.MsgHdr, resp.MsgHdr, want)
-		}
-		if !slices.Equal(resp.Question, req.Question) || len(resp.Answer) != 2 || len(resp.Ns)+len(resp.Extra) != 0 {
-			t.Errorf("want the question, a CNAME and an address:\n%v", resp)
-		}
-		for _, rr := range resp.Answer {
-			if h := rr.Header(); h.Ttl != 7 || h.Class != dns.ClassINET {
-				t.Errorf("want TTL 7 and class IN: %v", rr)
-			}
-		}
-	}
-	resp := p.ask(t, "nowhere.example", dns.TypeA)
-	if resp.Authoritative || !resp.RecursionAvailable {
-		t.Errorf("a SERVFAIL of nametap: want AA=0, RA=1:\n%v", resp)
-	}
-}
-
-func TestNoData(t *testing.T) { // A2
+// Types that the table does not have are NODATA, with an SOA record by which the answer may be kept; ANY has all that it has.
+func TestNoData(t *testing.T) { // A2, A3, A5
 	t.Parallel()
 	p, fake := startMesh(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
@@ -58,6 +23,8 @@ func TestNoData(t *testing.T) { // A2
 		{"WEB AAAA", "NODATA WEB."},
 		{"six.example.com A", "NODATA six.example.com."},
 		{"Six.example.com.corp.example A", "NODATA Six.example.com.corp.example."},
+		{"web HTTPS", "NODATA web."}, {"web SVCB", "NODATA web."}, {"six.example.com HTTPS", "NODATA six.example.com."},
+		{"web ANY", "web. A 10.0.0.1"},
 	})
 	resp := p.ask(t, "web", dns.TypeAAAA)
 	if soa, ok := resp.Ns[0].(*dns.SOA); !ok || soa.Hdr.Ttl != 30 || soa.Minttl != 30 ||
@@ -68,25 +35,6 @@ func TestNoData(t *testing.T) { // A2
 		t.Errorf("want AA=1, RA=1:\n%v", resp)
 	}
 	wantAsked(t, 0, fake)
-}
-
-func TestServiceBinding(t *testing.T) { // A3
-	t.Parallel()
-	p, fake := startMesh(t, hosts{
-		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-		"api.example.com":            external("192.0.2.1"),
-		"*.wild.example.com":         external("192.0.2.2"),
-	})
-	for _, qtype := range []string{" HTTPS", " SVCB"} {
-		p.converse(t, []dialogue{
-			{"web" + qtype, "NODATA web."},
-			{"api.example.com" + qtype, "NODATA api.example.com."},
-			{"x.wild.example.com" + qtype, "NODATA x.wild.example.com."},
-			{"api.example.com.corp.example" + qtype, "NODATA api.example.com.corp.example."},
-		})
-	}
-	wantAsked(t, 0, fake)
-	p.converse(t, []dialogue{{"other.example.com HTTPS", forwarded}})
 }
 
 func TestOtherTypes(t *testing.T) { // A4
@@ -126,20 +74,6 @@ func TestOtherTypes(t *testing.T) { // A4
 		})
 		fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
 		p.converse(t, []dialogue{{"new.example.com TXT", "SERVFAIL"}})
-	})
-}
-
-func TestANY(t *testing.T) { // A5
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"api.example.com": external("192.0.2.1", "2001:db8::1", "192.0.2.2"),
-		"four.example":    external("192.0.2.3"),
-	})
-	const both = "api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2; api.example.com. AAAA 2001:db8::1"
-	p.converse(t, []dialogue{
-		{"api.example.com ANY", both},
-		{"api.example.com.corp.example ANY", "api.example.com.corp.example. CNAME api.example.com.; " + both},
-		{"four.example ANY", "four.example. A 192.0.2.3"},
 	})
 }
 
@@ -211,29 +145,6 @@ func TestNearFirst(t *testing.T) { // D25, A7, A9
 	}
 }
 
-func TestEDNS(t *testing.T) { // A8
-	t.Parallel()
-	p, _ := startMesh(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT} {
-		if resp := p.ask(t, "web", qtype); resp.IsEdns0() != nil {
-			t.Errorf("an OPT that was not asked for:\n%v", resp)
-		}
-		for _, do := range []bool{false, true} {
-			req := question("web", qtype).SetEdns0(1400, do)
-			opt := req.IsEdns0()
-			opt.Option = []dns.EDNS0{
-				&dns.EDNS0_LOCAL{Code: 65001, Data: []byte("unknown")},
-				&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0123456789abcdef"},
-			}
-			resp := p.exchange(t, "udp", req)
-			if got := resp.IsEdns0(); got == nil || got.Do() != do || got.UDPSize() != 1232 || len(got.Option) > 0 ||
-				got.Version() != 0 || resp.Rcode != dns.RcodeSuccess {
-				t.Errorf("DO=%v: want an OPT record of nametap:\n%v", do, resp)
-			}
-		}
-	}
-}
-
 func TestBadEDNS(t *testing.T) { // A8
 	t.Parallel()
 	p, fake := startMesh(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
@@ -251,48 +162,4 @@ func TestBadEDNS(t *testing.T) { // A8
 		}
 	}
 	wantAsked(t, 0, fake)
-}
-
-func TestSizes(t *testing.T) { // A9
-	t.Parallel()
-	p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
-	many := addrs(1, 150)
-	for i := range 150 {
-		many = append(many, fmt.Sprintf("2001:db8::%x", i+1))
-	}
-	p.load(t, hosts{"many.example.com": external(many...)})
-	for _, c := range []struct{ edns, limit int }{
-		{0, 512}, {100, 512}, {512, 512}, {800, 800}, {1232, 1232}, {4096, 1232}, {65535, 1232},
-	} {
-		for _, name := range []string{"many.example.com", "many.example.com.corp.example"} {
-			for qtype, length := range map[uint16]int{dns.TypeA: 16, dns.TypeAAAA: 28, dns.TypeANY: 28} {
-				req := question(name, qtype)
-				if c.edns > 0 {
-					withEDNS(req, uint16(c.edns))
-				}
-				packet, err := req.Pack()
-				if err != nil {
-					t.Fatal(err)
-				}
-				short := p.send(t, "udp", packet)
-				resp := parse(t, short)
-				resp.Compress = true
-				if len(short) > c.limit || len(short)+length <= c.limit || !resp.Truncated || resp.Len() != len(short) {
-					t.Errorf("%s %s, EDNS %d: %d bytes of records in %d, TC=%v; want at most %d, cut after a record, TC=1",
-						name, dns.TypeToString[qtype], c.edns, resp.Len(), len(short), resp.Truncated, c.limit)
-				}
-				whole := p.exchange(t, "tcp", req)
-				want := 150
-				if qtype == dns.TypeANY {
-					want = 300
-				}
-				if _, autopath := whole.Answer[0].(*dns.CNAME); autopath {
-					want++
-				}
-				if whole.Truncated || len(whole.Answer) != want {
-					t.Errorf("%s over TCP: %d records, TC=%v", name, len(whole.Answer), whole.Truncated)
-				}
-			}
-		}
-	}
 }

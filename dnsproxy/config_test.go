@@ -14,7 +14,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
-	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -108,25 +107,6 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 		if !strings.Contains(log.String(), path) {
 			t.Errorf("the log does not name %s:\n%s", path, log)
 		}
-	}
-}
-
-func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
-	t.Parallel()
-	want, err := upstream.ParseSpec("192.0.2.53:5353")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newProxy(t, dnsproxy.Config{
-		Forward: forward.Config{ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []upstream.Spec{want}},
-	})
-	got := p.Upstreams()
-	if len(got) != 1 || got[0] != want {
-		t.Fatalf("nameservers %v, want %v", got, want)
-	}
-	got[0] = upstream.Spec{} // the caller's
-	if p.Upstreams()[0] != want {
-		t.Error("Upstreams gives its own slice away")
 	}
 }
 

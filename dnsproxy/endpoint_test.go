@@ -85,25 +85,3 @@ func TestEndpointPointers(t *testing.T) { // D21, N8
 		{"1.0.0.10.in-addr.arpa PTR", "1.0.0.10.in-addr.arpa. PTR vip.shop.svc.cluster.local."},
 	})
 }
-
-// A table that does not say which Services are headless, such as istiod's, has no names with
-// addresses.
-func TestEndpointsOfIstiod(t *testing.T) { // D21, N8, N9
-	t.Parallel()
-	h := endpointHosts()
-	for _, info := range h {
-		info.Headless = false
-	}
-	h["ext.example.com"] = external("192.0.2.1")
-	h["ext.example.com"].Headless = true // only a Service is headless
-	p, _ := startMesh(t, h)
-	p.converse(t, []dialogue{
-		{"10-244-1-7.web.shop.svc.cluster.local A", forwarded},
-		{"10-244-1-7.web A", forwarded},
-		{"192-0-2-1.ext.example.com A", forwarded},
-		{"7.1.244.10.in-addr.arpa PTR", "7.1.244.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"8.1.244.10.in-addr.arpa PTR", "8.1.244.10.in-addr.arpa. PTR all.bank.svc.cluster.local.; " +
-			"8.1.244.10.in-addr.arpa. PTR web-0.web.shop.svc.cluster.local.; 8.1.244.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR ext.example.com."},
-	})
-}

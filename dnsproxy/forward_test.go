@@ -155,7 +155,7 @@ func TestNoUpstream(t *testing.T) { // F7
 			e.InfoCode != dns.ExtendedErrorCodeNoReachableAuthority || !strings.Contains(e.ExtraText, "no nameserver") {
 			t.Errorf("want SERVFAIL and why:\n%v", resp)
 		}
-		if resp := p.ask(t, "www.example", dns.TypeA); resp.Rcode != dns.RcodeServerFailure || len(resp.Extra) > 0 {
+		if resp := p.ask(t, "www.example", dns.TypeA); resp.Rcode != dns.RcodeServerFailure || len(resp.Extra) > 0 || resp.Authoritative || !resp.RecursionAvailable {
 			t.Errorf("without EDNS: want a plain SERVFAIL:\n%v", resp)
 		}
 		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})

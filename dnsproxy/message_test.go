@@ -2,9 +2,7 @@ package dnsproxy_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
@@ -102,76 +100,5 @@ func TestClasses(t *testing.T) { // A10
 	req.Question[0].Qclass = dns.ClassCHAOS
 	if resp := refuser.exchange(t, "udp", req); resp.Rcode != dns.RcodeRefused {
 		t.Errorf("without a version: want REFUSED:\n%v", resp)
-	}
-}
-
-// An UPDATE is forwarded with its signature, whose key nametap does not have.
-func TestOtherOpcodes(t *testing.T) { // A11
-	still(t, func(t *testing.T) {
-		got := make(chan *dns.Msg, 100)
-		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-			got <- query.Copy()
-			reply := new(dns.Msg).SetReply(query)
-			reply.Question = nil // RFC 2136, section 3.8
-			return reply
-		})
-		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		rr, err := dns.NewRR("web.shop.svc.cluster.local. 60 IN A 192.0.2.1")
-		if err != nil {
-			t.Fatal(err)
-		}
-		update := new(dns.Msg).SetUpdate("shop.svc.cluster.local.")
-		update.Insert([]dns.RR{rr})
-		update.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix())
-		packet, _, err := dns.TsigGenerate(update, "c2VjcmV0", "", false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		resp := parse(t, p.send(t, "udp", packet))
-		if resp.Rcode != dns.RcodeSuccess || resp.Opcode != dns.OpcodeUpdate {
-			t.Errorf("want the nameserver's reply:\n%v", resp)
-		}
-		sent := <-got
-		want := parse(t, packet)
-		sent.Id = want.Id
-		if sent.String() != want.String() {
-			t.Errorf("the nameserver got\n%v\nwant\n%v", sent, want)
-		}
-		notify := new(dns.Msg).SetNotify("web.shop.svc.cluster.local.")
-		p.exchange(t, "tcp", notify)
-		if sent := <-got; sent.Opcode != dns.OpcodeNotify {
-			t.Errorf("the nameserver got\n%v", sent)
-		}
-	})
-}
-
-func TestPipelining(t *testing.T) { // A12
-	t.Parallel()
-	p, _ := startMesh(t, hosts{"*.example.com": external(addrs(1, 20)...)})
-	conn := p.dial(t, "tcp")
-	defer conn.Close()
-	const queries = 500
-	want := map[uint16]string{}
-	go func() { // a client that writes everything before it reads would block both sides
-		for i := range queries {
-			req := question(fmt.Sprintf("host-%d.example.com", i), dns.TypeA)
-			if i%10 == 0 {
-				req = question(fmt.Sprintf("host-%d.other.example", i), dns.TypeA)
-			}
-			req.Id = uint16(i)
-			packet, _ := req.Pack()
-			_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...))
-		}
-	}()
-	for range queries {
-		resp := parse(t, read(t, conn))
-		want[resp.Id] = resp.Question[0].Name
-		if named := fmt.Sprintf("host-%d.", resp.Id); resp.Question[0].Name[:len(named)] != named {
-			t.Errorf("the answer to query %d is\n%v", resp.Id, resp)
-		}
-	}
-	if len(want) != queries {
-		t.Errorf("%d of %d queries were answered", len(want), queries)
 	}
 }

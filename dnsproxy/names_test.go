@@ -8,7 +8,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -105,56 +104,6 @@ func TestShortNames(t *testing.T) { // N2
 		{"old.bank A", "old.bank. A 10.0.0.9"},
 		{"nickname A", "nickname. A 10.0.0.10"},
 		{"bare A", forwarded},
-	})
-}
-
-func TestNoNamespace(t *testing.T) { // N2
-	t.Parallel()
-	server, err := dnsproxy.New(dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Server: server}
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for name, want := range map[string]table.Rule{
-		"web": table.RuleNone, "web.shop": table.RuleShortName, "web.shop.svc": table.RuleShortName,
-	} {
-		if e := explain(t, p, name+" A"); e.Rule != want {
-			t.Errorf("%s is answered by %s, want %s", name, e.Rule, want)
-		}
-	}
-}
-
-func TestClusterDomain(t *testing.T) { // N2
-	t.Parallel()
-	for _, domain := range []string{
-		"mesh.corp", "mesh.corp.", "svc.mesh.corp", "shop.svc.mesh.corp", "Shop.SVC.Mesh.Corp",
-	} {
-		p := newProxy(t, dnsproxy.Config{Domain: domain})
-		p.load(t, hosts{
-			"web.shop.svc.mesh.corp":     service("web", "shop", "10.0.0.1"),
-			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2"),
-		})
-		if e := explain(t, p, "web A"); e.Host != "web.shop.svc.mesh.corp" {
-			t.Errorf("domain %s: web is answered by %q", domain, e.Host)
-		}
-	}
-}
-
-func TestOtherDomains(t *testing.T) { // N3
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"web.shop.svc.remote.local":     service("web", "shop", "10.0.0.1"),
-		"web.shop.svc.clusterset.local": service("web", "shop", "10.0.0.2"),
-		"web.shop.svc.notcluster.local": service("web", "shop", "10.0.0.3"),
-	})
-	p.converse(t, []dialogue{
-		{"web.shop.svc.remote.local A", "web.shop.svc.remote.local. A 10.0.0.1"},
-		{"web.shop.svc.clusterset.local A", "web.shop.svc.clusterset.local. A 10.0.0.2"},
-		{"web A", forwarded},
-		{"web.shop A", forwarded},
-		{"web.shop.svc A", forwarded},
-		{"web.shop.svc.cluster.local A", forwarded},
 	})
 }
 

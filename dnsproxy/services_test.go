@@ -199,64 +199,6 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 	p.converse(t, []dialogue{{"_http._tcp." + pod + " SRV", forwarded}, {"_http._tcp.10-244-1-7.web SRV", forwarded}})
 }
 
-// A long answer is truncated over UDP and complete over TCP. Additional records that do not fit
-// truncate nothing, and a target has all of its addresses or none.
-func TestServiceSizes(t *testing.T) { // D22, A9
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"many.shop.svc.cluster.local": withPorts(headless("many", "shop", addrs(1, 400)...), "http=80"),
-		"some.shop.svc.cluster.local": withPorts(headless("some", "shop", addrs(2, 20)...), "http=80"),
-		"wide.shop.svc.cluster.local": withPorts(service("wide", "shop", addrs(3, 100)...), "http=80"),
-	})
-	const edns = 1232
-	for _, c := range []struct {
-		name      string
-		records   int
-		truncated bool
-		some      bool // some of the addresses
-	}{
-		{"_http._tcp.many", 400, true, true}, {"_http._tcp.some", 20, false, true}, {"_http._tcp.wide", 1, false, false},
-	} {
-		req := withEDNS(question(c.name, dns.TypeSRV), edns)
-		packet, err := req.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
-		short := p.send(t, "udp", packet)
-		resp := parse(t, short)
-		extra := len(resp.Extra) - 1
-		if len(short) > edns || resp.Truncated != c.truncated || resp.Truncated && extra > 0 || !resp.Truncated && len(resp.Answer) != c.records {
-			t.Errorf("%s over UDP: %d bytes, %d records, %d additional, TC=%v", c.name, len(short), len(resp.Answer), extra, resp.Truncated)
-		}
-		if !c.truncated && (extra > 0 != c.some || c.some && extra >= c.records) {
-			t.Errorf("%s over UDP: %d additional records", c.name, extra)
-		}
-		whole := p.exchange(t, "tcp", req)
-		if whole.Truncated || len(whole.Answer) != c.records || len(whole.Extra) < 15 {
-			t.Errorf("%s over TCP: %d records, %d additional, TC=%v", c.name, len(whole.Answer), len(whole.Extra), whole.Truncated)
-		}
-		targets := map[string]bool{}
-		for _, rr := range whole.Answer {
-			targets[rr.(*dns.SRV).Target] = true
-		}
-		if len(targets) != c.records {
-			t.Errorf("%s: %d targets, want %d", c.name, len(targets), c.records)
-		}
-		for _, rr := range whole.Extra {
-			if rr.Header().Rrtype == dns.TypeA && !targets[rr.Header().Name] {
-				t.Errorf("%s: an address of another host: %v", c.name, rr)
-			}
-		}
-	}
-	firsts := map[string]bool{}
-	for range 100 {
-		firsts[record(p.ask(t, "_http._tcp.some", dns.TypeSRV).Answer[0])] = true
-	}
-	if len(firsts) < 5 {
-		t.Errorf("only %d of 20 targets were the first", len(firsts))
-	}
-}
-
 // Ports that are not valid are left out, and the other ones stay.
 func TestBadPorts(t *testing.T) { // D22, N10
 	t.Parallel()

@@ -37,23 +37,6 @@ func TestSourceAddress(t *testing.T) { // K1
 	}
 }
 
-// A burst is read completely: packets that the reader does not read at once wait in the socket. The answers are ignored.
-func TestBurst(t *testing.T) {
-	p := start(t, dnsproxy.Config{})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	conn := p.dial(t, "udp")
-	defer conn.Close()
-	packet, err := question("web", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	const burst = 200 // fits into a receive buffer of any size that Linux has by default
-	for range burst {
-		write(t, conn, packet)
-	}
-	p.await(t, requestsMetric, burst)
-}
-
 // Mesh names do not wait for the nameserver of an earlier query.
 func TestAnyOrder(t *testing.T) { // A12
 	still(t, func(t *testing.T) {
