@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -39,7 +40,7 @@ func targets(n int, referral bool) fakedns.Handler {
 // Additional records that do not all fit are left out without TC, in a new reply or a relayed one. Glue
 // that does not fit sets TC.
 func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, referral := range []bool{false, true} {
 			fake := nameserver(t, targets(6, referral))
 			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})

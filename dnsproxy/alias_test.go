@@ -3,6 +3,7 @@ package dnsproxy_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -19,7 +20,7 @@ func alias(shortname, of string, ips ...string) *api.NameTable_NameInfo {
 
 // A host with an alias is answered with a CNAME record to it, and with its addresses.
 func TestAlias(t *testing.T) { // D9
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, hosts{
 			"db.bank.svc.cluster.local":  service("db", "bank", "10.0.0.2"),
 			"api.example.com":            external("192.0.2.1", "192.0.2.2"),

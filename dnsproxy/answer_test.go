@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -38,7 +39,7 @@ func TestNoData(t *testing.T) { // A2, A3, A5
 }
 
 func TestOtherTypes(t *testing.T) { // A4
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, hosts{
 			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
 			"api.example.com":            external("192.0.2.1"),

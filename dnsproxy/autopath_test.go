@@ -4,9 +4,6 @@ import (
 	"testing"
 
 	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
 func TestAutopath(t *testing.T) { // N5
@@ -59,24 +56,6 @@ func TestAutopath(t *testing.T) { // N5
 		{"api.example.com.xcorp.example A", forwarded},
 		{"api.example.com.corp.example.corp.example A", forwarded}, // a search domain is appended once
 	})
-}
-
-// The first matching domain of the list wins, even if one domain is a suffix of another.
-func TestAutopathOrder(t *testing.T) { // N5
-	t.Parallel()
-	for _, c := range []struct{ search, target string }{
-		{"corp.example example", "a."},
-		{"example corp.example", "a.corp."},
-	} {
-		p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search "+c.search)}})
-		p.load(t, hosts{
-			"a":      external("192.0.2.1"),
-			"a.corp": external("192.0.2.1"),
-		})
-		p.converse(t, []dialogue{
-			{"a.corp.example A", "a.corp.example. CNAME " + c.target + "; " + c.target + " A 192.0.2.1"},
-		})
-	}
 }
 
 func TestPointers(t *testing.T) { // N8

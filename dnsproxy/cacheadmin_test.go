@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -11,7 +12,7 @@ import (
 
 // The cache lists its entries, and removes flushed ones.
 func TestFlushCache(t *testing.T) { // F21
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, anywhere("192.0.2.1"))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		for _, c := range []struct {

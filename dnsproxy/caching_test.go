@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,7 +17,7 @@ import (
 )
 
 func TestCacheAnswers(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, fakedns.Answer(
 			"www.example. 300 IN A 192.0.2.1", "www.example. 300 IN TXT here", "api.example. 300 IN A 192.0.2.2"))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
@@ -70,7 +71,7 @@ func TestCacheCountsFailures(t *testing.T) { // F8, F9, R4
 
 // The bits DO and CD are part of the cache's key: they change what a nameserver answers.
 func TestCacheKeepsApart(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1"))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		for range 2 {
@@ -94,7 +95,7 @@ func TestCacheKeepsApart(t *testing.T) { // F8
 }
 
 func TestNegativeAnswersAreKept(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		bare := fakedns.Answer() // without an SOA it must not be cached: RFC 2308, section 5
 		fake := nameserver(t, except("kept.example.", withSOA(t, "60", bare), bare))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
@@ -109,7 +110,7 @@ func TestNegativeAnswersAreKept(t *testing.T) { // F8
 }
 
 func TestWithoutCache(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, fakedns.Truncate(fakedns.Size(2000)))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), CacheSize: -1}})
 		for range 2 {
@@ -142,7 +143,7 @@ func held(handler fakedns.Handler, release <-chan struct{}) (holding fakedns.Han
 }
 
 func TestQuestionsInFlightAreShared(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const clients = 50
 		release := make(chan struct{})
 		holding, _ := held(anywhere("192.0.2.1"), release)
@@ -169,7 +170,7 @@ func TestFailuresAreShortlyKept(t *testing.T) { // F8
 	t.Parallel()
 	for _, rcode := range []int{dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError} {
 		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				fake := nameserver(t, fakedns.Rcode(rcode))
 				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 				p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
@@ -186,7 +187,7 @@ func TestFailuresAreShortlyKept(t *testing.T) { // F8
 
 // A nameserver that refuses connections has failed, too, and is not asked for every query.
 func TestUnreachableIsShortlyKept(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
 		for range 3 {
 			p.converse(t, []dialogue{{"www.example A", "SERVFAIL"}})
@@ -199,7 +200,7 @@ func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 
 // The TTLs of positive and negative answers are bounded.
 func TestTTLsAreBounded(t *testing.T) { // F8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, withSOA(t, "86400", fakedns.Answer("www.example. 9999999 IN A 192.0.2.1")))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
 		for range 2 { // from the nameserver, and from the cache

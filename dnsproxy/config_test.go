@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -111,7 +112,7 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 }
 
 func TestMetrics(t *testing.T) { // R4
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 			return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
 		})

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -26,7 +27,7 @@ func (p *proxy) configure(tb testing.TB, path string, cfg dnsproxy.Config) {
 // Every setting of answers is in use once Configure has returned; zero values are the defaults again. Later
 // pushes follow from the table in use.
 func TestConfigureAnswers(t *testing.T) { // R10, F12, F13
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		world, corp := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2"))
 		path := resolvConf(t, "search shop.svc.cluster.local corp.example")
 		upstreams := forward.Config{ResolvConf: path, Upstreams: servers(world)}
@@ -90,7 +91,7 @@ func TestConfigureAnswers(t *testing.T) { // R10, F12, F13
 
 // With a wrong setting nothing changes, whichever it is.
 func TestConfigureRefuses(t *testing.T) { // R10
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		world := nameserver(t, anywhere("192.0.2.1"))
 		path := resolvConf(t)
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path, Upstreams: servers(world)}})
@@ -119,7 +120,7 @@ func TestConfigureRefuses(t *testing.T) { // R10
 // A change of nameservers flushes the replies to questions for which others are asked now; other changes
 // flush none.
 func TestConfigureKeepsReplies(t *testing.T) { // R10, F8, F17
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var step atomic.Int64
 		from := func(server int) *fakedns.Server { // whose answers say in which step it was asked
 			return nameserver(t, func(query *dns.Msg, network string) *dns.Msg {

@@ -50,7 +50,7 @@ func TestRequestDurations(t *testing.T) {
 			}
 		})
 	})
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const of = 1024
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, anywhere("192.0.2.1")))}})
 		conn := p.dial(t, "tcp")
@@ -81,7 +81,7 @@ func TestRequestDurations(t *testing.T) {
 
 // R4, A9: answers with the TC bit are counted, whatever has cut them.
 func TestTruncatedCount(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var records []string
 		for _, addr := range addrs(3, 60) {
 			records = append(records, "long.example. 60 IN A "+addr)

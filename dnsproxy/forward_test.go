@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -37,7 +38,7 @@ func TestFailuresMoveOn(t *testing.T) { // F3
 		dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
 	} {
 		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				good, bad := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1")), nameserver(t, fakedns.Rcode(rcode))
 				bare := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg { // a header alone
 					reply := new(dns.Msg).SetRcode(query, rcode)
@@ -67,7 +68,7 @@ func TestFailuresMoveOn(t *testing.T) { // F3
 
 // If all servers are dead the query fails at once, even if one is listed twice, and the reason names the server.
 func TestDeadServers(t *testing.T) { // F3
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		dead := deadServer(t)
 		good := nameserver(t, anywhere("192.0.2.1"))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append([]upstream.Spec{dead}, servers(good)...)}})
@@ -117,7 +118,7 @@ func TestDeadline(t *testing.T) { // F4
 }
 
 func TestWrongReplies(t *testing.T) { // F11
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := rawNameserver(t, func(query *dns.Msg, reply func([]byte)) {
 			send := func(change func(*dns.Msg)) {
 				msg := new(dns.Msg).SetReply(query)
@@ -148,7 +149,7 @@ func TestWrongReplies(t *testing.T) { // F11
 }
 
 func TestNoUpstream(t *testing.T) { // F7
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{})
 		resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
 		if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil ||
@@ -165,7 +166,7 @@ func TestNoUpstream(t *testing.T) { // F7
 // A query beyond the bound takes the place of the oldest one, which is refused; mesh names, and names in the cache, are
 // answered.
 func TestMaxInflight(t *testing.T) { // F10
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		holding, asked := held(anywhere("192.0.2.1"), release)
 		fake := nameserver(t, except("cached.example.", anywhere("192.0.2.1"), holding))
@@ -197,7 +198,7 @@ func TestMaxInflight(t *testing.T) { // F10
 
 // A long reason does not exceed the response's limit.
 func TestLongReason(t *testing.T) { // A9
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var dead []upstream.Spec
 		for port := range 12 {
 			dead = append(dead, upstream.Spec{Addr: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port+1))})

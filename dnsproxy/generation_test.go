@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -43,7 +44,7 @@ func TestQueryInFlightAtChange(t *testing.T) { // F17, F21
 		"a negative, flush": {withSOA(t, "900", fakedns.Answer()), "NXDOMAIN", 0, flush},
 	} {
 		t.Run(name, func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				release := make(chan struct{})
 				holding, asked := held(c.late, release)
 				before := nameserver(t, holding)

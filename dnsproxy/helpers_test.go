@@ -1,3 +1,8 @@
+// Most of these tests run in a bubble of testing/synctest. Time stands still there while a proxy or a nameserver runs,
+// because a goroutine that waits for a socket may be woken from outside. So no timer of the proxy fires, however slow the
+// machine is: no nameserver is late, no query is sent twice, nothing expires. Without open sockets (serve), time passes as
+// usual in a bubble. A test that needs late nameservers uses real time, and does not say how long something takes.
+
 package dnsproxy_test
 
 import (
@@ -10,7 +15,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -25,16 +29,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
-
-// still runs a test in a bubble of testing/synctest. Time stands still there while a proxy or a nameserver runs,
-// because a goroutine that waits for a socket may be woken from outside. So no timer of the proxy fires, however slow
-// the machine is: no nameserver is late, no query is sent twice, nothing expires. Without open sockets, time passes as
-// usual in a bubble.
-func still(t *testing.T, test func(t *testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, test)
-}
 
 // until waits until the condition is true, also where time stands still. event says what the test waits for. The limit
 // counts pauses and not time, because the machine may stand still.
@@ -226,17 +220,6 @@ func (p *proxy) sum(tb testing.TB, name, label, value string) float64 {
 func (p *proxy) await(tb testing.TB, name string, want float64) {
 	tb.Helper()
 	until(tb, fmt.Sprintf("%s = %v", name, want), func() bool { return p.count(tb, name) == want })
-}
-
-// forwardedNames returns the names that a nameserver was asked for, in order, each once: where time passes, a query
-// may be sent again.
-func forwardedNames(fake *fakedns.Server) (names []string) {
-	for _, q := range fake.Queries() {
-		if !slices.Contains(names, q.Name) {
-			names = append(names, q.Name)
-		}
-	}
-	return names
 }
 
 // wantAsked fails the test unless nameservers have received n queries since their start or reset.

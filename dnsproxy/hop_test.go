@@ -5,6 +5,7 @@ import (
 	"net"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -43,7 +44,7 @@ func optionCodes(msg *dns.Msg) []uint16 {
 // An OPT record is hop by hop, on every path of a message: only end-to-end options are
 // passed on, and only in relayed messages.
 func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const clientSize, serverSize = 4000, 3900
 		got := make(chan *dns.Msg, 100)
 		server := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
@@ -128,7 +129,7 @@ func TestOPTIsHopByHop(t *testing.T) { // F19, A8, A11
 
 // OPT records are hop by hop in each message of a zone transfer, too.
 func TestOPTOfTransfersIsHopByHop(t *testing.T) { // F19
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		records := []string{
 			"corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60", "a.corp.example. 60 IN A 192.0.2.1",
 			"corp.example. 60 IN SOA ns.corp.example. root.corp.example. 1 60 60 60 60",

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -180,7 +181,7 @@ func TestListenerDies(t *testing.T) { // R3
 
 // Queries in flight at the end are answered.
 func TestShutdown(t *testing.T) { // R1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		holding, _ := held(anywhere("192.0.2.1"), release)
 		fake := nameserver(t, holding)
@@ -225,7 +226,7 @@ func TestShutdown(t *testing.T) { // R1
 
 // A held query is in flight, too.
 func TestShutdownWhileHeld(t *testing.T) { // R1, C6
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := startIn(ctx, t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
 		packet, err := question("web", dns.TypeA).Pack()

@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -22,7 +23,7 @@ func negative(tb testing.TB, resp *dns.Msg) string {
 
 // A local-only name followed by a search domain is not forwarded either.
 func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		world := nameserver(t, fakedns.Answer())
 		p := start(t, dnsproxy.Config{
 			Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
@@ -62,7 +63,7 @@ func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
 }
 
 func TestLocalOnlyForOneClient(t *testing.T) { // F12
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		changes := map[string]func(*dns.Msg){
 			"without RD": func(req *dns.Msg) { req.RecursionDesired = false },
 			"with an option": func(req *dns.Msg) {

@@ -3,6 +3,7 @@ package dnsproxy_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -144,7 +145,7 @@ func TestWildcards(t *testing.T) { // N4, N6
 }
 
 func TestNamesBelow(t *testing.T) { // N9
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, hosts{
 			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
 			"api.example.com":            external("192.0.2.1"),

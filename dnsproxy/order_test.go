@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -21,7 +22,7 @@ import (
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	t.Run("first answers", func(t *testing.T) {
-		still(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
 			first, second := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2"))
 			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
 			p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.1"}, {"v.example A", "v.example. A 192.0.2.1"}})
@@ -87,7 +88,7 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 	public := fakedns.Answer("both.corp.example. 60 IN A 192.0.2.2")
 	for _, rcode := range []int{dns.RcodeRefused, dns.RcodeServerFailure, dns.RcodeFormatError} {
 		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				first := nameserver(t, except("corp.example.", own, fakedns.Rcode(rcode)))
 				second := nameserver(t, except("corp.example.", public, anywhere("192.0.2.1")))
 				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
@@ -116,7 +117,7 @@ func TestOrderProvisional(t *testing.T) {
 		"disclaims": {fakedns.Rcode(dns.RcodeNotImplemented), 3600},
 	} {
 		t.Run(name, func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				second := nameserver(t, withSOA(t, "3600", fakedns.Answer("git.example. 3600 IN A 192.0.2.1")))
 				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), second)}})
 				for range 2 { // from a nameserver, and from the cache
@@ -159,7 +160,7 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 
 // F2: if the first server truncates a reply and refuses connections, the client gets the whole reply of another one.
 func TestWholeReplyOfSecond(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		own := fakedns.Truncate(fakedns.Answer("big.example. 3600 IN A 10.0.0.2"))
 		fakes := servers(fakedns.Start(t, own, fakedns.NoTCP), nameserver(t, own))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: fakes}})
@@ -189,7 +190,7 @@ func TestNameserverRefuses(t *testing.T) {
 		"some names": {part, []dialogue{{"w%d.example A", "NXDOMAIN"}, {"w.fails%d.example A", "SERVFAIL"}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				logger, log := newLog()
 				fakes := servers(nameserver(t, c.handler), nameserver(t, c.handler))
 				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: fakes}, Logger: logger})
@@ -214,7 +215,7 @@ func TestNameserverRefuses(t *testing.T) {
 // R4: the replies of each nameserver are counted by response code, in at most seven series for every nameserver, whatever
 // codes it sends.
 func TestNameserverResponses(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const first, many = 6, 40 // further response codes
 		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 			code, _ := strconv.Atoi(strings.TrimSuffix(query.Question[0].Name, ".example."))
@@ -246,7 +247,7 @@ func TestNameserverResponses(t *testing.T) {
 
 // F16, F10: names whose own servers are silent use up neither the nameserver nor all places of queries in flight.
 func TestDeadZonesLeaveRoom(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const places, flood = 64, 500
 		fake := nameserver(t, except("dead.example.", fakedns.Silence, anywhere("192.0.2.1")))
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), MaxInflight: places}})
@@ -271,7 +272,7 @@ func TestDeadZonesLeaveRoom(t *testing.T) {
 // F10, F20: long queries in flight are bounded in bytes, too: further ones are refused at once, and mesh names are still
 // answered. Queries that need no nameserver, but a worker, are dropped over UDP, and all are kept for `nametap tail`.
 func TestLongQueriesInFlight(t *testing.T) { // R13
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence))}})
 		const length, bound = 60_000, 8 << 20
 		long := func(name string, class uint16) []byte {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -46,7 +47,7 @@ func wantProvenance(t *testing.T, ask string, got, want dnsproxy.Provenance) {
 // A client that asks for it gets the nameserver that sent the reply, also for a reply from the
 // cache; a table's answer has none.
 func TestProvenance(t *testing.T) { // R12
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		refuses := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
 		fake := nameserver(t, fakedns.Answer("www.example. 300 IN A 192.0.2.1", "0.example. 0 IN A 192.0.2.2", "web.shop.svc.cluster.local. 60 IN MX 1 a."))
 		server, refusing := fake.Addr.String(), refuses.Addr.String()
@@ -118,7 +119,7 @@ func TestProvenanceOfStale(t *testing.T) { // R12, R13, R18, F9
 // The option stays between client and agent. Without it an answer has none, and if it does not fit the answer is
 // truncated.
 func TestProvenanceOption(t *testing.T) { // R12, F19
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		sent := make(chan *dns.Msg, 100)
 		fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
 			if strings.HasSuffix(query.Question[0].Name, ".example.") {
@@ -158,7 +159,7 @@ func TestProvenanceOption(t *testing.T) { // R12, F19
 // A client that asks for it gets what each nameserver was sent and what came of it, as far as that
 // fits into a response. Over TCP a nameserver is one attempt more.
 func TestTrace(t *testing.T) { // R18
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var fakes []*fakedns.Server
 		for range 5 {
 			fakes = append(fakes, nameserver(t, fakedns.Rcode(dns.RcodeRefused)))
@@ -205,7 +206,7 @@ func TestTrace(t *testing.T) { // R18
 // A client that waits for the query of another one, which has not asked for a trace, is told what came of a query that
 // failed, with each nameserver once.
 func TestTraceMeetings(t *testing.T) { // R18
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		holding, asked := held(fakedns.Rcode(dns.RcodeServerFailure), release)
 		fake := nameserver(t, holding)

@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -35,7 +36,7 @@ func (p *proxy) byRcode(tb testing.TB, rcode, source string) (sum float64) {
 
 // Extended response codes are counted under their names, on every path of an answer.
 func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 			reply := new(dns.Msg).SetRcode(query, dns.RcodeBadCookie)
 			return reply.SetEdns0(1232, false)

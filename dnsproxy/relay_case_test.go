@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -17,7 +18,7 @@ import (
 // F11, A11: relayed messages arrive unchanged, signatures stay valid, and the
 // reply of a server that changes the case of the question is relayed unchanged.
 func TestRelayedCase(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const key, secret = "key.", "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 		var mu sync.Mutex
 		var got [][]byte

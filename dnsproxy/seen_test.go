@@ -82,7 +82,7 @@ func wantSeen(t *testing.T, got []seen.Record, want ...seen.Record) {
 
 // Every kind of noteworthy query is kept, with its reason and its row, over both transports, and no other.
 func TestNoteworthy(t *testing.T) { // R13
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
 			name := query.Question[0].Name
 			switch {
@@ -168,7 +168,7 @@ func TestNoteworthySlow(t *testing.T) { // R13
 
 // The reason says what each nameserver did.
 func TestNoteworthyNameservers(t *testing.T) { // R13, F3
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		refuses, fails := nameserver(t, fakedns.Rcode(dns.RcodeRefused)), nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))
 		refused, failed := refuses.Addr.String(), fails.Addr.String()
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(refuses, fails)}})
@@ -206,7 +206,7 @@ func TestNoteworthyWrongReplies(t *testing.T) { // R13, F4, F11
 
 // A query that is refused at a bound is kept.
 func TestNoteworthyOverload(t *testing.T) { // R13, F10
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence)), MaxInflight: 1}})
 		conn := p.dial(t, "tcp")
 		defer conn.Close()
@@ -260,7 +260,7 @@ func TestNoteworthyTruncated(t *testing.T) { // R13, A9
 
 // A filter selects by what its parameters mean, whatever their form, and a wrong one is named.
 func TestFilters(t *testing.T) { // R13
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{
 			{Addr: netip.MustParseAddrPort("127.0.0.11:1")}, {Addr: netip.MustParseAddrPort("[::1]:1")},
 		}}})
@@ -364,7 +364,7 @@ func TestReadersThatDoNotRead(t *testing.T) { // R13
 
 // Failures of many clients at the same time: the last 1,000 are kept, each whole and with its client.
 func TestManyFailures(t *testing.T) { // R13
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{})
 		var asking sync.WaitGroup
 		for client := range 8 {

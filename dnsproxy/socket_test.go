@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -39,7 +40,7 @@ func TestSourceAddress(t *testing.T) { // K1
 
 // Mesh names do not wait for the nameserver of an earlier query.
 func TestAnyOrder(t *testing.T) { // A12
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
 		up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 			<-release
@@ -70,7 +71,7 @@ func TestAnyOrder(t *testing.T) { // A12
 // A client that closes its sending side gets all its answers, also the one of a slow
 // nameserver, and then the end of the stream.
 func TestHalfClosed(t *testing.T) { // A12
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		asked, release := make(chan struct{}), make(chan struct{})
 		up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 			close(asked)
@@ -109,7 +110,7 @@ func TestHalfClosed(t *testing.T) { // A12
 // Queries sent before the shutdown are answered (R1), although they are read only after it
 // has begun.
 func TestShutdownPipelined(t *testing.T) { // R1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const queries = 500
 		for range 5 {
 			ctx, end := context.WithCancel(t.Context())

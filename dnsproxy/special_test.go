@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -79,7 +80,7 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 // Names that only resemble special-use names are forwarded, and so are PTR names of private
 // addresses, for which the nameservers of resolv.conf have the site's names.
 func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		world := nameserver(t, anywhere("192.0.2.1"))
 		p := startForwarder(t, dnsproxy.Config{
 			// A setting that names a special-use zone has precedence.
@@ -104,7 +105,7 @@ func TestNotSpecialNames(t *testing.T) { // N7, N8, N9
 // A zone transfer of a mesh name is refused: a table is not a zone, and a mesh name is not
 // forwarded.
 func TestTransferIsRefused(t *testing.T) { // A4, A13, N7
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		world := nameserver(t, anywhere("192.0.2.1"))
 		p := start(t, dnsproxy.Config{
 			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, LocalOnly: []string{"db.example"}, Bypass: []string{"bypassed.example"},

@@ -3,6 +3,7 @@ package dnsproxy_test
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -23,7 +24,7 @@ func bypassHosts() hosts {
 
 // None of the names of a host below a bypassed suffix is answered from the table.
 func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		corp := nameserver(t, anywhere("192.0.2.1"))
 		nick := service("web", "shop", "10.0.0.4")
 		//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.

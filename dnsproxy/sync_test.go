@@ -18,7 +18,7 @@ import (
 const requestsMetric = "istio_agent_dns_requests_total"
 
 func TestBeforeSyncHeld(t *testing.T) { // C6
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, c := range []struct {
 			mode      dnsproxy.BeforeSync
 			held, not []string
@@ -207,7 +207,7 @@ func TestPushOfSeveralTables(t *testing.T) { // C9
 
 // Held queries count as in flight: queries beyond the bound are refused at once.
 func TestHeldInflight(t *testing.T) { // C6, F10
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold, Forward: forward.Config{MaxInflight: 1}})
 		conn := p.dial(t, "tcp")
 		defer conn.Close()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
@@ -37,7 +38,7 @@ var targetRecords = map[string]string{
 // TestTargets asks for records of types that the table does not have, by all names of a host. Nameservers
 // are asked once, for the name that these lead to.
 func TestTargets(t *testing.T) { // A4, D9, N5
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, targetHosts())
 		names := map[string][]string{
 			"api.example.com.": {
@@ -123,7 +124,7 @@ func TestReverseRecords(t *testing.T) { // A4, N8
 // TestTargetRelayed asks with a client's subnet, without RD, and through a nameserver that truncates: what is
 // not cached leads to the target, too.
 func TestTargetRelayed(t *testing.T) { // A4, F1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, targetHosts())
 		fake.Handle(fakedns.Answer(`api.example.com. 60 IN MX 10 mx.example.net.`))
 		const name, want = "api.example.com.corp.example.", "api.example.com.corp.example. CNAME api.example.com.; api.example.com. MX 10 mx.example.net."
@@ -187,7 +188,7 @@ func TestTargetIsLocal(t *testing.T) { // F12, D9
 // TestTrustAD checks that AD reaches clients only with trust-ad, also in relayed replies and in
 // replies for the target of a mesh name.
 func TestTrustAD(t *testing.T) { // F1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, options := range []string{"options ndots:1", "options trust-ad"} {
 			fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
 				reply := new(dns.Msg).SetReply(query)
@@ -210,7 +211,7 @@ func TestTrustAD(t *testing.T) { // F1
 // TestLongTarget asks for records of a target that nearly fill a message. Over TCP, records for
 // which the CNAME record leaves no room are left out.
 func TestLongTarget(t *testing.T) { // A4, A9
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		const target, txt = "api.example.com.", 255
 		p, fake := startMesh(t, targetHosts())
 		fake.Handle(func(query *dns.Msg, network string) *dns.Msg {
@@ -240,7 +241,7 @@ func TestLongTarget(t *testing.T) { // A4, A9
 
 // TestTargetData asks for records whose data the DNS library does not read, or not as they are.
 func TestTargetData(t *testing.T) { // A4
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, targetHosts())
 		for qtype, data := range map[uint16]string{
 			dns.TypeAPL:   "\x00\x01\x20\x04\xc0\x00\x02\x00", // with the zeros at the end that RFC 3123 leaves out

@@ -3,6 +3,7 @@ package dnsproxy
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -81,7 +82,7 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 					}
 				}
 			}
-			if n, err := client.Read(make([]byte, 1)); err != io.EOF || time.Since(began) != c.is {
+			if n, err := client.Read(make([]byte, 1)); !errors.Is(err, io.EOF) || time.Since(began) != c.is {
 				t.Errorf("%s: %d bytes, %v after %v, want the end after %v", name, n, err, time.Since(began), c.is)
 			}
 		})

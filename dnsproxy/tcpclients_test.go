@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
@@ -39,7 +40,7 @@ func framed(t *testing.T, name string, id uint16) []byte {
 // A mesh name does not wait for earlier queries on its connection, however many of them
 // wait for nameservers; queries beyond the bound are refused at once.
 func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		for _, slow := range []int{101, 2000} {
 			p, release := slowProxy(t, dnsproxy.Config{})
 			conn := p.dial(t, "tcp")
@@ -78,7 +79,7 @@ func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
 
 // Before the first table no query can be refused; queries beyond the bound wait.
 func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
 		conn := p.dial(t, "tcp")
 		defer conn.Close()

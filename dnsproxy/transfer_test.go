@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -92,7 +93,7 @@ func zoneServer(t *testing.T) netip.AddrPort {
 
 // Zone transfers are relayed completely, signed or not.
 func TestZoneTransfers(t *testing.T) { // F1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}}})
 		for _, signed := range []bool{false, true} {
 			for name, test := range map[string]struct {
@@ -140,7 +141,7 @@ func TestZoneTransfers(t *testing.T) { // F1
 
 // A transfer that breaks off ends with SERVFAIL.
 func TestBrokenZoneTransfer(t *testing.T) { // F1
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
 		query := withEDNS(question("corp.example", dns.TypeAXFR), 1232)
 		resp := p.exchange(t, "tcp", query)

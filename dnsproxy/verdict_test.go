@@ -3,6 +3,7 @@ package dnsproxy_test
 import (
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -42,7 +43,7 @@ func TestBadRepliesMoveOn(t *testing.T) {
 		"wrong numbers": {wrong, []fakedns.Effect{counts}, dns.RcodeServerFailure},
 	} {
 		t.Run(name, func(t *testing.T) {
-			still(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				good, bad := nameserver(t, anywhere("192.0.2.1")), nameserver(t, fakedns.Silence)
 				bad.Handle(tc.handler, tc.effects...)
 				for _, order := range []forward.Order{forward.OrderStrict, forward.OrderFastest} {
@@ -68,7 +69,7 @@ func TestBadRepliesMoveOn(t *testing.T) {
 // signatures, so a client that wants them gets it, but it is not cached for other clients. Other names are queried
 // with EDNS as before.
 func TestRefusalOfOneNameKeepsEDNS(t *testing.T) {
-	still(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		var queries atomic.Int64
 		answer := fakedns.Answer("odd.example. 600 IN A 192.0.2.1", "www.example. 600 IN A 192.0.2.2")
 		fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
