@@ -2,9 +2,20 @@ package dnsproxy
 
 import (
 	"context"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/table"
 )
+
+// productTimeouts are the timeouts that connections of clients have without patience.
+var productTimeouts = patience()
+
+// patience gives clients of these tests so much time that no machine is too slow.
+func patience() (product struct{ idle, brief, write time.Duration }) {
+	product = tcpTimeouts
+	tcpTimeouts.idle, tcpTimeouts.write = time.Hour, 2*time.Hour
+	return product
+}
 
 // Serve answers a packet over "udp" or "tcp" as a listener does, but without a socket: so time passes in a bubble of
 // testing/synctest.

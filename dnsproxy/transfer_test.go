@@ -50,7 +50,10 @@ func zoneServer(t *testing.T) netip.AddrPort {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &dns.Server{Listener: listener, TsigSecret: map[string]string{tsigName: tsigSecret}}
+	server := &dns.Server{
+		Listener: listener, TsigSecret: map[string]string{tsigName: tsigSecret},
+		ReadTimeout: time.Hour, IdleTimeout: func() time.Duration { return time.Hour },
+	}
 	server.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
 		if query.IsTsig() != nil && w.TsigStatus() != nil {
 			t.Error(w.TsigStatus())
@@ -108,7 +111,7 @@ func TestZoneTransfers(t *testing.T) { // F1
 				query := new(dns.Msg)
 				test.query(query)
 				conn := p.dial(t, "tcp")
-				transfer := &dns.Transfer{Conn: &dns.Conn{Conn: conn}}
+				transfer := &dns.Transfer{Conn: &dns.Conn{Conn: conn}, ReadTimeout: time.Hour, WriteTimeout: time.Hour}
 				if signed {
 					transfer.TsigSecret = map[string]string{tsigName: tsigSecret}
 					query.SetTsig(tsigName, dns.HmacSHA256, 300, time.Now().Unix())
