@@ -78,35 +78,6 @@ func TestOtherTypes(t *testing.T) { // A4
 	})
 }
 
-func TestCaseIsKept(t *testing.T) { // A6
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"*.example.com":              external("192.0.2.1"),
-		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-	})
-	for _, name := range []string{
-		"wEb.", "WEB.sHoP.", "web.SHOP.svc.cluster.LOCAL.", "aBcDeF.eXaMpLe.CoM.",
-		`a\.b\\\"\(\@\000\255Z.Example.com.`, "_dmarc._TCP.example.COM.",
-	} {
-		for _, network := range []string{"udp", "tcp"} {
-			req := question(name, dns.TypeA)
-			packet, err := req.Pack()
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp := p.send(t, network, packet)
-			asked := packet[12:]
-			if len(resp) < len(packet) || !slices.Equal(resp[12:len(packet)], asked) {
-				t.Errorf("%s over %s: the question came back as % x", name, network, resp)
-			}
-			msg := parse(t, resp)
-			if len(msg.Answer) != 1 || msg.Answer[0].Header().Name != parse(t, packet).Question[0].Name {
-				t.Errorf("%s over %s:\n%v", name, network, msg)
-			}
-		}
-	}
-}
-
 // Endpoints of the agent's cluster come before other clusters' endpoints, each in random order.
 func TestNearFirst(t *testing.T) { // D25, A7, A9
 	t.Parallel()

@@ -91,3 +91,27 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 		})
 	}
 }
+
+// If all connections together hold too much, the one is closed whose client has taken nothing for the longest.
+func TestHeldMemory(t *testing.T) { // A12
+	synctest.Test(t, func(t *testing.T) {
+		clients := newTCPClients(9, slog.New(slog.DiscardHandler))
+		defer clients.close()
+		var conns [3]*tcpConn
+		for i := range conns {
+			conn, client := net.Pipe()
+			defer client.Close()
+			conns[i] = &tcpConn{listener: &tcpListener{clients: clients}, conn: conn}
+			clients.add(conns[i])
+			conns[i].hold(5 << 20)
+			time.Sleep(time.Second) //nolint:forbidigo // synctest advances the time
+		}
+		conns[0].progress.Store(clients.elapsed()) // its client reads
+		for i, want := range [][3]bool{{}, {false, true, false}, {false, true, false}, {false, true, true}} {
+			if got := [3]bool{conns[0].shed.Load(), conns[1].shed.Load(), conns[2].shed.Load()}; got != want {
+				t.Errorf("step %d: closed are %v, want %v", i, got, want)
+			}
+			conns[0].hold(2<<20 + 1)
+		}
+	})
+}
