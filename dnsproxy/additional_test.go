@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
@@ -39,30 +40,31 @@ func targets(n int, referral bool) fakedns.Handler {
 // Additional records that do not all fit are left out without TC, in a new reply or a relayed one. Glue
 // that does not fit sets TC.
 func TestAdditionalRecordsAreLeftOut(t *testing.T) { // A9, F2
-	t.Parallel()
-	for _, referral := range []bool{false, true} {
-		fake := nameserver(t, targets(6, referral))
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		for _, relayed := range []bool{false, true} {
-			for range 2 { // from the nameserver, and from the cache
-				req := question("_http._tcp.example", dns.TypeSRV)
-				req.RecursionDesired = !relayed
-				packet, err := req.Pack()
-				if err != nil {
-					t.Fatal(err)
-				}
-				wire := p.send(t, "udp", packet)
-				resp := parse(t, wire)
-				if whole := len(resp.Answer)+len(resp.Ns) == 6; resp.Truncated != referral || len(wire) > 512 || !whole {
-					t.Errorf("relayed %t, referral %t: TC=%t, %d bytes:\n%v", relayed, referral, resp.Truncated, len(wire), resp)
-				}
-				if n := len(resp.Extra); n > 0 && !referral {
-					t.Errorf("relayed %t: %d additional records, want none", relayed, n)
-				}
-				if whole := p.exchange(t, "tcp", req); len(whole.Extra) != 6*7 || whole.Truncated {
-					t.Errorf("relayed %t: over TCP %d additional records", relayed, len(whole.Extra))
+	synctest.Test(t, func(t *testing.T) {
+		for _, referral := range []bool{false, true} {
+			fake := nameserver(t, targets(6, referral))
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
+			for _, relayed := range []bool{false, true} {
+				for range 2 { // from the nameserver, and from the cache
+					req := question("_http._tcp.example", dns.TypeSRV)
+					req.RecursionDesired = !relayed
+					packet, err := req.Pack()
+					if err != nil {
+						t.Fatal(err)
+					}
+					wire := p.send(t, "udp", packet)
+					resp := parse(t, wire)
+					if whole := len(resp.Answer)+len(resp.Ns) == 6; resp.Truncated != referral || len(wire) > 512 || !whole {
+						t.Errorf("relayed %t, referral %t: TC=%t, %d bytes:\n%v", relayed, referral, resp.Truncated, len(wire), resp)
+					}
+					if n := len(resp.Extra); n > 0 && !referral {
+						t.Errorf("relayed %t: %d additional records, want none", relayed, n)
+					}
+					if whole := p.exchange(t, "tcp", req); len(whole.Extra) != 6*7 || whole.Truncated {
+						t.Errorf("relayed %t: over TCP %d additional records", relayed, len(whole.Extra))
+					}
 				}
 			}
 		}
-	}
+	})
 }

@@ -3,12 +3,11 @@ package dnsproxy_test
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -21,79 +20,54 @@ func alias(shortname, of string, ips ...string) *api.NameTable_NameInfo {
 
 // A host with an alias is answered with a CNAME record to it, and with its addresses.
 func TestAlias(t *testing.T) { // D9
-	t.Parallel()
-	p, fake := startMesh(t, hosts{
-		"db.bank.svc.cluster.local":  service("db", "bank", "10.0.0.2"),
-		"api.example.com":            external("192.0.2.1", "192.0.2.2"),
-		"old.shop.svc.cluster.local": alias("old", "DB.bank.svc.cluster.local.", "10.0.0.2"),
-		"ext.shop.svc.cluster.local": alias("ext", "api.example.com", "192.0.2.1", "192.0.2.2"),
-	})
-	const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
-	const addresses = "; " + db + " A 10.0.0.2"
-	p.converse(t, []dialogue{
-		{old + " A", old + " CNAME " + db + addresses},
-		{"OLD.Shop.svc.cluster.LOCAL. A", "OLD.Shop.svc.cluster.LOCAL. CNAME " + db + addresses},
-		{"old A", "old. CNAME " + db + addresses},
-		{"old.shop A", "old.shop. CNAME " + db + addresses},
-		{"ext.shop.svc A", "ext.shop.svc. CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
-		{old + " AAAA", old + " CNAME " + db + "; NODATA " + db},
-		{old + " HTTPS", old + " CNAME " + db + "; NODATA " + db},
-		{old + " ANY", old + " CNAME " + db + addresses},
-		{old + " CNAME", old + " CNAME " + db + "; NODATA"},
-		// With a search domain: first its CNAME record.
-		{old + "corp.example A", old + "corp.example. CNAME " + old + "; " + old + " CNAME " + db + addresses},
-		{"Old.Shop.svc.cluster.local.Corp.example A",
-			"Old.Shop.svc.cluster.local.Corp.example. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
-		{"old.corp.example AAAA", "NODATA old.corp.example."},
-		{"old.corp.example CNAME", "old.corp.example. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA"},
-		// An address belongs to the host, not to its aliases.
-		{"2.0.0.10.in-addr.arpa PTR", "2.0.0.10.in-addr.arpa. PTR " + db},
-		{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR api.example.com."},
-	})
-	if resp := p.ask(t, "old", dns.TypeCNAME); len(resp.Answer) != 1 || len(resp.Ns) != 0 || !resp.Authoritative {
-		t.Errorf("the answer to CNAME is not the record alone:\n%v", resp)
-	}
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("aliases were forwarded: %v", asked)
-	}
-	// Other types: as for the host behind the alias, which may have such records outside of the mesh.
-	fake.Handle(fakedns.Answer(db+` 60 IN TXT "x"`, `api.example.com. 60 IN TXT "y"`))
-	p.converse(t, []dialogue{
-		{old + " TXT", old + " CNAME " + db + "; NODATA " + db},
-		{old + " SRV", old + " CNAME " + db + "; NODATA " + db},
-		{"old.corp.example TXT", "NODATA old.corp.example."},
-		{"ext TXT", `ext. CNAME api.example.com.; api.example.com. TXT "y"`},
-		{"ext MX", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
-	})
-	for _, q := range fake.Queries() {
-		if strings.HasPrefix(q.Name, db) {
-			t.Errorf("a Service's name was forwarded: %v", q)
+	synctest.Test(t, func(t *testing.T) {
+		p, fake := startMesh(t, hosts{
+			"db.bank.svc.cluster.local":  service("db", "bank", "10.0.0.2"),
+			"api.example.com":            external("192.0.2.1", "192.0.2.2"),
+			"old.shop.svc.cluster.local": alias("old", "DB.bank.svc.cluster.local.", "10.0.0.2"),
+			"ext.shop.svc.cluster.local": alias("ext", "api.example.com", "192.0.2.1", "192.0.2.2"),
+		})
+		const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
+		const addresses = "; " + db + " A 10.0.0.2"
+		p.converse(t, []dialogue{
+			{old + " A", old + " CNAME " + db + addresses},
+			{"OLD.Shop.svc.cluster.LOCAL. A", "OLD.Shop.svc.cluster.LOCAL. CNAME " + db + addresses},
+			{"old A", "old. CNAME " + db + addresses},
+			{"old.shop A", "old.shop. CNAME " + db + addresses},
+			{"ext.shop.svc A", "ext.shop.svc. CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
+			{old + " AAAA", old + " CNAME " + db + "; NODATA " + db},
+			{old + " HTTPS", old + " CNAME " + db + "; NODATA " + db},
+			{old + " ANY", old + " CNAME " + db + addresses},
+			{old + " CNAME", old + " CNAME " + db + "; NODATA"},
+			// With a search domain: first its CNAME record.
+			{old + "corp.example A", old + "corp.example. CNAME " + old + "; " + old + " CNAME " + db + addresses},
+			{"Old.Shop.svc.cluster.local.Corp.example A",
+				"Old.Shop.svc.cluster.local.Corp.example. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
+			{"old.corp.example AAAA", "NODATA old.corp.example."},
+			{"old.corp.example CNAME", "old.corp.example. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA"},
+			// An address belongs to the host, not to its aliases.
+			{"2.0.0.10.in-addr.arpa PTR", "2.0.0.10.in-addr.arpa. PTR " + db},
+			{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR api.example.com."},
+		})
+		if resp := p.ask(t, "old", dns.TypeCNAME); len(resp.Answer) != 1 || len(resp.Ns) != 0 || !resp.Authoritative {
+			t.Errorf("the answer to CNAME is not the record alone:\n%v", resp)
 		}
-	}
-}
-
-// SRV of an alias of a Service, or of a part of one, has the ports of that.
-func TestAliasPorts(t *testing.T) { // D9, D22
-	t.Parallel()
-	p, fake := startMesh(t, hosts{
-		"db.bank.svc.cluster.local":  withPorts(service("db", "bank", "10.0.0.2"), "sql=5432"),
-		"old.shop.svc.cluster.local": alias("old", "db.bank.svc.cluster.local", "10.0.0.2"),
-		"sql.shop.svc.cluster.local": alias("sql", "_sql._tcp.db.bank.svc.cluster.local", "10.0.0.2"),
+		wantAsked(t, 0, fake)
+		// Other types: as for the host behind the alias, which may have such records outside of the mesh.
+		fake.Handle(fakedns.Answer(db+` 60 IN TXT "x"`, `api.example.com. 60 IN TXT "y"`))
+		p.converse(t, []dialogue{
+			{old + " TXT", old + " CNAME " + db + "; NODATA " + db},
+			{old + " SRV", old + " CNAME " + db + "; NODATA " + db},
+			{"old.corp.example TXT", "NODATA old.corp.example."},
+			{"ext TXT", `ext. CNAME api.example.com.; api.example.com. TXT "y"`},
+			{"ext MX", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
+		})
+		for _, q := range fake.Queries() {
+			if strings.HasPrefix(q.Name, db) {
+				t.Errorf("a Service's name was forwarded: %v", q)
+			}
+		}
 	})
-	const old, db = "old.shop.svc.cluster.local.", "db.bank.svc.cluster.local."
-	srv, additional := db+" SRV 0 100 5432 "+db, []string{db + " A 10.0.0.2"}
-	p.wantServices(t, []serviceCase{
-		{old, []string{old + " CNAME " + db, srv}, additional},
-		{"old.", []string{"old. CNAME " + db, srv}, additional},
-		{"sql.", []string{"sql. CNAME _sql._tcp." + db, "_sql._tcp." + srv}, additional},
-	})
-	resp := p.ask(t, "old.corp.example", dns.TypeSRV)
-	if answer, extra := sections(t, resp); len(answer) != 3 || len(extra) != 1 {
-		t.Errorf("with a search domain: %v", resp)
-	}
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("aliases were forwarded: %v", asked)
-	}
 }
 
 // An invalid alias is left out, and so is a CNAME record that would make a loop.
@@ -120,22 +94,4 @@ func TestBadAlias(t *testing.T) { // D9
 	if got := p.Table().Skipped(); len(got) != 3 {
 		t.Errorf("left out: %v, want the aliases of self, bad and spec", got)
 	}
-}
-
-// A name whose alias the settings give to the nameservers is forwarded, too.
-func TestBypassedAlias(t *testing.T) { // D9, F12
-	t.Parallel()
-	fake := nameserver(t, fakedns.Answer())
-	p := start(t, dnsproxy.Config{
-		Bypass:  []string{"example.com"},
-		Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example"), Upstreams: servers(fake)},
-	})
-	p.load(t, hosts{
-		"ext.shop.svc.cluster.local": alias("ext", "api.example.com", "192.0.2.1"),
-		"old.shop.svc.cluster.local": alias("old", "db.bank.svc.cluster.local", "10.0.0.2"),
-	})
-	p.converse(t, []dialogue{
-		{"ext A", forwarded}, {"ext.corp.example A", forwarded}, {"ext.shop.svc.cluster.local A", forwarded},
-		{"old A", "old. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
-	})
 }

@@ -6,10 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/miekg/dns"
-
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 )
 
@@ -26,64 +23,6 @@ func mesh(n int) hosts {
 		h[name+"."+namespace+".svc.cluster.local"] = service(name, namespace, ip)
 	}
 	return h
-}
-
-func BenchmarkNewTable(b *testing.B) {
-	for _, n := range []int{10_000, 100_000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			wire := mesh(n).wire(b)
-			push := split(b, wire)
-			b.SetBytes(int64(len(wire)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := table.New("shop-1", "cluster.local", push); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkAnswer measures round trips of single queries over UDP.
-func BenchmarkAnswer(b *testing.B) {
-	p := start(b, dnsproxy.Config{
-		Namespace: "shop-1", Forward: forward.Config{ResolvConf: resolvConf(b, "search shop-1.svc.cluster.local svc.cluster.local cluster.local")},
-	})
-	h := mesh(10_000)
-	h["*.wild.example.com"] = external("192.0.2.1")
-	p.load(b, h)
-	for _, c := range []struct {
-		name, host string
-		qtype      uint16
-	}{
-		{"direct", "web-1.shop-1.svc.cluster.local", dns.TypeA},
-		{"shortname", "web-1", dns.TypeA},
-		{"autopath", "api-10.example.com.cluster.local", dns.TypeA},
-		{"wildcard", "x.wild.example.com", dns.TypeA},
-		{"nodata", "web-1.shop-1.svc.cluster.local", dns.TypeAAAA},
-		{"ptr", "1.0.0.10.in-addr.arpa", dns.TypePTR},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			if resp := p.ask(b, c.host, c.qtype); !resp.Authoritative {
-				b.Fatalf("not answered from the table:\n%v", resp)
-			}
-			packet, err := question(c.host, c.qtype).Pack()
-			if err != nil {
-				b.Fatal(err)
-			}
-			conn := p.dial(b, "udp")
-			defer conn.Close()
-			buf := make([]byte, dns.MinMsgSize)
-			for b.Loop() {
-				if _, err := conn.Write(packet); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := conn.Read(buf); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }
 
 // BenchmarkLoadOneChanged measures a push that differs in one host from the previous one:

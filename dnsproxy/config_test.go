@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -14,7 +15,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
-	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -111,43 +111,24 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 	}
 }
 
-func TestUpstreamsReplaceResolvConf(t *testing.T) { // F5
-	t.Parallel()
-	want, err := upstream.ParseSpec("192.0.2.53:5353")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := newProxy(t, dnsproxy.Config{
-		Forward: forward.Config{ResolvConf: resolvConf(t, "nameserver 10.0.0.10"), Upstreams: []upstream.Spec{want}},
-	})
-	got := p.Upstreams()
-	if len(got) != 1 || got[0] != want {
-		t.Fatalf("nameservers %v, want %v", got, want)
-	}
-	got[0] = upstream.Spec{} // the caller's
-	if p.Upstreams()[0] != want {
-		t.Error("Upstreams gives its own slice away")
-	}
-}
-
 func TestMetrics(t *testing.T) { // R4
-	t.Parallel()
-	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
-	})
-	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), deadServer(t))}})
-	p.load(t, hosts{"api.example.com": external("192.0.2.1")})
-	p.ask(t, "api.example.com", dns.TypeA)
-	p.ask(t, "api.example.com", dns.TypeAAAA)
-	p.exchange(t, "tcp", question("api.example.com", dns.TypeA))
-	p.ask(t, "other.example.com", dns.TypeNAPTR)
-	fake.Handle(fakedns.Answer())
-	p.ask(t, "other.example.com", 65280)
-	p.exchange(t, "tcp", new(dns.Msg))
-	probe := question("id.server", dns.TypeTXT)
-	probe.Question[0].Qclass = dns.ClassCHAOS
-	p.exchange(t, "udp", probe)
-	want := `
+	synctest.Test(t, func(t *testing.T) {
+		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			return new(dns.Msg).SetRcode(query, 15) // not assigned by any RFC
+		})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), deadServer(t))}})
+		p.load(t, hosts{"api.example.com": external("192.0.2.1")})
+		p.ask(t, "api.example.com", dns.TypeA)
+		p.ask(t, "api.example.com", dns.TypeAAAA)
+		p.exchange(t, "tcp", question("api.example.com", dns.TypeA))
+		p.ask(t, "other.example.com", dns.TypeNAPTR)
+		fake.Handle(fakedns.Answer())
+		p.ask(t, "other.example.com", 65280)
+		p.exchange(t, "tcp", new(dns.Msg))
+		probe := question("id.server", dns.TypeTXT)
+		probe.Question[0].Qclass = dns.ClassCHAOS
+		p.exchange(t, "udp", probe)
+		want := `
 		# HELP istio_agent_dns_requests_total DNS requests received.
 		# TYPE istio_agent_dns_requests_total counter
 		istio_agent_dns_requests_total 6
@@ -172,9 +153,10 @@ func TestMetrics(t *testing.T) { // R4
 		nametap_dns_queries_total{protocol="udp",rcode="OTHER",source="upstream",type="other"} 1
 		nametap_dns_queries_total{protocol="udp",rcode="REFUSED",source="probe",type="TXT"} 1
 	`
-	if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
-		"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",
-		"nametap_dns_queries_total"); err != nil {
-		t.Error(err)
-	}
+		if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
+			"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",
+			"nametap_dns_queries_total"); err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -31,7 +31,7 @@ var firstSeed = flag.Uint64("differential.seed", 0, "first seed of the different
 // The extent of the differential test, and the part of the queries for the race detector,
 // which makes the test ten times slower.
 const (
-	differentialTables  = 200
+	differentialTables  = 100
 	differentialQueries = 1100 // for each table
 	differentialRace    = 10
 )

@@ -4,9 +4,6 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // headless is the entry of a headless Service.
@@ -52,9 +49,7 @@ func TestEndpoints(t *testing.T) { // D21
 		{"10-244-1-7.web.corp.example A", "10-244-1-7.web.corp.example. CNAME " + one + "; " + one + " A 10.244.1.7"},
 		{"10-244-1-7.web.corp.example AAAA", "NODATA 10-244-1-7.web.corp.example."},
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("names of endpoints were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	for _, name := range []string{
 		"10-244-1-8." + web, // the endpoint has the name of its pod
 		"10-244-1-9." + web, // an endpoint of another Service
@@ -88,81 +83,5 @@ func TestEndpointPointers(t *testing.T) { // D21, N8
 		{"9.1.244.10.in-addr.arpa PTR",
 			"9.1.244.10.in-addr.arpa. PTR 10-244-1-9.all.bank.svc.cluster.local.; 9.1.244.10.in-addr.arpa. PTR api.example.com."},
 		{"1.0.0.10.in-addr.arpa PTR", "1.0.0.10.in-addr.arpa. PTR vip.shop.svc.cluster.local."},
-	})
-}
-
-// A table that does not say which Services are headless, such as istiod's, has no names with
-// addresses.
-func TestEndpointsOfIstiod(t *testing.T) { // D21, N8, N9
-	t.Parallel()
-	h := endpointHosts()
-	for _, info := range h {
-		info.Headless = false
-	}
-	h["ext.example.com"] = external("192.0.2.1")
-	h["ext.example.com"].Headless = true // only a Service is headless
-	p, _ := startMesh(t, h)
-	p.converse(t, []dialogue{
-		{"10-244-1-7.web.shop.svc.cluster.local A", forwarded},
-		{"10-244-1-7.web A", forwarded},
-		{"192-0-2-1.ext.example.com A", forwarded},
-		{"7.1.244.10.in-addr.arpa PTR", "7.1.244.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"8.1.244.10.in-addr.arpa PTR", "8.1.244.10.in-addr.arpa. PTR all.bank.svc.cluster.local.; " +
-			"8.1.244.10.in-addr.arpa. PTR web-0.web.shop.svc.cluster.local.; 8.1.244.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR ext.example.com."},
-	})
-}
-
-// A push that changes the endpoints changes their names.
-func TestEndpointsFollow(t *testing.T) { // D21
-	t.Parallel()
-	h := endpointHosts()
-	p, _ := startMesh(t, h)
-	h["web.shop.svc.cluster.local"] = headless("web", "shop", "10.244.1.8", "10.244.1.10")
-	delete(h, "web-0.web.shop.svc.cluster.local")
-	p.load(t, h)
-	p.converse(t, []dialogue{
-		{"10-244-1-7.web A", forwarded},
-		{"10-244-1-8.web A", "10-244-1-8.web. A 10.244.1.8"},
-		{"10-244-1-10.web A", "10-244-1-10.web. A 10.244.1.10"},
-		{"7.1.244.10.in-addr.arpa PTR", forwarded},
-		{"8.1.244.10.in-addr.arpa PTR", "8.1.244.10.in-addr.arpa. PTR 10-244-1-8.all.bank.svc.cluster.local.; " +
-			"8.1.244.10.in-addr.arpa. PTR 10-244-1-8.web.shop.svc.cluster.local."},
-	})
-	h["web.shop.svc.cluster.local"] = service("web", "shop", "10.244.1.8") // no longer headless
-	p.load(t, h)
-	p.converse(t, []dialogue{{"10-244-1-8.web A", forwarded}})
-}
-
-// Names of endpoints rank before wildcards, and after the hosts and names of the table.
-func TestEndpointPrecedence(t *testing.T) { // D21, N7, F12
-	t.Parallel()
-	h := endpointHosts()
-	h["*.web.shop.svc.cluster.local"] = external("192.0.2.1")
-	h["2001-db8--7.web.shop.svc.cluster.local"] = external("192.0.2.2")
-	h["10-244-1-7.web"] = external("192.0.2.3")
-	h["all.bank"] = external("192.0.2.4")
-	p, _ := startMesh(t, h)
-	p.converse(t, []dialogue{
-		{"10-244-1-7.web.shop.svc.cluster.local A", "10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
-		{"10-244-1-8.web.shop.svc.cluster.local A", "10-244-1-8.web.shop.svc.cluster.local. A 192.0.2.1"},
-		{"2001-db8--7.web.shop.svc.cluster.local A", "2001-db8--7.web.shop.svc.cluster.local. A 192.0.2.2"},
-		{"10-244-1-7.web A", "10-244-1-7.web. A 192.0.2.3"},
-		{"10-244-1-9.all.bank A", forwarded}, // all.bank is another host here
-		{"10-244-1-9.all.bank.svc A", "10-244-1-9.all.bank.svc. A 10.244.1.9"},
-	})
-	fake := nameserver(t, fakedns.Answer())
-	p = start(t, dnsproxy.Config{
-		Bypass: []string{"shop.svc.cluster.local"}, LocalOnly: []string{"cluster.local"},
-		Forward: forward.Config{ResolvConf: resolvConf(t), Upstreams: servers(fake)},
-	})
-	p.load(t, endpointHosts())
-	const local = "10-244-1-9.all.bank.svc.cluster.local."
-	p.converse(t, []dialogue{
-		{"10-244-1-7.web.shop.svc.cluster.local A", forwarded},
-		{"10-244-1-7.web A", forwarded},
-		{"7.1.244.10.in-addr.arpa PTR", forwarded},
-		{local + " A", local + " A 10.244.1.9"},
-		{local + " AAAA", "NODATA cluster.local."},
 	})
 }

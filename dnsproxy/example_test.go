@@ -6,6 +6,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/miekg/dns"
 	"google.golang.org/protobuf/proto"
@@ -32,7 +33,7 @@ func startExample(upstreams ...upstream.Spec) (server *dnsproxy.Server, stop fun
 	server, err = dnsproxy.New(dnsproxy.Config{
 		Addr:      "127.0.0.1:0",
 		Namespace: "shop",
-		Forward:   forward.Config{ResolvConf: resolvConf, Upstreams: upstreams},
+		Forward:   forward.Config{ResolvConf: resolvConf, Upstreams: upstreams, Timeout: time.Hour},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -72,7 +73,8 @@ func loadExample(server *dnsproxy.Server) {
 
 // ask sends a query for the IPv4 addresses of a name and prints the answer.
 func ask(server *dnsproxy.Server, name string) {
-	reply, err := dns.Exchange(new(dns.Msg).SetQuestion(name, dns.TypeA), server.Addrs()[0].Address)
+	client := dns.Client{Timeout: time.Hour}
+	reply, _, err := client.Exchange(new(dns.Msg).SetQuestion(name, dns.TypeA), server.Addrs()[0].Address)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // The fixtures are complete responses of istiod, as wire bytes and as JSON.
@@ -76,9 +75,7 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 					askHost(t, p, key, info)
 				}
 			}
-			if asked := fake.Queries(); len(asked) > 0 {
-				t.Errorf("mesh names were forwarded: %v", asked)
-			}
+			wantAsked(t, 0, fake)
 			p.converse(t, []dialogue{{"old.example A", forwarded}})
 		})
 	}
@@ -111,30 +108,5 @@ func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
 			}
 			p.converse(t, []dialogue{{name + " " + dns.TypeToString[qtype], expected}})
 		}
-	}
-}
-
-// Both variants of ADS push one table.
-func TestFixturesAgree(t *testing.T) { // C2
-	t.Parallel()
-	var texts []string
-	for _, delta := range []bool{false, true} {
-		name := map[bool]string{false: "raw-sotw-1.pb", true: "raw-delta-1.pb"}[delta]
-		wire, err := os.ReadFile(fixtures + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var push [][]byte
-		for _, r := range resources(t, func(m proto.Message) error { return proto.Unmarshal(wire, m) }, delta) {
-			push = append(push, r.GetValue())
-		}
-		table, err := table.New("shop", "cluster.local", split(t, push...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts = append(texts, tableText(t, table))
-	}
-	if texts[0] != texts[1] {
-		t.Errorf("state of the world:\n%s\nincremental:\n%s", texts[0], texts[1])
 	}
 }

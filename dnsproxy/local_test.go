@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -20,153 +21,75 @@ func negative(tb testing.TB, resp *dns.Msg) string {
 	return dns.RcodeToString[resp.Rcode] + " " + resp.Ns[0].Header().Name
 }
 
-// A name that exists only as an ancestor of others is NODATA: after NXDOMAIN, a resolver
-// that implements RFC 8020 would treat every name below it as missing.
-func TestLocalOnlyAncestors(t *testing.T) { // F12, A2
-	t.Parallel()
-	world := nameserver(t, anywhere("192.0.2.1"))
-	p := start(t, dnsproxy.Config{
-		Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
-		LocalOnly: []string{"cluster.local", "svc.cluster.local", "corp.example", "wild.example", "bank", "svc"},
-	})
-	p.load(t, hosts{
-		"web.shop.svc.cluster.local":        service("web", "shop", "10.0.0.1"),
-		"web-0.db.bank.svc.cluster.local":   service("web-0.db", "bank", "10.0.0.2"),
-		"a.b.corp.example":                  external("10.0.0.3"),
-		"*.deep.wild.example":               external("10.0.0.4"),
-		"one.two.three.svc.remote.local":    external("10.0.0.5"),
-		"name.of.shop.svc.cluster.local.eu": external("10.0.0.6"),
-	})
-	for name, want := range map[string]string{
-		"sHop.svc.cluster.local":       "NOERROR svc.cluster.local.",
-		"bank.svc.cluster.local":       "NOERROR svc.cluster.local.",
-		"db.bank.svc.cluster.local":    "NOERROR svc.cluster.local.",
-		"svc.Cluster.local":            "NOERROR svc.Cluster.local.",
-		"cluster.local":                "NOERROR cluster.local.",
-		"nope.cluster.local":           "NXDOMAIN cluster.local.",
-		"nope.svc.cluster.local":       "NXDOMAIN svc.cluster.local.",
-		"hop.svc.cluster.local":        "NXDOMAIN svc.cluster.local.",
-		"x.shop.svc.cluster.local":     "NXDOMAIN svc.cluster.local.",
-		"x.web.shop.svc.cluster.local": "NXDOMAIN svc.cluster.local.",
-		"b.corp.example":               "NOERROR corp.example.",
-		"wild.example":                 "NOERROR wild.example.",
-		"deep.wild.example":            "NOERROR wild.example.",
-		"other.wild.example":           "NXDOMAIN wild.example.",
-		// Of short names.
-		"bank":       "NOERROR bank.",
-		"db.bank":    "NOERROR bank.",
-		"other.bank": "NXDOMAIN bank.",
-		"shop.svc":   "NOERROR svc.",
-		"mall.svc":   "NXDOMAIN svc.",
-	} {
-		for _, qtype := range []uint16{dns.TypeA, dns.TypeTXT, dns.TypePTR, dns.TypeDS} {
-			if got := negative(t, p.ask(t, name, qtype)); got != want {
-				t.Errorf("%s %s: %s, want %s", name, dns.TypeToString[qtype], got, want)
-			}
-		}
-	}
-	if asked := world.Queries(); len(asked) > 0 {
-		t.Errorf("asked elsewhere: %v", asked)
-	}
-}
-
-// The SOA record of a mesh name's negative answer has the suffix as its owner, too.
-func TestLocalOnlyZone(t *testing.T) { // F12, A2
-	t.Parallel()
-	p := start(t, dnsproxy.Config{
-		Forward: forward.Config{ResolvConf: expandConf(t)}, LocalOnly: []string{"svc.cluster.local", "db.example", "10.in-addr.arpa"},
-	})
-	p.load(t, hosts{
-		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-		"a.db.example":               external("10.0.0.2"),
-	})
-	p.converse(t, []dialogue{
-		{"web.shop.svc.cluster.local AAAA", "NODATA svc.cluster.local."},
-		{"web.shop.svc.Cluster.local MX", "NODATA svc.Cluster.local."},
-		{"a.db.example.corp.example AAAA", "NODATA a.db.example.corp.example."},
-		{"a.db.example.corp.example MX", "NODATA a.db.example.corp.example."},
-		{"web.corp.example AAAA", "NODATA web.corp.example."},
-		{"web.shop AAAA", "NODATA web.shop."},
-		{"1.0.0.10.in-addr.arpa A", "NODATA 10.in-addr.arpa."},
-		{"9.0.0.10.in-addr.arpa PTR", "NXDOMAIN"},
-	})
-	for _, name := range []string{"svc.cluster.local", "db.example.corp.example"} {
-		resp := p.ask(t, name, dns.TypeSOA)
-		if len(resp.Answer) != 1 || resp.Answer[0].Header().Rrtype != dns.TypeSOA || resp.Answer[0].Header().Name != name+"." {
-			t.Errorf("the SOA of %s, which negative answers show:\n%v", name, resp)
-		}
-	}
-}
-
 // A local-only name followed by a search domain is not forwarded either.
 func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
-	t.Parallel()
-	world := nameserver(t, fakedns.Answer())
-	p := start(t, dnsproxy.Config{
-		Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
-		LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
-	})
-	if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
-		t.Errorf("before the first table: %+v", e)
-	}
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for name, want := range map[string]string{
-		"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
-		"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
-		"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
-		"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
-		"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
-	} {
-		for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
-			if got := negative(t, p.ask(t, name, qtype)); got != want {
-				t.Errorf("%s: %s, want %s", name, got, want)
+	synctest.Test(t, func(t *testing.T) {
+		world := nameserver(t, fakedns.Answer())
+		p := start(t, dnsproxy.Config{
+			Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
+			LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
+		})
+		if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
+			t.Errorf("before the first table: %+v", e)
+		}
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		for name, want := range map[string]string{
+			"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
+			"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
+			"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
+			"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
+			"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
+		} {
+			for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
+				if got := negative(t, p.ask(t, name, qtype)); got != want {
+					t.Errorf("%s: %s, want %s", name, got, want)
+				}
+			}
+			if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
+				t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
 			}
 		}
-		if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
-			t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
+		for _, q := range world.Queries() {
+			if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
+				t.Errorf("%s left", q.Name)
+			}
 		}
-	}
-	for _, q := range world.Queries() {
-		if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
-			t.Errorf("%s left", q.Name)
-		}
-	}
-	// A bypassed name within the suffix is forwarded, also with a search domain.
-	world.Reset()
-	p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
-	p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
-	if asked := world.Queries(); len(asked) != 2 {
-		t.Errorf("asked %v", asked)
-	}
+		// A bypassed name within the suffix is forwarded, also with a search domain.
+		world.Reset()
+		p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
+		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
+		wantAsked(t, 2, world)
+	})
 }
 
 func TestLocalOnlyForOneClient(t *testing.T) { // F12
-	t.Parallel()
-	changes := map[string]func(*dns.Msg){
-		"without RD": func(req *dns.Msg) { req.RecursionDesired = false },
-		"with an option": func(req *dns.Msg) {
-			req.SetEdns0(1232, false)
-			req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
-		},
-		"signed": func(req *dns.Msg) { req.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix()) },
-	}
-	world := nameserver(t, fakedns.Answer("nope.corp.example. 60 IN A 192.0.2.1"))
-	p := start(t, dnsproxy.Config{
-		Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, LocalOnly: []string{"svc.cluster.local"},
-	})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for change, edit := range changes {
-		for _, network := range []string{"udp", "tcp"} {
-			req := question("nope.shop.svc.cluster.local", dns.TypeA)
-			edit(req)
-			if resp := p.exchange(t, network, req); resp.Rcode != dns.RcodeNameError {
-				t.Errorf("%s over %s: %v", change, network, resp)
+	synctest.Test(t, func(t *testing.T) {
+		changes := map[string]func(*dns.Msg){
+			"without RD": func(req *dns.Msg) { req.RecursionDesired = false },
+			"with an option": func(req *dns.Msg) {
+				req.SetEdns0(1232, false)
+				req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
+			},
+			"signed": func(req *dns.Msg) { req.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix()) },
+		}
+		world := nameserver(t, fakedns.Answer("nope.corp.example. 60 IN A 192.0.2.1"))
+		p := start(t, dnsproxy.Config{
+			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)}, LocalOnly: []string{"svc.cluster.local"},
+		})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		for change, edit := range changes {
+			for _, network := range []string{"udp", "tcp"} {
+				req := question("nope.shop.svc.cluster.local", dns.TypeA)
+				edit(req)
+				if resp := p.exchange(t, network, req); resp.Rcode != dns.RcodeNameError {
+					t.Errorf("%s over %s: %v", change, network, resp)
+				}
 			}
 		}
-	}
-	for _, q := range world.Queries() {
-		if dns.IsSubDomain("svc.cluster.local.", q.Name) {
-			t.Errorf("%s left over %s", q.Name, q.Network)
+		for _, q := range world.Queries() {
+			if dns.IsSubDomain("svc.cluster.local.", q.Name) {
+				t.Errorf("%s left over %s", q.Name, q.Network)
+			}
 		}
-	}
+	})
 }

@@ -2,21 +2,13 @@ package dnsproxy_test
 
 import (
 	"encoding/binary"
-	"errors"
-	"fmt"
-	"io"
-	"net"
-	"os"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 func TestQuestionCount(t *testing.T) { // A10
@@ -39,9 +31,7 @@ func TestQuestionCount(t *testing.T) { // A10
 			t.Errorf("% x: want FORMERR:\n%v", packet, resp)
 		}
 	}
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 }
 
 func TestDropped(t *testing.T) { // A10
@@ -104,132 +94,11 @@ func TestClasses(t *testing.T) { // A10
 			t.Errorf("want REFUSED and why:\n%v", refused)
 		}
 	}
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	refuser := start(t, dnsproxy.Config{})
 	req := question("version.bind", dns.TypeTXT)
 	req.Question[0].Qclass = dns.ClassCHAOS
 	if resp := refuser.exchange(t, "udp", req); resp.Rcode != dns.RcodeRefused {
 		t.Errorf("without a version: want REFUSED:\n%v", resp)
-	}
-}
-
-// An UPDATE is forwarded with its signature, whose key nametap does not have.
-func TestOtherOpcodes(t *testing.T) { // A11
-	t.Parallel()
-	got := make(chan *dns.Msg, 100)
-	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		got <- query.Copy()
-		reply := new(dns.Msg).SetReply(query)
-		reply.Question = nil // RFC 2136, section 3.8
-		return reply
-	})
-	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	rr, err := dns.NewRR("web.shop.svc.cluster.local. 60 IN A 192.0.2.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	update := new(dns.Msg).SetUpdate("shop.svc.cluster.local.")
-	update.Insert([]dns.RR{rr})
-	update.SetTsig("key.", dns.HmacSHA256, 300, time.Now().Unix())
-	packet, _, err := dns.TsigGenerate(update, "c2VjcmV0", "", false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	resp := parse(t, p.send(t, "udp", packet))
-	if resp.Rcode != dns.RcodeSuccess || resp.Opcode != dns.OpcodeUpdate {
-		t.Errorf("want the nameserver's reply:\n%v", resp)
-	}
-	sent := <-got
-	want := parse(t, packet)
-	sent.Id = want.Id
-	if sent.String() != want.String() {
-		t.Errorf("the nameserver got\n%v\nwant\n%v", sent, want)
-	}
-	notify := new(dns.Msg).SetNotify("web.shop.svc.cluster.local.")
-	p.exchange(t, "tcp", notify)
-	if sent := <-got; sent.Opcode != dns.OpcodeNotify {
-		t.Errorf("the nameserver got\n%v", sent)
-	}
-}
-
-func TestPipelining(t *testing.T) { // A12
-	t.Parallel()
-	p, _ := startMesh(t, hosts{"*.example.com": external(addrs(1, 20)...)})
-	conn := p.dial(t, "tcp")
-	defer conn.Close()
-	const queries = 500
-	want := map[uint16]string{}
-	go func() { // a client that writes everything before it reads would block both sides
-		for i := range queries {
-			req := question(fmt.Sprintf("host-%d.example.com", i), dns.TypeA)
-			if i%10 == 0 {
-				req = question(fmt.Sprintf("host-%d.other.example", i), dns.TypeA)
-			}
-			req.Id = uint16(i)
-			packet, _ := req.Pack()
-			_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...))
-		}
-	}()
-	for range queries {
-		resp := parse(t, read(t, conn))
-		want[resp.Id] = resp.Question[0].Name
-		if named := fmt.Sprintf("host-%d.", resp.Id); resp.Question[0].Name[:len(named)] != named {
-			t.Errorf("the answer to query %d is\n%v", resp.Id, resp)
-		}
-	}
-	if len(want) != queries {
-		t.Errorf("%d of %d queries were answered", len(want), queries)
-	}
-}
-
-func TestIdleConnections(t *testing.T) { // A12
-	t.Parallel()
-	p := start(t, dnsproxy.Config{})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	packet, err := question("web", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	opened := time.Now()
-	silent, asked := p.dial(t, "tcp"), p.dial(t, "tcp")
-	write(t, asked, packet)
-	read(t, asked)
-	for _, conn := range []net.Conn{silent, asked} {
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-			t.Errorf("want the end of an idle connection: %v", err)
-		}
-		if idle := time.Since(opened); idle < 9500*time.Millisecond {
-			t.Errorf("closed after %s, want 10 s", idle)
-		}
-		_ = conn.Close()
-	}
-}
-
-func TestSlowReaders(t *testing.T) { // A12
-	t.Parallel()
-	p := start(t, dnsproxy.Config{MaxTCPConns: 1})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", addrs(1, 3000)...)})
-	packet, err := question("web", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	greedy := p.dial(t, "tcp")
-	defer greedy.Close()
-	if err := greedy.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
-	framed := append(binary.BigEndian.AppendUint16(nil, uint16(len(packet))), packet...)
-	for err == nil { // requests 48 kB each time and reads nothing
-		_, err = greedy.Write(slices.Repeat(framed, 100))
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatalf("a client that reads nothing is still connected after %s", wait.Limit)
-	}
-	// Its slot is free again.
-	if got := len(p.exchange(t, "tcp", question("web", dns.TypeA)).Answer); got != 3000 {
-		t.Errorf("the next client got %d addresses", got)
 	}
 }

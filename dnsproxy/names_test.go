@@ -1,15 +1,14 @@
 package dnsproxy_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -41,9 +40,7 @@ func TestExactNames(t *testing.T) { // N1
 		{"upper.example.com A", "upper.example.com. A 192.0.2.2"},
 		{"UpPeR.example.com A", "UpPeR.example.com. A 192.0.2.2"},
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("mesh names were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{
 		{"example.com A", forwarded},
 		{"other.example.com A", forwarded},
@@ -111,56 +108,6 @@ func TestShortNames(t *testing.T) { // N2
 	})
 }
 
-func TestNoNamespace(t *testing.T) { // N2
-	t.Parallel()
-	server, err := dnsproxy.New(dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Server: server}
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	for name, want := range map[string]table.Rule{
-		"web": table.RuleNone, "web.shop": table.RuleShortName, "web.shop.svc": table.RuleShortName,
-	} {
-		if e := explain(t, p, name+" A"); e.Rule != want {
-			t.Errorf("%s is answered by %s, want %s", name, e.Rule, want)
-		}
-	}
-}
-
-func TestClusterDomain(t *testing.T) { // N2
-	t.Parallel()
-	for _, domain := range []string{
-		"mesh.corp", "mesh.corp.", "svc.mesh.corp", "shop.svc.mesh.corp", "Shop.SVC.Mesh.Corp",
-	} {
-		p := newProxy(t, dnsproxy.Config{Domain: domain})
-		p.load(t, hosts{
-			"web.shop.svc.mesh.corp":     service("web", "shop", "10.0.0.1"),
-			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2"),
-		})
-		if e := explain(t, p, "web A"); e.Host != "web.shop.svc.mesh.corp" {
-			t.Errorf("domain %s: web is answered by %q", domain, e.Host)
-		}
-	}
-}
-
-func TestOtherDomains(t *testing.T) { // N3
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"web.shop.svc.remote.local":     service("web", "shop", "10.0.0.1"),
-		"web.shop.svc.clusterset.local": service("web", "shop", "10.0.0.2"),
-		"web.shop.svc.notcluster.local": service("web", "shop", "10.0.0.3"),
-	})
-	p.converse(t, []dialogue{
-		{"web.shop.svc.remote.local A", "web.shop.svc.remote.local. A 10.0.0.1"},
-		{"web.shop.svc.clusterset.local A", "web.shop.svc.clusterset.local. A 10.0.0.2"},
-		{"web A", forwarded},
-		{"web.shop A", forwarded},
-		{"web.shop.svc A", forwarded},
-		{"web.shop.svc.cluster.local A", forwarded},
-	})
-}
-
 func TestWildcards(t *testing.T) { // N4, N6
 	t.Parallel()
 	p, _ := startMesh(t, hosts{
@@ -198,19 +145,18 @@ func TestWildcards(t *testing.T) { // N4, N6
 }
 
 func TestNamesBelow(t *testing.T) { // N9
-	t.Parallel()
-	p, fake := startMesh(t, hosts{
-		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-		"api.example.com":            external("192.0.2.1"),
+	synctest.Test(t, func(t *testing.T) {
+		p, fake := startMesh(t, hosts{
+			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
+			"api.example.com":            external("192.0.2.1"),
+		})
+		below := []string{
+			"x.web.shop.svc.cluster.local.", "x.web.shop.svc.", "x.web.shop.", "x.web.",
+			"x.api.example.com.", "x.y.api.example.com.", "x.api.example.com.corp.example.",
+		}
+		for _, name := range below {
+			p.converse(t, []dialogue{{name + " A", forwarded}})
+		}
+		wantAsked(t, len(below), fake)
 	})
-	below := []string{
-		"x.web.shop.svc.cluster.local.", "x.web.shop.svc.", "x.web.shop.", "x.web.",
-		"x.api.example.com.", "x.y.api.example.com.", "x.api.example.com.corp.example.",
-	}
-	for _, name := range below {
-		p.converse(t, []dialogue{{name + " A", forwarded}})
-	}
-	if names := forwardedNames(fake); !slices.Equal(names, below) {
-		t.Fatalf("forwarded: %v, want %v", names, below)
-	}
 }

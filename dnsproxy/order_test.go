@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -15,101 +15,68 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// slowly starts a nameserver whose replies take long.
-func slowly(t *testing.T, handler fakedns.Handler, after time.Duration) *fakedns.Server {
-	t.Helper()
-	fake := nameserver(t, handler)
-	fake.Handle(handler, fakedns.Delay(after))
-	return fake
-}
-
-// internal answers every name.
-func internal(query *dns.Msg, network string) *dns.Msg { return deadZone(query, network) }
-
-// F4: the first server is preferred while it answers, however fast another one answers
-// NXDOMAIN.
+// F4: the first server is asked while it answers, and the second one if it is silent: then also its negative answer is
+// the answer.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	for order, wantNXDOMAIN := range map[forward.Order]bool{"": false, forward.OrderStrict: false, forward.OrderFastest: true} {
-		t.Run(string(order), func(t *testing.T) {
-			t.Parallel()
-			first, second := slowly(t, internal, 300*time.Millisecond), nameserver(t, fakedns.Answer())
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second), Order: order}})
-			nxdomain := 0
-			for i := range 10 {
-				switch resp := p.ask(t, fmt.Sprintf("w%d.corp.example", i), dns.TypeA); {
-				case resp.Rcode == dns.RcodeNameError:
-					nxdomain++
-				case resp.Rcode != dns.RcodeSuccess || len(resp.Answer) != 1:
-					t.Errorf("name %d:\n%v", i, resp)
-				}
-			}
-			if wantNXDOMAIN != (nxdomain > 0) {
-				t.Errorf("%d of 10 names are said not to exist", nxdomain)
-			}
-			if asked := len(second.Queries()); asked == 0 {
-				t.Error("the second server was never asked")
-			}
+	t.Run("first answers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			first, second := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2"))
+			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+			p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.1"}, {"v.example A", "v.example. A 192.0.2.1"}})
+			wantAsked(t, 0, second)
+			first.Handle(fakedns.Answer()) // an answer, too
+			p.converse(t, []dialogue{{"u.example A", "NXDOMAIN"}})
+			wantAsked(t, 0, second)
 		})
-	}
+	})
+	t.Run("first is silent", func(t *testing.T) {
+		t.Parallel()
+		second := fakedns.Answer("w.example. 60 IN A 192.0.2.2")
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence), nameserver(t, second))}})
+		p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.2"}, {"none.example A", "NXDOMAIN"}})
+	})
 }
 
-// F5: the option rotate of resolv.conf means the order fastest, and the log says so once.
+// F4: while the first server is late, a positive answer of the second one is given. The reply of the first server
+// replaces it in the cache as soon as it comes.
+func TestOrderFirstIsLate(t *testing.T) { // F8
+	t.Parallel()
+	release := make(chan struct{})
+	holding, _ := held(anywhere("192.0.2.1"), release)
+	first := nameserver(t, except("late.example.", holding, anywhere("192.0.2.1")))
+	second := nameserver(t, fakedns.Answer("late.example. 900 IN A 192.0.2.2"))
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+	p.converse(t, []dialogue{{"late.example A", "late.example. A 192.0.2.2"}})
+	if ttl := p.ask(t, "late.example", dns.TypeA).Answer[0].Header().Ttl; ttl > 30 {
+		t.Errorf("the answer of the second server has a TTL of %d", ttl)
+	}
+	close(release)
+	until(t, "the first server's reply is in the cache", func() bool {
+		return outcome(p.ask(t, "late.example", dns.TypeA)) == "late.example. A 192.0.2.1"
+	})
+}
+
+// F5: the options rotate and fastest mean the same, and the log says so once.
 func TestRotate(t *testing.T) {
 	t.Parallel()
 	logger, log := newLog()
-	path := resolvConf(t, "options rotate")
-	first, second := slowly(t, internal, 300*time.Millisecond), nameserver(t, internal)
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path, Upstreams: servers(first, second)}, Logger: logger})
-	wait.Until(t, "only the fastest nameserver is queried", func() bool {
-		second.Reset()
-		for i := range 5 {
-			p.ask(t, fmt.Sprintf("w%d-%d.example", time.Now().UnixNano(), i), dns.TypeA)
-		}
-		return len(second.Queries()) >= 5
+	slow, fast := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2"))
+	slow.Handle(anywhere("192.0.2.1"), fakedns.Delay(100*time.Millisecond))
+	p := startForwarder(t, dnsproxy.Config{
+		Forward: forward.Config{ResolvConf: resolvConf(t, "options rotate"), Upstreams: servers(slow, fast)}, Logger: logger,
+	})
+	n := 0
+	until(t, "only the fastest nameserver is queried", func() bool {
+		slow.Reset()
+		n++
+		p.ask(t, fmt.Sprintf("w%d.example", n), dns.TypeA)
+		return len(slow.Queries()) == 0
 	})
 	if n := log.Count("options rotate means upstream-order fastest"); n != 1 {
 		t.Errorf("%d lines:\n%s", n, log)
-	}
-}
-
-// F4: NODATA of the second server does not win either; a positive answer of the second
-// server wins at once.
-func TestOrderNoData(t *testing.T) {
-	t.Parallel()
-	second := nameserver(t, fakedns.Answer("w.example. 60 IN AAAA 2001:db8::1", "fast.example. 60 IN A 192.0.2.2"))
-	first := nameserver(t, internal)
-	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
-		if !strings.HasSuffix(r.Msg.Question[0].Name, "example.") {
-			return packets // a probe
-		}
-		return fakedns.Delay(time.Second)(r, packets)
-	})
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-	p.converse(t, []dialogue{
-		{"w.example A", "w.example. A 192.0.2.1"},
-		{"fast.example A", "fast.example. A 192.0.2.2"},
-	})
-}
-
-// F4: a first server that fails or is dead is ignored.
-func TestOrderFirstIsDead(t *testing.T) {
-	t.Parallel()
-	for name, first := range map[string]*fakedns.Server{
-		"silent": nameserver(t, fakedns.Silence), "fails": nameserver(t, fakedns.Rcode(dns.RcodeServerFailure)),
-	} {
-		second := nameserver(t, fakedns.Answer())
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-		for i := range 10 {
-			began := time.Now()
-			p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}})
-			if took := time.Since(began); took > forward.DefaultTimeout/2 {
-				t.Errorf("the first server is %s: NXDOMAIN took %s", name, took)
-			}
-		}
 	}
 }
 
@@ -119,130 +86,59 @@ func TestOrderFirstKnowsItsOwnNames(t *testing.T) {
 	t.Parallel()
 	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1", "both.corp.example. 60 IN A 10.0.0.2")
 	public := fakedns.Answer("both.corp.example. 60 IN A 192.0.2.2")
-	for name, rcode := range map[string]int{"refuses": dns.RcodeRefused, "fails": dns.RcodeServerFailure} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			first := nameserver(t, except("corp.example.", own, fakedns.Rcode(rcode)))
-			second := nameserver(t, except("corp.example.", public, internal))
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-			for i := range 10 {
-				p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
-			}
-			p.converse(t, []dialogue{{"git.corp.example A", "git.corp.example. A 10.0.0.1"}})
-			p.converse(t, []dialogue{{"both.corp.example A", "both.corp.example. A 10.0.0.2"}})
-		})
-	}
-}
-
-// F4, F8: a negative answer of the second server while the first one fails is cached only
-// briefly, since the first may know the name. If the first refuses the name, it is cached
-// as usual.
-func TestOrderNegativeIsProvisional(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		first   fakedns.Handler
-		wantTTL uint32
-	}{
-		"silent":  {fakedns.Silence, 30},
-		"fails":   {fakedns.Rcode(dns.RcodeServerFailure), 30},
-		"refuses": {fakedns.Rcode(dns.RcodeRefused), 3600},
-		"agrees":  {withSOA(t, "3600", fakedns.Answer()), 3600},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			second := withSOA(t, "3600", fakedns.Answer("six.example. 60 IN AAAA 2001:db8::1"))
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), nameserver(t, second))}})
-			for _, qname := range []string{"git.example", "six.example"} {
-				for _, from := range []string{"a nameserver", "the cache"} {
-					resp := p.ask(t, qname, dns.TypeA)
-					if len(resp.Ns) != 1 || resp.Ns[0].Header().Ttl > c.wantTTL || resp.Ns[0].Header().Ttl < c.wantTTL-10 {
-						t.Errorf("%s from %s: want an SOA record with a TTL of %d s:\n%v", qname, from, c.wantTTL, resp)
-					}
+	for _, rcode := range []int{dns.RcodeRefused, dns.RcodeServerFailure, dns.RcodeFormatError} {
+		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				first := nameserver(t, except("corp.example.", own, fakedns.Rcode(rcode)))
+				second := nameserver(t, except("corp.example.", public, anywhere("192.0.2.1")))
+				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
+				for i := range 10 {
+					p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
 				}
-			}
+				p.converse(t, []dialogue{
+					{"git.corp.example A", "git.corp.example. A 10.0.0.1"}, {"both.corp.example A", "both.corp.example. A 10.0.0.2"},
+				})
+			})
 		})
 	}
 }
 
-// F4, F8: a positive answer of the second server while the first one fails, or is late, is cached
-// only briefly, since the first may have another one. If the first refuses the name, it is cached
-// as usual.
-func TestOrderPositiveIsProvisional(t *testing.T) {
+// F4, F8: an answer of the second server while the first one fails is cached only briefly, since the first may have
+// another one. If the first disclaims the name, it is cached as usual.
+func TestOrderProvisional(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		first   fakedns.Handler
 		wantTTL uint32
 	}{
-		"silent":    {fakedns.Silence, 30},
 		"fails":     {fakedns.Rcode(dns.RcodeServerFailure), 30},
 		"malformed": {fakedns.Rcode(dns.RcodeFormatError), 30},
 		"refuses":   {fakedns.Rcode(dns.RcodeRefused), 3600},
 		"disclaims": {fakedns.Rcode(dns.RcodeNotImplemented), 3600},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			second := nameserver(t, fakedns.Answer("git.example. 3600 IN A 192.0.2.1"))
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), second)}})
-			for _, from := range []string{"a nameserver", "the cache"} {
-				resp := p.ask(t, "git.example", dns.TypeA)
-				if len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > c.wantTTL || resp.Answer[0].Header().Ttl < c.wantTTL-10 {
-					t.Errorf("from %s: want a TTL of %d s:\n%v", from, c.wantTTL, resp)
+			synctest.Test(t, func(t *testing.T) {
+				second := nameserver(t, withSOA(t, "3600", fakedns.Answer("git.example. 3600 IN A 192.0.2.1")))
+				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, c.first), second)}})
+				for range 2 { // from a nameserver, and from the cache
+					positive, negative := p.ask(t, "git.example", dns.TypeA), p.ask(t, "git.example", dns.TypeAAAA)
+					if ttl := positive.Answer[0].Header().Ttl; ttl != c.wantTTL {
+						t.Errorf("the TTL is %d, want %d", ttl, c.wantTTL)
+					}
+					if ttl := negative.Ns[0].Header().Ttl; ttl != c.wantTTL {
+						t.Errorf("the TTL of NODATA is %d, want %d", ttl, c.wantTTL)
+					}
 				}
-			}
+			})
 		})
 	}
 }
 
-// F4, F8: one late reply of the first server gives its name the second server's answer for 30 s at most.
-func TestOrderLateOnce(t *testing.T) {
-	t.Parallel()
-	first, second := nameserver(t, internal), nameserver(t, fakedns.Answer("late.example. 3600 IN A 192.0.2.2"))
-	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
-		if r.Msg.Question[0].Name == "late.example." {
-			return fakedns.Delay(time.Second)(r, packets)
-		}
-		return packets
-	})
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-	for i := range 10 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
-	}
-	for _, from := range []string{"a nameserver", "the cache"} {
-		resp := p.ask(t, "late.example", dns.TypeA)
-		if got := outcome(resp); got != "late.example. A 192.0.2.1" && (got != "late.example. A 192.0.2.2" || resp.Answer[0].Header().Ttl > 30) {
-			t.Errorf("from %s:\n%v", from, resp)
-		}
-	}
-	p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.1"}})
-}
-
-// F4: failures of the first server for the names of one domain do not give other names to the second one.
-func TestOrderFailuresOfOneDomain(t *testing.T) {
-	t.Parallel()
-	own := fakedns.Answer("git.corp.example. 60 IN A 10.0.0.1")
-	for name, bogus := range map[string]fakedns.Handler{
-		"SERVFAIL": fakedns.Rcode(dns.RcodeServerFailure), "FORMERR": fakedns.Rcode(dns.RcodeFormatError), "silence": fakedns.Silence,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			first := nameserver(t, except("bogus.example.", bogus, own))
-			second := nameserver(t, except("bogus.example.", internal, fakedns.Answer("git.corp.example. 60 IN A 192.0.2.2")))
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-			for i := range 10 {
-				bogus := fmt.Sprintf("w%d.bogus.example", i)
-				p.converse(t, []dialogue{{bogus + " A", bogus + ". A 192.0.2.1"}})
-			}
-			p.converse(t, []dialogue{{"git.corp.example A", "git.corp.example. A 10.0.0.1"}})
-		})
-	}
-}
-
-// F2, F4: a first server whose TCP is blocked is up, and its truncated reply wins over
-// NXDOMAIN of another server.
+// F2, F4: a first server whose TCP is blocked is up, and its truncated reply wins over NXDOMAIN of another server.
 func TestOrderFirstWithoutTCP(t *testing.T) {
 	t.Parallel()
-	own := fakedns.Answer("git.example. 60 IN A 10.0.0.1", "big.example. 60 IN A 10.0.0.2", "localhost. 60 IN A 127.0.0.1")
-	first := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
+	own := fakedns.Answer("git.example. 60 IN A 10.0.0.1", "big.example. 3600 IN A 10.0.0.2")
+	blocked := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
 		if network == "tcp" {
 			return nil
 		}
@@ -250,12 +146,10 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 		reply.Truncated = query.Question[0].Name == "big.example."
 		return reply
 	})
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))}})
+	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(blocked, nameserver(t, fakedns.Answer()))}})
 	p.converse(t, []dialogue{{"git.example A", "git.example. A 10.0.0.1"}})
-	for range 2 {
-		if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated {
-			t.Errorf("want the truncated reply of the first server:\n%v", resp)
-		}
+	if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated {
+		t.Errorf("want the truncated reply of the first server:\n%v", resp)
 	}
 	for _, status := range p.UpstreamStatus() {
 		if status.State != upstream.Up {
@@ -264,87 +158,21 @@ func TestOrderFirstWithoutTCP(t *testing.T) {
 	}
 }
 
-// F3, F4: a server that was down is back, and the other one begins to fail before the next probe of the first: no query
-// fails.
-func TestOrderTakesTurns(t *testing.T) {
-	t.Parallel()
-	own := fakedns.Answer("www.example. 0 IN A 10.0.0.1", "back.example. 60 IN A 10.0.0.2")
-	var probes atomic.Int32
-	first := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		if q := query.Question[0]; q.Name == "localhost." || q.Name == "id.server." {
-			probes.Add(1)
-		}
-		return nil
-	})
-	second := nameserver(t, own)
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-	wait.Until(t, "the first server is down and its next probe is a second away", func() bool {
-		p.converse(t, []dialogue{{"www.example A", "www.example. A 10.0.0.1"}})
-		return probes.Load() >= 5
-	})
-	first.Handle(own)
-	second.Handle(fakedns.Rcode(dns.RcodeServerFailure))
-	p.converse(t, []dialogue{{"back.example A", "back.example. A 10.0.0.2"}})
-}
-
-// F2: if the first server truncates a reply and refuses connections, the client gets the whole reply of another
-// one.
+// F2: if the first server truncates a reply and refuses connections, the client gets the whole reply of another one.
 func TestWholeReplyOfSecond(t *testing.T) {
-	t.Parallel()
-	own := fakedns.Answer("big.example. 3600 IN A 10.0.0.2")
-	first := fakedns.Start(t, fakedns.Truncate(own), fakedns.NoTCP)
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Truncate(own)))}})
-	if resp := p.ask(t, "big.example", dns.TypeA); resp.Truncated || len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl > 30 {
-		t.Errorf("want the whole reply of the second server, for 30 s at most:\n%v", resp)
-	}
-	p = startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, nameserver(t, fakedns.Answer()))}})
-	if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated || resp.Rcode != dns.RcodeSuccess {
-		t.Errorf("the second server has no answer: want the truncated reply of the first:\n%v", resp)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		own := fakedns.Truncate(fakedns.Answer("big.example. 3600 IN A 10.0.0.2"))
+		fakes := servers(fakedns.Start(t, own, fakedns.NoTCP), nameserver(t, own))
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: fakes}})
+		if resp := p.ask(t, "big.example", dns.TypeA); resp.Truncated || len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl != 30 {
+			t.Errorf("want the whole reply of the second server, for 30 s:\n%v", resp)
+		}
+	})
 }
 
-// F3, R2: a nameserver that refuses every query is counted, logged once and named, although it lives.
+// F3, R2, R15: a nameserver that refuses every query is counted, logged once and named, although it lives. One that fails
+// for all names of one domain, or that is sent only what the first one has failed for, is not.
 func TestNameserverRefuses(t *testing.T) {
-	t.Parallel()
-	fake := nameserver(t, fakedns.Rcode(dns.RcodeRefused))
-	logger, log := newLog()
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}, Logger: logger})
-	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "REFUSED"}})
-	}
-	status := p.UpstreamStatus()[0]
-	if status.State != upstream.Up || !status.Refusing || status.Responses["REFUSED"] < 30 || status.LastErrorAt.IsZero() {
-		t.Errorf("%+v", status)
-	}
-	if n := strings.Count(log.String(), "nameserver answers all queries with failures"); n != 1 {
-		t.Errorf("%d lines in the log:\n%s", n, log)
-	}
-	if counted := p.sum(t, "nametap_upstream_responses_total", "rcode", "REFUSED"); counted < 30 {
-		t.Errorf("%v refusals are counted", counted)
-	}
-}
-
-// F3, R15: a nameserver that fails for all names of one domain, as it does if the domain's own nameservers fail, is not
-// named as one that answers no query.
-func TestOneDomainFails(t *testing.T) {
-	t.Parallel()
-	fake := nameserver(t, fakedns.Rcode(dns.RcodeServerFailure))
-	logger, log := newLog()
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}, Logger: logger})
-	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.bogus.example A", i), "SERVFAIL"}})
-	}
-	if status := p.UpstreamStatus()[0]; status.Refusing || status.Responses["SERVFAIL"] < 30 || status.LastError != "SERVFAIL" {
-		t.Errorf("%+v", status)
-	}
-	if strings.Contains(log.String(), "nameserver answers all queries with failures") {
-		t.Error(log)
-	}
-}
-
-// F3: a nameserver that is sent only what the first one has failed for is not said to refuse all queries. If both fail for
-// all, both are.
-func TestNameserverRefusesTheRest(t *testing.T) {
 	t.Parallel()
 	part := func(query *dns.Msg, network string) *dns.Msg {
 		if strings.Contains(query.Question[0].Name, ".fails") {
@@ -352,84 +180,134 @@ func TestNameserverRefusesTheRest(t *testing.T) {
 		}
 		return fakedns.Answer()(query, network)
 	}
-	first, second := nameserver(t, part), nameserver(t, part)
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-	refusing := func() (list [2]bool) {
-		for i, status := range p.UpstreamStatus() {
-			list[i] = status.Refusing
-		}
-		return list
-	}
-	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), "NXDOMAIN"}, {fmt.Sprintf("w.fails%d.example A", i), "SERVFAIL"}})
-	}
-	if got := refusing(); got != [2]bool{} {
-		t.Errorf("a part of the names fails: refusing %v", got)
-	}
-	first.Handle(fakedns.Rcode(dns.RcodeServerFailure))
-	second.Handle(fakedns.Rcode(dns.RcodeRefused))
-	for i := range 30 {
-		p.converse(t, []dialogue{{fmt.Sprintf("x%d.example A", i), "SERVFAIL"}})
-	}
-	if got := refusing(); got != [2]bool{true, true} {
-		t.Errorf("all names fail: refusing %v", got)
+	for name, c := range map[string]struct {
+		handler  fakedns.Handler // of both nameservers
+		dialogue []dialogue
+		refusing bool
+	}{
+		"all names":  {fakedns.Rcode(dns.RcodeRefused), []dialogue{{"w%d.example A", "REFUSED"}}, true},
+		"one domain": {fakedns.Rcode(dns.RcodeServerFailure), []dialogue{{"w%d.bogus.example A", "SERVFAIL"}}, false},
+		"some names": {part, []dialogue{{"w%d.example A", "NXDOMAIN"}, {"w.fails%d.example A", "SERVFAIL"}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				logger, log := newLog()
+				fakes := servers(nameserver(t, c.handler), nameserver(t, c.handler))
+				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: fakes}, Logger: logger})
+				for i := range 30 {
+					for _, d := range c.dialogue {
+						p.converse(t, []dialogue{{fmt.Sprintf(d.ask, i), d.want}})
+					}
+				}
+				for _, status := range p.UpstreamStatus() {
+					if status.State != upstream.Up || status.Refusing != c.refusing {
+						t.Errorf("%+v", status)
+					}
+				}
+				if n := strings.Count(log.String(), "nameserver answers all queries with failures"); n != map[bool]int{true: 2}[c.refusing] {
+					t.Errorf("%d lines in the log:\n%s", n, log)
+				}
+			})
+		})
 	}
 }
 
 // R4: the replies of each nameserver are counted by response code, in at most seven series for every nameserver, whatever
 // codes it sends.
 func TestNameserverResponses(t *testing.T) {
-	t.Parallel()
-	const first, many = 6, 40 // further response codes
-	code := func(query *dns.Msg) int {
-		n, _ := strconv.Atoi(strings.TrimSuffix(query.Question[0].Name, ".example."))
-		return n
-	}
-	fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		reply := new(dns.Msg).SetRcode(query, code(query)).SetEdns0(1232, false) // for the high bits
-		reply.Rcode = code(query)
-		return reply
-	})
-	dead := deadServer(t)
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), dead)}})
-	for n := range first + many {
-		query := withEDNS(question(fmt.Sprintf("%d.example", n), dns.TypeA), 1232)
-		p.exchange(t, "udp", query)
-	}
-	wait.Until(t, "all replies are counted", func() bool {
-		return p.sum(t, "nametap_upstream_responses_total", "upstream", fake.Addr.String()) >= first+many
-	})
-	for rcode, least := range map[string]float64{
-		"NOERROR": 1, "FORMERR": 1, "SERVFAIL": 1, "NXDOMAIN": 1, "NOTIMP": 1, "REFUSED": 1, "other": many,
-	} {
-		if n := p.sum(t, "nametap_upstream_responses_total", "rcode", rcode); n < least {
-			t.Errorf("%v replies with %s are counted, want %v", n, rcode, least)
+	synctest.Test(t, func(t *testing.T) {
+		const first, many = 6, 40 // further response codes
+		fake := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			code, _ := strconv.Atoi(strings.TrimSuffix(query.Question[0].Name, ".example."))
+			reply := new(dns.Msg).SetRcode(query, code).SetEdns0(1232, false) // for the high bits
+			reply.Rcode = code
+			return reply
+		})
+		dead := deadServer(t)
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append(servers(fake), dead)}})
+		for n := range first + many {
+			p.exchange(t, "udp", withEDNS(question(fmt.Sprintf("%d.example", n), dns.TypeA), 1232))
 		}
-	}
-	if n := p.sum(t, "nametap_upstream_responses_total", "upstream", dead.String()); n > 0 {
-		t.Errorf("%v replies of the dead nameserver are counted", n)
-	}
-	const codes, always = 7, 3
-	if n, err := testutil.GatherAndCount(p.metrics, "nametap_upstream_responses_total"); err != nil || n != codes+always {
-		t.Errorf("%d series, %v", n, err)
-	}
+		for rcode, least := range map[string]float64{
+			"NOERROR": 1, "FORMERR": 1, "SERVFAIL": 1, "NXDOMAIN": 1, "NOTIMP": 1, "REFUSED": 1, "other": many,
+		} {
+			if n := p.sum(t, "nametap_upstream_responses_total", "rcode", rcode); n < least {
+				t.Errorf("%v replies with %s are counted, want %v", n, rcode, least)
+			}
+		}
+		if n := p.sum(t, "nametap_upstream_responses_total", "upstream", dead.String()); n > 0 {
+			t.Errorf("%v replies of the dead nameserver are counted", n)
+		}
+		const codes, always = 7, 3
+		if n, err := testutil.GatherAndCount(p.metrics, "nametap_upstream_responses_total"); err != nil || n != codes+always {
+			t.Errorf("%d series, %v", n, err)
+		}
+	})
 }
 
-// F4, F8: when the first server is late, the second one's answer is given at once, and the reply of the first
-// replaces it in the cache as soon as it comes.
-func TestOrderLateReplyReplaces(t *testing.T) {
-	t.Parallel()
-	first := nameserver(t, internal)
-	first.Handle(internal, func(r fakedns.Request, packets []fakedns.Packet) []fakedns.Packet {
-		if !strings.HasSuffix(r.Msg.Question[0].Name, "late.example.") {
-			return packets // a probe
+// F16, F10: names whose own servers are silent use up neither the nameserver nor all places of queries in flight.
+func TestDeadZonesLeaveRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const places, flood = 64, 500
+		fake := nameserver(t, except("dead.example.", fakedns.Silence, anywhere("192.0.2.1")))
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake), MaxInflight: places}})
+		conn := p.dial(t, "udp")
+		defer conn.Close()
+		for i := range flood {
+			packet, err := question(fmt.Sprintf("w.dead.n%d.dead.example", i), dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, conn, packet)
+			if i%10 == 0 {
+				p.converse(t, []dialogue{{fmt.Sprintf("w%d.example A", i), fmt.Sprintf("w%d.example. A 192.0.2.1", i)}})
+			}
 		}
-		return fakedns.Delay(time.Second)(r, packets)
+		p.await(t, "nametap_dns_inflight", places)
+		until(t, "the other queries are refused", func() bool { return p.count(t, "nametap_dns_overflows_total") >= flood-places })
+		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
 	})
-	second := nameserver(t, fakedns.Answer("late.example. 900 IN A 192.0.2.2"))
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-	p.converse(t, []dialogue{{"warm.example A", "warm.example. A 192.0.2.1"}, {"late.example A", "late.example. A 192.0.2.2"}})
-	wait.Until(t, "the first server's reply is in the cache", func() bool {
-		return outcome(p.ask(t, "late.example", dns.TypeA)) == "late.example. A 192.0.2.1"
+}
+
+// F10, F20: long queries in flight are bounded in bytes, too: further ones are refused at once, and mesh names are still
+// answered. Queries that need no nameserver, but a worker, are dropped over UDP, and all are kept for `nametap tail`.
+func TestLongQueriesInFlight(t *testing.T) { // R13
+	synctest.Test(t, func(t *testing.T) {
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence))}})
+		const length, bound = 60_000, 8 << 20
+		long := func(name string, class uint16) []byte {
+			req := withEDNS(question(name, dns.TypeTXT), 1232)
+			req.Question[0].Qclass = class
+			req.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_LOCAL{Code: dns.EDNS0LOCALSTART, Data: make([]byte, length)}}
+			packet, err := req.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return packet
+		}
+		udp, tcp, n := p.dial(t, "udp"), p.dial(t, "tcp"), 0
+		defer udp.Close()
+		for ; p.count(t, "nametap_dns_overflows_total") == 0; n++ {
+			tcp.Close()
+			tcp = p.dial(t, "tcp") // one connection has a bound of its own
+			defer tcp.Close()
+			write(t, tcp, long(fmt.Sprintf("w%d.example", n), dns.ClassINET))
+			until(t, "the query waits or is refused", func() bool {
+				return p.count(t, "nametap_dns_inflight") > float64(n) || p.count(t, "nametap_dns_overflows_total") > 0
+			})
+		}
+		if resp := parse(t, read(t, tcp)); resp.Rcode != dns.RcodeServerFailure || n < bound/length-1 || n > bound/length+2 {
+			t.Errorf("query %d:\n%v", n, resp)
+		}
+		write(t, udp, long("version.bind", dns.ClassCHAOS))
+		until(t, "a query over UDP is dropped", func() bool { return len(p.past(t, "rcode=dropped&name=version.bind")) == 1 })
+		if resp := parse(t, p.send(t, "tcp", long("id.server", dns.ClassCHAOS))); resp.Rcode != dns.RcodeServerFailure {
+			t.Errorf("over TCP:\n%v", resp)
+		}
+		got := p.past(t, "name=id.server&rcode=SERVFAIL")
+		if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || fmt.Sprint(got[0].Rows) != "[F10]" {
+			t.Errorf("%+v", got)
+		}
+		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
 	})
 }

@@ -10,9 +10,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // withPorts adds ports to an entry, in the form NAME=NUMBER/PROTOCOL; without a protocol TCP.
@@ -134,9 +131,7 @@ func TestServices(t *testing.T) { // D22
 		{srvWeb + " ANY", srvWeb + " A 10.0.0.1"},
 		{"none SRV", "NODATA none."}, // a table without ports, such as istiod's
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("names of ports were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	for _, name := range []string{
 		"_http._udp." + srvWeb, "_https._tcp." + srvWeb, "_._udp." + srvWeb, "__tcp." + srvWeb, "_tcp." + srvWeb,
 		"http.tcp." + srvWeb, "x._http._tcp." + srvWeb, "_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual",
@@ -200,68 +195,8 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 		{"bare SRV", "NODATA bare."},
 		{"_http._tcp.web A", "NODATA _http._tcp.web."},
 	})
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("names of ports were forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{{"_http._tcp." + pod + " SRV", forwarded}, {"_http._tcp.10-244-1-7.web SRV", forwarded}})
-}
-
-// A long answer is truncated over UDP and complete over TCP. Additional records that do not fit
-// truncate nothing, and a target has all of its addresses or none.
-func TestServiceSizes(t *testing.T) { // D22, A9
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"many.shop.svc.cluster.local": withPorts(headless("many", "shop", addrs(1, 400)...), "http=80"),
-		"some.shop.svc.cluster.local": withPorts(headless("some", "shop", addrs(2, 20)...), "http=80"),
-		"wide.shop.svc.cluster.local": withPorts(service("wide", "shop", addrs(3, 100)...), "http=80"),
-	})
-	const edns = 1232
-	for _, c := range []struct {
-		name      string
-		records   int
-		truncated bool
-		some      bool // some of the addresses
-	}{
-		{"_http._tcp.many", 400, true, true}, {"_http._tcp.some", 20, false, true}, {"_http._tcp.wide", 1, false, false},
-	} {
-		req := withEDNS(question(c.name, dns.TypeSRV), edns)
-		packet, err := req.Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
-		short := p.send(t, "udp", packet)
-		resp := parse(t, short)
-		extra := len(resp.Extra) - 1
-		if len(short) > edns || resp.Truncated != c.truncated || resp.Truncated && extra > 0 || !resp.Truncated && len(resp.Answer) != c.records {
-			t.Errorf("%s over UDP: %d bytes, %d records, %d additional, TC=%v", c.name, len(short), len(resp.Answer), extra, resp.Truncated)
-		}
-		if !c.truncated && (extra > 0 != c.some || c.some && extra >= c.records) {
-			t.Errorf("%s over UDP: %d additional records", c.name, extra)
-		}
-		whole := p.exchange(t, "tcp", req)
-		if whole.Truncated || len(whole.Answer) != c.records || len(whole.Extra) < 15 {
-			t.Errorf("%s over TCP: %d records, %d additional, TC=%v", c.name, len(whole.Answer), len(whole.Extra), whole.Truncated)
-		}
-		targets := map[string]bool{}
-		for _, rr := range whole.Answer {
-			targets[rr.(*dns.SRV).Target] = true
-		}
-		if len(targets) != c.records {
-			t.Errorf("%s: %d targets, want %d", c.name, len(targets), c.records)
-		}
-		for _, rr := range whole.Extra {
-			if rr.Header().Rrtype == dns.TypeA && !targets[rr.Header().Name] {
-				t.Errorf("%s: an address of another host: %v", c.name, rr)
-			}
-		}
-	}
-	firsts := map[string]bool{}
-	for range 100 {
-		firsts[record(p.ask(t, "_http._tcp.some", dns.TypeSRV).Answer[0])] = true
-	}
-	if len(firsts) < 5 {
-		t.Errorf("only %d of 20 targets were the first", len(firsts))
-	}
 }
 
 // Ports that are not valid are left out, and the other ones stay.
@@ -284,34 +219,5 @@ func TestBadPorts(t *testing.T) { // D22, N10
 	})
 	if got := p.Table().Skipped(); len(got) != 7 {
 		t.Errorf("left out: %v, want seven ports", got)
-	}
-}
-
-// The settings for suffixes hold for the names of ports, which exist as descendants of _tcp and
-// _udp.
-func TestServicesWithSuffixes(t *testing.T) { // D22, F12
-	t.Parallel()
-	fake := nameserver(t, fakedns.Answer())
-	p := start(t, dnsproxy.Config{
-		Bypass: []string{"bank.svc.cluster.local"}, LocalOnly: []string{"cluster.local", "shop"},
-		Forward: forward.Config{ResolvConf: resolvConf(t), Upstreams: servers(fake)},
-	})
-	p.load(t, serviceHosts())
-	p.converse(t, []dialogue{
-		{"_h2._tcp." + srvDual + " SRV", forwarded},
-		{"_h2._tcp.dual.bank SRV", forwarded},
-	})
-	queries := len(forwardedNames(fake))
-	p.converse(t, []dialogue{
-		{"_http._tcp." + srvWeb + " SRV", "_http._tcp." + srvWeb + " SRV 0 100 80 " + srvWeb},
-		{"_http._tcp." + srvWeb + " A", "NODATA cluster.local."},
-		{"_tcp." + srvWeb + " SRV", "NODATA cluster.local."},
-		{"_tcp.web.shop A", "NODATA shop."},
-		{"_udp." + srvWeb + " SRV", "NXDOMAIN"}, // of an unnamed port
-		{"_https._tcp." + srvWeb + " SRV", "NXDOMAIN"},
-		{"_tcp.none.shop.svc.cluster.local. SRV", "NXDOMAIN"},
-	})
-	if names := forwardedNames(fake); len(names) != queries {
-		t.Errorf("forwarded: %v", names[queries:])
 	}
 }

@@ -8,9 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"google.golang.org/protobuf/testing/protocmp"
-
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -80,22 +77,6 @@ func TestLoadShards(t *testing.T) { // C11
 	}
 	p.load(t, hosts{"api.example": external("10.0.0.4")})
 	p.converse(t, []dialogue{{"web A", forwarded}, {"api.example A", "api.example. A 10.0.0.4"}})
-}
-
-// A table that was loaded in shards equals one of the same hosts that was loaded at once.
-func TestShardsAreTheTable(t *testing.T) { // C11
-	t.Parallel()
-	h := mesh(1000)
-	p, q := newProxy(t, dnsproxy.Config{}), newProxy(t, dnsproxy.Config{})
-	p.load(t, h)
-	for at, content := range byShard(t, h) {
-		if err := q.Load(map[int][]byte{at: content}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if diff := cmp.Diff(p.Table().NameTable(), q.Table().NameTable(), protocmp.Transform()); diff != "" {
-		t.Error(diff)
-	}
 }
 
 // BenchmarkLoadShard measures a change of one host: of its shard.

@@ -34,9 +34,7 @@ func TestManyHostsOfAnAddress(t *testing.T) { // N8, A14
 			t.Errorf("%s: %d names: %v", name, len(names), names)
 		}
 	}
-	if asked := fake.Queries(); len(asked) > 0 {
-		t.Errorf("forwarded: %v", asked)
-	}
+	wantAsked(t, 0, fake)
 }
 
 // TestManyPods checks that an SRV answer over TCP has all pods of a headless Service, whose host names and addresses

@@ -6,14 +6,13 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"testing"
+	"testing/synctest"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // Responses for mesh names and forwarded names come from the address that the client
@@ -33,139 +32,113 @@ func TestSourceAddress(t *testing.T) { // K1
 		}
 		for _, asked := range clients {
 			for _, name := range []string{"web.", "elsewhere.example."} {
-				client := dns.Client{Net: addr.Network, Timeout: wait.Limit}
-				if _, _, err := client.Exchange(question(name, dns.TypeA), net.JoinHostPort(asked, port)); err != nil {
-					t.Errorf("%s over %s at %s: %v", name, addr.Network, asked, err)
-				}
+				exchange(t, addr.Network, net.JoinHostPort(asked, port), question(name, dns.TypeA))
 			}
 		}
 	}
 }
 
-// A burst is read completely: packets that the reader does not read at once wait in the
-// socket. Without root the kernel may grant a smaller buffer. The answers are ignored,
-// since the test's socket holds fewer.
-func TestBurst(t *testing.T) {
-	t.Run("200", func(t *testing.T) { testBurst(t, 200) })
-	t.Run("2000", func(t *testing.T) {
-		if os.Geteuid() != 0 {
-			t.Skip("LEFT OUT: a burst of 2,000 queries, a large receive buffer needs root")
-		}
-		testBurst(t, 2000)
-	})
-}
-
-func testBurst(t *testing.T, burst int) {
-	t.Helper()
-	p := start(t, dnsproxy.Config{})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	conn := p.dial(t, "udp")
-	defer conn.Close()
-	packet, err := question("web", dns.TypeA).Pack()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range burst {
-		write(t, conn, packet)
-	}
-	p.await(t, "istio_agent_dns_requests_total", float64(burst))
-}
-
 // Mesh names do not wait for the nameserver of an earlier query.
 func TestAnyOrder(t *testing.T) { // A12
-	release := make(chan struct{})
-	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		<-release
-		return new(dns.Msg).SetReply(query)
-	})
-	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	conn := p.dial(t, "tcp")
-	defer conn.Close()
-	slow, quick := question("elsewhere.example.", dns.TypeA), question("web.", dns.TypeA)
-	for _, req := range []*dns.Msg{slow, quick} {
-		packet, err := req.Pack()
-		if err != nil {
-			t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			<-release
+			return new(dns.Msg).SetReply(query)
+		})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		conn := p.dial(t, "tcp")
+		defer conn.Close()
+		slow, quick := question("elsewhere.example.", dns.TypeA), question("web.", dns.TypeA)
+		for _, req := range []*dns.Msg{slow, quick} {
+			packet, err := req.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, conn, packet)
 		}
-		write(t, conn, packet)
-	}
-	if got := parse(t, read(t, conn)); got.Id != quick.Id {
-		t.Errorf("the first answer is\n%v", got)
-	}
-	close(release)
-	if got := parse(t, read(t, conn)); got.Id != slow.Id {
-		t.Errorf("the second answer is\n%v", got)
-	}
+		if got := parse(t, read(t, conn)); got.Id != quick.Id {
+			t.Errorf("the first answer is\n%v", got)
+		}
+		close(release)
+		if got := parse(t, read(t, conn)); got.Id != slow.Id {
+			t.Errorf("the second answer is\n%v", got)
+		}
+	})
 }
 
 // A client that closes its sending side gets all its answers, also the one of a slow
 // nameserver, and then the end of the stream.
 func TestHalfClosed(t *testing.T) { // A12
-	asked, release := make(chan struct{}), make(chan struct{})
-	up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-		close(asked)
-		<-release
-		return new(dns.Msg).SetReply(query)
-	})
-	p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	conn := p.dial(t, "tcp")
-	defer conn.Close()
-	for _, name := range []string{"elsewhere.example.", "web."} {
-		packet, err := question(name, dns.TypeA).Pack()
-		if err != nil {
+	synctest.Test(t, func(t *testing.T) {
+		asked, release := make(chan struct{}), make(chan struct{})
+		up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
+			close(asked)
+			<-release
+			return new(dns.Msg).SetReply(query)
+		})
+		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
+		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+		conn := p.dial(t, "tcp")
+		defer conn.Close()
+		for _, name := range []string{"elsewhere.example.", "web."} {
+			packet, err := question(name, dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, conn, packet)
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 			t.Fatal(err)
 		}
-		write(t, conn, packet)
-	}
-	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
-	<-asked
-	for range 2 {
-		read(t, conn)
-		select {
-		case <-release:
-		default:
-			close(release)
+		<-asked
+		for range 2 {
+			read(t, conn)
+			select {
+			case <-release:
+			default:
+				close(release)
+			}
 		}
-	}
-	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("after the answers: %v", err)
-	}
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Errorf("after the answers: %v", err)
+		}
+	})
 }
 
 // Queries sent before the shutdown are answered (R1), although they are read only after it
 // has begun.
 func TestShutdownPipelined(t *testing.T) { // R1
-	const queries = 500
-	for range 5 {
-		ctx, end := context.WithCancel(t.Context())
-		p := startIn(ctx, t, dnsproxy.Config{})
-		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		conn := p.dial(t, "tcp")
-		packet, err := question("web", dns.TypeA).Pack()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var batch []byte
-		for range queries {
-			batch = append(binary.BigEndian.AppendUint16(batch, uint16(len(packet))), packet...)
-		}
-		// One answer shows that the connection was accepted.
-		write(t, conn, packet)
-		read(t, conn)
-		if _, err := conn.Write(batch); err != nil {
-			t.Fatal(err)
-		}
-		end()
-		for range queries {
+	synctest.Test(t, func(t *testing.T) {
+		const queries = 500
+		for range 5 {
+			ctx, end := context.WithCancel(t.Context())
+			p := startIn(ctx, t, dnsproxy.Config{})
+			p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
+			conn := p.dial(t, "tcp")
+			packet, err := question("web", dns.TypeA).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var batch []byte
+			for range queries {
+				batch = append(binary.BigEndian.AppendUint16(batch, uint16(len(packet))), packet...)
+			}
+			// One answer shows that the connection was accepted.
+			write(t, conn, packet)
 			read(t, conn)
+			if _, err := conn.Write(batch); err != nil {
+				t.Fatal(err)
+			}
+			end()
+			for range queries {
+				read(t, conn)
+			}
+			_ = conn.Close()
+			if err := <-p.ended; err != nil {
+				t.Error(err)
+			}
 		}
-		_ = conn.Close()
-		if err := wait.For(t, "Run returns", p.ended); err != nil {
-			t.Error(err)
-		}
-	}
+	})
 }

@@ -3,7 +3,6 @@ package dnsproxy_test
 import (
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -126,39 +125,6 @@ func tableText(t *testing.T, current *table.Table) string {
 	return fmt.Sprintf("%d\n%s\n%v\n%v", current.Len(), strings.Join(lines, "\n"), current.Collisions(), current.Skipped())
 }
 
-func TestLoadOrder(t *testing.T) { // N7
-	t.Parallel()
-	first := ""
-	for range 60 {
-		var push [][]byte
-		for _, h := range contested() {
-			// Concatenated NameTables are one NameTable on the wire (each entry of a map is
-			// a field of its own), so this is the table in random order.
-			var entries [][]byte
-			for key, info := range h {
-				ips := slices.Clone(info.GetIps())
-				rand.Shuffle(len(ips), func(i, j int) { ips[i], ips[j] = ips[j], ips[i] })
-				info.Ips = ips
-				entries = append(entries, hosts{key: info}.wire(t))
-			}
-			rand.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
-			push = append(push, slices.Concat(entries...))
-		}
-		rand.Shuffle(len(push), func(i, j int) { push[i], push[j] = push[j], push[i] })
-		table, err := table.New("shop", "cluster.local", split(t, push...))
-		if err != nil {
-			t.Fatal(err)
-		}
-		switch text := tableText(t, table); first {
-		case "":
-			first = text
-		case text:
-		default:
-			t.Fatalf("one push, two tables:\n%s", cmp.Diff(first, text))
-		}
-	}
-}
-
 func TestKeys(t *testing.T) { // N10
 	t.Parallel()
 	label := strings.Repeat("l", 63)
@@ -241,25 +207,6 @@ func TestKeys(t *testing.T) { // N10
 	}
 	if lines := strings.Count(log.String(), `msg="left out of the table`); lines != 21 || !strings.Contains(log.String(), "count=5") {
 		t.Errorf("%d lines, want 20 and one with the count of the rest:\n%s", lines, log)
-	}
-}
-
-func TestHostsWithoutAddress(t *testing.T) { // N11
-	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"none.example":                external(),
-		"bad.example":                 external("nowhere", "0.0.0.0", "::"),
-		"none.shop.svc.cluster.local": service("none", "shop"),
-		"*.none.example":              external(),
-		"nil.example":                 nil,
-	})
-	for _, name := range []string{
-		"none.example", "bad.example", "none.shop.svc.cluster.local", "none.shop", "none", "x.none.example", "nil.example",
-	} {
-		p.converse(t, []dialogue{{name + " A", forwarded}, {name + " HTTPS", forwarded}})
-	}
-	if got := p.Table().Len(); got != 0 {
-		t.Errorf("%d hosts, want none", got)
 	}
 }
 

@@ -25,12 +25,12 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// Timeouts of a client's connection.
-const (
-	tcpIdleTimeout  = 10 * time.Second // until the next query (RFC 7766, section 6.2.3)
-	tcpBriefTimeout = time.Second      // until the first query of a connection with a reserved descriptor (tcpReserve)
-	tcpWriteTimeout = 10 * time.Second // until a client has read an answer
-)
+// tcpTimeouts are the timeouts of a client's connection.
+var tcpTimeouts = struct{ idle, brief, write time.Duration }{ //nolint:gochecknoglobals // only tests change them
+	idle:  10 * time.Second, // until the next query (RFC 7766, section 6.2.3)
+	brief: time.Second,      // until the first query of a connection with a reserved descriptor (tcpReserve)
+	write: 10 * time.Second, // until a client has read an answer
+}
 
 // tcpDeferAccept is how long the kernel waits for the first query on a new connection, in seconds. In this time the
 // connection belongs to the listening socket and not to this process: if the process ends, the next process that
@@ -456,7 +456,7 @@ func (c *tcpConn) writeHeld(framed, message []byte) error {
 	// connection with the earlier time.
 	c.idleSince.Store(c.listener.clients.elapsed())
 	c.answered.Store(true)
-	err := c.conn.SetWriteDeadline(time.Now().Add(tcpWriteTimeout))
+	err := c.conn.SetWriteDeadline(time.Now().Add(tcpTimeouts.write))
 	for err == nil && len(framed)+len(message) > 0 {
 		framed, message, err = c.writePart(framed, message)
 		c.progress.Store(c.listener.clients.elapsed())
@@ -508,9 +508,9 @@ func (c *tcpConn) setDeadline(answered bool) bool {
 	if !c.drained.IsZero() {
 		return !answered || c.busy() // drain has set the deadline
 	}
-	timeout := tcpIdleTimeout
+	timeout := tcpTimeouts.idle
 	if c.brief {
-		timeout = tcpBriefTimeout
+		timeout = tcpTimeouts.brief
 	}
 	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -49,7 +50,10 @@ func zoneServer(t *testing.T) netip.AddrPort {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &dns.Server{Listener: listener, TsigSecret: map[string]string{tsigName: tsigSecret}}
+	server := &dns.Server{
+		Listener: listener, TsigSecret: map[string]string{tsigName: tsigSecret},
+		ReadTimeout: time.Hour, IdleTimeout: func() time.Duration { return time.Hour },
+	}
 	server.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, query *dns.Msg) {
 		if query.IsTsig() != nil && w.TsigStatus() != nil {
 			t.Error(w.TsigStatus())
@@ -92,58 +96,60 @@ func zoneServer(t *testing.T) netip.AddrPort {
 
 // Zone transfers are relayed completely, signed or not.
 func TestZoneTransfers(t *testing.T) { // F1
-	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}}})
-	for _, signed := range []bool{false, true} {
-		for name, test := range map[string]struct {
-			query   func(*dns.Msg)
-			records int
-		}{
-			"AXFR":                 {func(m *dns.Msg) { m.SetAxfr("corp.example.") }, 2502},
-			"IXFR":                 {func(m *dns.Msg) { m.SetIxfr("corp.example.", 1, "ns.", "root.") }, 10},
-			"IXFR of what is new":  {func(m *dns.Msg) { m.SetIxfr("corp.example.", 3, "ns.", "root.") }, 1},
-			"IXFR of what is lost": {func(m *dns.Msg) { m.SetIxfr("corp.example.", 2, "ns.", "root.") }, 2502},
-		} {
-			query := new(dns.Msg)
-			test.query(query)
-			conn := p.dial(t, "tcp")
-			transfer := &dns.Transfer{Conn: &dns.Conn{Conn: conn}}
-			if signed {
-				transfer.TsigSecret = map[string]string{tsigName: tsigSecret}
-				query.SetTsig(tsigName, dns.HmacSHA256, 300, time.Now().Unix())
-			}
-			envelopes, err := transfer.In(query, p.addr("tcp"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			records := 0
-			for envelope := range envelopes {
-				if envelope.Error != nil {
-					t.Errorf("%s, signed %v: %v", name, signed, envelope.Error)
+	synctest.Test(t, func(t *testing.T) {
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: zoneServer(t)}}}})
+		for _, signed := range []bool{false, true} {
+			for name, test := range map[string]struct {
+				query   func(*dns.Msg)
+				records int
+			}{
+				"AXFR":                 {func(m *dns.Msg) { m.SetAxfr("corp.example.") }, 2502},
+				"IXFR":                 {func(m *dns.Msg) { m.SetIxfr("corp.example.", 1, "ns.", "root.") }, 10},
+				"IXFR of what is new":  {func(m *dns.Msg) { m.SetIxfr("corp.example.", 3, "ns.", "root.") }, 1},
+				"IXFR of what is lost": {func(m *dns.Msg) { m.SetIxfr("corp.example.", 2, "ns.", "root.") }, 2502},
+			} {
+				query := new(dns.Msg)
+				test.query(query)
+				conn := p.dial(t, "tcp")
+				transfer := &dns.Transfer{Conn: &dns.Conn{Conn: conn}, ReadTimeout: time.Hour, WriteTimeout: time.Hour}
+				if signed {
+					transfer.TsigSecret = map[string]string{tsigName: tsigSecret}
+					query.SetTsig(tsigName, dns.HmacSHA256, 300, time.Now().Unix())
 				}
-				records += len(envelope.RR)
+				envelopes, err := transfer.In(query, p.addr("tcp"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				records := 0
+				for envelope := range envelopes {
+					if envelope.Error != nil {
+						t.Errorf("%s, signed %v: %v", name, signed, envelope.Error)
+					}
+					records += len(envelope.RR)
+				}
+				if records != test.records {
+					t.Errorf("%s, signed %v: %d records, want %d", name, signed, records, test.records)
+				}
+				conn.Close()
 			}
-			if records != test.records {
-				t.Errorf("%s, signed %v: %d records, want %d", name, signed, records, test.records)
-			}
-			conn.Close()
 		}
-	}
-	refused := new(dns.Msg)
-	refused.SetAxfr("other.example.")
-	if resp := p.exchange(t, "tcp", refused); resp.Rcode != dns.RcodeRefused {
-		t.Errorf("%v", resp)
-	}
-	p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+		refused := new(dns.Msg)
+		refused.SetAxfr("other.example.")
+		if resp := p.exchange(t, "tcp", refused); resp.Rcode != dns.RcodeRefused {
+			t.Errorf("%v", resp)
+		}
+		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+	})
 }
 
 // A transfer that breaks off ends with SERVFAIL.
 func TestBrokenZoneTransfer(t *testing.T) { // F1
-	t.Parallel()
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
-	query := withEDNS(question("corp.example", dns.TypeAXFR), 1232)
-	resp := p.exchange(t, "tcp", query)
-	if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "refused") {
-		t.Errorf("%v", resp)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{deadServer(t)}}})
+		query := withEDNS(question("corp.example", dns.TypeAXFR), 1232)
+		resp := p.exchange(t, "tcp", query)
+		if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "refused") {
+			t.Errorf("%v", resp)
+		}
+	})
 }

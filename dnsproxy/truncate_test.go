@@ -11,8 +11,7 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// If the addresses of a host do not all fit, every selection in every order is equally
-// likely.
+// Every order of the addresses of a host, and every selection if they do not all fit, is equally likely.
 func TestTruncatedSample(t *testing.T) { // A7, A9
 	t.Parallel()
 	label := strings.Repeat("l", 63)
@@ -25,19 +24,21 @@ func TestTruncatedSample(t *testing.T) { // A7, A9
 	for i := range 6 {
 		host.Ips = append(host.Ips, fmt.Sprintf("192.0.2.%d", i), fmt.Sprintf("2001:db8::%d", i))
 	}
-	w.load(t, map[string]*api.NameTable_NameInfo{target: host})
+	w.load(t, map[string]*api.NameTable_NameInfo{target: host, "few.example": {Ips: host.Ips[:8]}})
 	for _, c := range []struct {
+		name     string
 		qtype    uint16
 		outcomes int
 		// A chi-square with one degree of freedom less than there are outcomes exceeds
 		// bound with p < 1e-6.
 		bound float64
 	}{
-		{dns.TypeA, 6 * 5 * 4, 212},
-		{dns.TypeAAAA, 6 * 5, 87},
-		{dns.TypeANY, 6 * 5 * 4, 212}, // IPv4 first, which leaves no room
+		{target + "." + search, dns.TypeA, 6 * 5 * 4, 212},
+		{target + "." + search, dns.TypeAAAA, 6 * 5, 87},
+		{target + "." + search, dns.TypeANY, 6 * 5 * 4, 212}, // IPv4 first, which leaves no room
+		{"few.example", dns.TypeA, 4 * 3 * 2, 75},            // all fit
 	} {
-		packet, err := new(dns.Msg).SetQuestion(target+"."+search+".", c.qtype).Pack()
+		packet, err := new(dns.Msg).SetQuestion(c.name+".", c.qtype).Pack()
 		if err != nil {
 			t.Fatal(err)
 		}
