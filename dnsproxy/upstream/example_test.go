@@ -3,6 +3,7 @@ package upstream_test
 import (
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -44,7 +45,7 @@ func ExampleGroup_Start() {
 		defer nameserver.Close()
 		specs = append(specs, upstream.Spec{Addr: nameserver.Addr})
 	}
-	client := upstream.NewClient(upstream.Config{})
+	client := upstream.NewClient(upstream.Config{Timeout: time.Minute})
 	defer client.Close()
 	group := client.Group(specs, upstream.Options{})
 

@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"syscall"
@@ -17,8 +16,6 @@ const ms = time.Millisecond
 type event func(s *schedule, now time.Time)
 
 func wake(s *schedule, now time.Time) { s.wake(now) }
-
-func cancel(s *schedule, now time.Time) { s.giveUp(context.Canceled, now) }
 
 // stands returns the event that a server's standing has changed.
 func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.setStanding(i, st) } }
