@@ -74,24 +74,18 @@ func TestStatusJSON(t *testing.T) {
 
 // C1: if the address has no name, the certificate must be for istiod's name.
 func TestServerName(t *testing.T) {
-	t.Parallel()
-	authority := fakexds.NewAuthority(t, "localhost.example", identity)
-	server := fakexds.Start(t, fakexds.Options{Authority: authority})
-	_, port, err := net.SplitHostPort(server.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := filepath.Join(t.TempDir(), "root-cert.pem")
-	write(t, root, authority.Root())
-	for host, want := range map[string]string{
-		"localhost": "not istiod.istio-system.svc",
-		"127.0.0.1": "not istiod.istio-system.svc",
-	} {
-		h := start(t, options{server: server, config: func(cfg *nds.Config) {
-			cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, port), false, root
-		}})
-		// The error quotes the expected name.
-		h.wantLog("no stream to the control plane", want, "--xds-server-name")
-		h.stop()
-	}
+	inBubble(t, func(t *testing.T) {
+		authority := fakexds.NewAuthority(t, "localhost.example", identity)
+		server := serve(t, fakexds.Options{Authority: authority})
+		root := filepath.Join(t.TempDir(), "root-cert.pem")
+		write(t, root, authority.Root())
+		for _, host := range []string{"localhost", "127.0.0.1"} {
+			h := start(t, options{server: server, config: func(cfg *nds.Config) {
+				cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, "15012"), false, root
+			}})
+			// The error quotes the expected name.
+			h.wantLog("no stream to the control plane", "not istiod.istio-system.svc", "--xds-server-name")
+			h.stop()
+		}
+	})
 }

@@ -2,11 +2,9 @@ package nds_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -91,90 +89,4 @@ func Example() {
 	// hosts:
 	//   web.shop.svc.cluster.local [10.96.0.1]
 	// connected: true pushes: 2 rejected: 0
-}
-
-// A table that the apply function refuses is NACKed with its error. The previous table stays
-// in use.
-func ExampleApplyFunc() {
-	controlPlane, err := fakexds.New(fakexds.Options{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer controlPlane.Stop()
-
-	client, err := nds.New(exampleConfig(controlPlane.Addr()), func(shards map[int][]byte) error {
-		for _, entries := range shards {
-			if len(entries) > 0 {
-				return printHosts(shards)
-			}
-		}
-		return errors.New("no hosts are left")
-	})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer run(client)()
-
-	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
-		"db.example.com": {Registry: "External", Ips: []string{"192.0.2.53"}},
-	}})
-	<-client.Ready()
-	nack, err := controlPlane.WaitAnswer(context.Background(), controlPlane.Push(&api.NameTable{}))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("NACK:", nack.Rejection().GetMessage())
-	fmt.Println("version in use:", client.Status().Version)
-
-	// Output:
-	// hosts:
-	//   db.example.com [192.0.2.53]
-	// NACK: no hosts are left
-	// version in use: v1
-}
-
-// With a state directory, a restarted client uses the last table at once, even while the
-// control plane is away.
-func ExampleConfig_stateDir() {
-	dir, err := os.MkdirTemp("", "nametap-")
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer os.RemoveAll(dir)
-	controlPlane, err := fakexds.New(fakexds.Options{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	defer controlPlane.Stop()
-	controlPlane.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
-		"db.example.com": {Registry: "External", Ips: []string{"192.0.2.53"}},
-	}})
-	cfg := exampleConfig(controlPlane.Addr())
-	cfg.StateDir = dir
-
-	for range 2 {
-		client, err := nds.New(cfg, printHosts)
-		if err != nil {
-			fmt.Println(err)
-			return
-		}
-		stop := run(client)
-		<-client.Ready()
-		fmt.Println("from the snapshot:", client.Status().Stale)
-		stop()
-		controlPlane.Stop()
-	}
-
-	// Output:
-	// hosts:
-	//   db.example.com [192.0.2.53]
-	// from the snapshot: false
-	// hosts:
-	//   db.example.com [192.0.2.53]
-	// from the snapshot: true
 }

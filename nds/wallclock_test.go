@@ -15,10 +15,9 @@ import (
 func TestSnapshotOverClockJump(t *testing.T) {
 	t.Parallel()
 	for name, jump := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		subtest(t, name, func(t *testing.T) {
 			dir := t.TempDir()
-			server := fakexds.Start(t, fakexds.Options{})
+			server := serve(t, fakexds.Options{})
 			server.Push(hosts("a.example.com"))
 			path := snapshotOf(t, server, dir, "v1")
 			server.Stop()
