@@ -131,7 +131,8 @@ func TestReject(t *testing.T) {
 	}
 	dialogue := func(t *testing.T, plane fakexds.Options) *harness {
 		t.Helper()
-		h := start(t, options{plane: plane, apply: refuse})
+		var handled atomic.Int32 // then the memory of a push is freed: C8
+		h := start(t, options{plane: plane, apply: refuse, config: func(cfg *nds.Config) { cfg.Handled = func() { handled.Add(1) } }})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
 		h.server.Push(bad)
@@ -143,6 +144,13 @@ func TestReject(t *testing.T) {
 		h.wantApplied(plain(t, hosts("b.example.com")))
 		h.wantACK("v3")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.LastError == "" })
+		want := int32(3)
+		if plane.NoDelta {
+			want++ // the end of the first connection
+		}
+		if got := handled.Load(); got != want {
+			t.Errorf("handled %d times, want %d", got, want)
+		}
 		h.wantLog("level=WARN", "push rejected", "version=v2", "the table is bad")
 		return h
 	}
