@@ -106,34 +106,3 @@ func TestChangesAreAppended(t *testing.T) {
 		}
 	})
 }
-
-// C7, C11: after a torn record, the control plane sends what is missing, and the snapshot is written again.
-func TestTornSnapshot(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		p := startPlane(t, fakexds.Options{})
-		content, _, tables := hostsSnapshot(t, p, t.TempDir())
-		dir := t.TempDir()
-		path := filepath.Join(dir, "nametable.snapshot")
-		write(t, path, string(content[:len(content)-1]))
-		if err := p.server.Restart(); err != nil {
-			t.Fatal(err)
-		}
-		h, table := startHosts(t, p, stateDir(dir))
-		h.wantLog("level=WARN", "the last changes in the snapshot", "bytes=")
-		h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.Digest == p.digest() })
-		table.wantTable(t, p)
-		first := p.requests()
-		if last := first[len(first)-1]; !slices.Equal(last.sent, []string{"a.example"}) {
-			t.Errorf("the client was sent %q", last.sent)
-		}
-		h.stop()
-		again, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.server.Stop()
-		if got := restored(t, p, again); !reflect.DeepEqual(got, tables[3]) {
-			t.Errorf("written again: %q", got)
-		}
-	})
-}

@@ -97,27 +97,6 @@ func TestFallback(t *testing.T) {
 	})
 }
 
-// C2: the error of a proxy whose control plane is away does not change the variant for
-// good.
-func TestFallbackIsTemporary(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		server := serve(t, fakexds.Options{})
-		server.Push(hosts("a.example.com"))
-		server.SetAway(true)
-		h := start(t, options{server: server})
-		h.wantLog("no incremental ADS")
-		h.wantLog("level=WARN", "no stream to the control plane", "404")
-		server.SetAway(false)
-		if _, err := server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Delta != nil || r.SotW != nil }); err != nil {
-			t.Fatal(err)
-		}
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		if n := h.logs.Count("no incremental ADS"); n != 1 {
-			t.Errorf("the fallback was logged %d times", n)
-		}
-	})
-}
-
 // C3: a push that cannot be applied is NACKed with the reason and the previous version,
 // and the table stays.
 func TestReject(t *testing.T) {
@@ -172,25 +151,6 @@ func TestReject(t *testing.T) {
 	})
 }
 
-// C3: a NACK of the first push of a stream has no version.
-func TestRejectFirst(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		fail := func(map[int][]byte) error { return errors.New("no") }
-		h := start(t, options{plane: sotw(), apply: fail})
-		h.server.Push(hosts("a.example.com"))
-		h.wantAnswer("v1")
-		h.wantSotW(
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{ResponseNonce: "nonce-1", ErrorDetail: refused("no")},
-		)
-		select {
-		case <-h.client.Ready():
-			t.Fatal("ready without a table")
-		default:
-		}
-	})
-}
-
 // C3: responses that are not NameTables are NACKed without calling the apply function.
 func TestRejectOtherTypes(t *testing.T) {
 	t.Parallel()
@@ -228,24 +188,6 @@ func TestRejectOtherTypes(t *testing.T) {
 			h.wantNothingApplied()
 		})
 	}
-}
-
-// C3: a malformed wrapper is NACKed.
-func TestRejectDamagedWrapper(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		h := start(t, options{plane: sotw()})
-		wrapper, err := anypb.New(&discoveryv3.Resource{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		wrapper.Value = []byte{0xff}
-		r := h.wantAnswer(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{
-			VersionInfo: "w", TypeUrl: nds.TypeURL, Resources: []*anypb.Any{wrapper},
-		}))
-		if !strings.Contains(r.Rejection().GetMessage(), "envoy.service.discovery.v3.Resource") {
-			t.Fatalf("rejected with %v", r.Rejection())
-		}
-	})
 }
 
 // C3: a reason with bytes that a protobuf string cannot hold, or as long as the push,
@@ -313,21 +255,6 @@ func TestEmptyIncremental(t *testing.T) {
 	})
 }
 
-// C3: a state-of-the-world response without resources means an empty table, even as
-// the first response.
-func TestEmptyStateOfTheWorld(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		h := start(t, options{plane: sotw()})
-		h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-1"}))
-		h.wantApplied(nil)
-		<-h.client.Ready()
-		h.server.Push(hosts("a.example.com"))
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.wantACK(h.server.PushResponses(nil, &discoveryv3.DiscoveryResponse{TypeUrl: nds.TypeURL, VersionInfo: "empty-2"}))
-		h.wantApplied(nil)
-	})
-}
-
 // C9: pushes that arrive during another one are applied one after the other, and the last
 // one stays in use.
 func TestPushesInFlight(t *testing.T) {
@@ -354,20 +281,6 @@ func TestPushesInFlight(t *testing.T) {
 		}
 		h.wantACK("v3")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.Pushes == 3 })
-	})
-}
-
-// C5: a message of the control plane about a connection of its own gets no advice about the connection to it.
-func TestQuotedError(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		h := start(t, options{})
-		h.server.Push(hosts("a.example.com"))
-		h.wantACK("v1")
-		h.server.CutStreams(status.Error(codes.Unavailable, "reviewing the token: dial tcp 10.96.0.1:443: connect: connection refused"))
-		h.wantLog("no stream to the control plane", "reviewing the token")
-		if n := h.logs.Count("is there a server at"); n != 0 {
-			t.Error("the wrong advice")
-		}
 	})
 }
 

@@ -77,27 +77,6 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// C7: only accepted tables are saved.
-func TestRejectedTableIsNotSaved(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		dir := t.TempDir()
-		h := start(t, options{config: stateDir(dir), apply: func(shards map[int][]byte) error {
-			if len(flat(shards)) == 0 {
-				return errors.New("empty")
-			}
-			return nil
-		}})
-		h.server.Push(hosts("a.example.com"))
-		h.wantACK("v1")
-		h.server.PushBytes(nil)
-		h.wantAnswer("v2")
-		h.stop()
-
-		h = start(t, options{server: stopped(t), config: stateDir(dir)})
-		h.wantApplied(plain(t, hosts("a.example.com")))
-	})
-}
-
 // C7: a snapshot that is damaged, of another node, or refused by the apply function is
 // set aside and logged. The next push writes a new one.
 func TestSnapshotSetAside(t *testing.T) {
@@ -299,30 +278,6 @@ func TestAgeSurvivesRestart(t *testing.T) {
 		h = start(t, options{server: stopped(t), config: stateDir(dir)})
 		h.wantApplied(plain(t, hosts("a.example.com")))
 		h.wantStatus(func(s nds.Status) bool { return s.Stale && s.LastPush.Equal(last) })
-	})
-}
-
-// C7: a removed state directory is created and locked again, and written.
-func TestRemovedStateDir(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		dir := filepath.Join(t.TempDir(), "state")
-		h := start(t, options{config: stateDir(dir)})
-		for _, version := range []string{"v1", "v2"} { // after the second one, the client no longer uses the directory
-			h.server.Push(hosts("a.example.com"))
-			h.wantACK(version)
-			h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
-		}
-		if err := os.Rename(dir, dir+".old"); err != nil {
-			t.Fatal(err)
-		}
-		h.server.Push(hosts("b.example.com"))
-		h.wantACK("v3")
-		h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
-		if n := h.logs.Count("level=WARN"); n != 0 {
-			t.Errorf("%d warnings", n)
-		}
-		second := start(t, options{server: h.server, config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
-		second.wantLog("level=WARN", "snapshot of the table not used", "another process uses the state directory")
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
-	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -124,37 +122,6 @@ func TestTokenExchange(t *testing.T) {
 	})
 }
 
-// C1: a certificate that could not be saved, or whose file was removed, is saved later.
-func TestCertificateIsSavedLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := startCertified(t, nil)
-		dir := filepath.Join(c.dir, "state")
-		write(t, dir, "a file in its place")
-		h := c.start(t, func(cfg *nds.Config) { cfg.StateDir = dir })
-		h.wantLog("level=WARN", "workload certificate not saved: a restart needs the token")
-		kept := func(when string) {
-			t.Helper()
-			wait.Until(t, "the certificate is kept "+when, func() bool {
-				// A refused certificate is a reason to write at once; without it, the client
-				// tries again a minute later.
-				c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
-				c.server.CutStreams(nil)
-				_, err := os.Stat(filepath.Join(dir, "workload-certificate.pem"))
-				return err == nil
-			})
-		}
-		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
-		if err := os.Remove(dir); err != nil {
-			t.Fatal(err)
-		}
-		kept("after a failure")
-		if err := os.Rename(dir, dir+".old"); err != nil { // in one step, as the client may write
-			t.Fatal(err)
-		}
-		kept("after a removal")
-	})
-}
-
 // C1: if the authority refuses the requested life, the client lets it choose.
 func TestShortLifeOnly(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -185,20 +152,6 @@ func TestBackdatedCertificate(t *testing.T) {
 		}
 		if n := h.logs.Count("workload certificate obtained"); n > 2 {
 			t.Errorf("%d certificates were obtained", n)
-		}
-	})
-}
-
-// C1: a certificate that lives longer than half of the longest Duration is not renewed each second.
-func TestLongCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := startCertified(t, nil)
-		c.authority.SetLife(200 * 365 * 24 * time.Hour)
-		h := c.start(t, nil)
-		h.wantSigned(c.authority, 1, "token")
-		h.wantLog("workload certificate obtained", " renewal=2")
-		if n := h.logs.Count(fmt.Sprintf(" renewal=%d", time.Now().Year())); n != 0 {
-			t.Errorf("the certificate is renewed this year:\n%s", h.logs)
 		}
 	})
 }
@@ -349,23 +302,6 @@ func TestRefusedTemporarily(t *testing.T) {
 		c.server.SetToken(token)
 		write(t, c.token, token)
 		h.wantProof(2, "token")
-	})
-}
-
-// C1: the token is used with a control plane that refuses the certificate and accepts the
-// token.
-func TestTokenBesideCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := startCertified(t, nil)
-		h := c.start(t, nil)
-		h.wantLog("workload certificate obtained")
-		h.stop()
-		c.server = serve(t, fakexds.Options{Authority: c.authority, Token: "token-1", RefuseCertificates: true})
-		c.server.Push(hosts("a.example.com"))
-		h = c.start(t, nil)
-		h.wantLog("level=WARN", "PermissionDenied", `namespace \"shop\" (--namespace) and service account \"default\" (--service-account)`)
-		h.wantProof(1, "token")
-		h.wantSigned(c.authority, 2, "token") // it may be the certificate's fault
 	})
 }
 

@@ -2,7 +2,6 @@ package seen
 
 import (
 	"encoding/binary"
-	"fmt"
 	"hash/maphash"
 	"net"
 	"net/netip"
@@ -332,40 +331,6 @@ func FuzzReply(f *testing.F) { // R13
 			t.Errorf("%+v", who)
 		}
 	})
-}
-
-func BenchmarkFind(b *testing.B) {
-	c := newClients()
-	defer c.close()
-	all := sockets(b)
-	for _, kind := range []string{"UDP from 127.0.0.1", "TCP from 127.0.0.1"} {
-		s := all[kind]
-		for how, sent := range map[string]netip.AddrPort{"exact": s.sent, "by port": {}} {
-			if s.q.TCP && sent != s.sent {
-				continue
-			}
-			b.Run(fmt.Sprint(kind, " ", how), func(b *testing.B) {
-				b.ReportAllocs()
-				for b.Loop() {
-					c.budgets[Failure].left = time.Second
-					if who := c.find(&s.q, sentTo(sent)); !who.Known {
-						b.Fatal("not found")
-					}
-				}
-			})
-		}
-	}
-}
-
-// BenchmarkRecord is what a noteworthy query costs besides the lookup of its client.
-func BenchmarkRecord(b *testing.B) {
-	r := New()
-	q := Query{Kind: Failure, Time: time.Now(), Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x03www\x07example", Type: 1, Class: 1,
-		Rcode: 2, Source: "upstream", Server: "192.0.2.53:53", Rows: []string{"F3"}, Reason: "192.0.2.53:53: SERVFAIL"}
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Record(&q)
-	}
 }
 
 // While all readers read failures only, ordinary queries read no clock.

@@ -86,31 +86,3 @@ func TestEDNSIsKept(t *testing.T) {
 		}
 	})
 }
-
-// F18: a name that is slow because of its own servers is no reason to stop using EDNS with the
-// server that was asked.
-func TestSlowNameKeepsEDNS(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
-		g, all := group(c, Options{}, steady(time.Millisecond))
-		plain := 0
-		all[0].names = func(packet []byte) bool {
-			if binary.BigEndian.Uint16(packet[10:]) == 0 && bytes.Contains(packet, []byte("\x07example")) {
-				plain++
-			}
-			return true
-		}
-		query := wire.AppendOPT(deadQuery(0), 1232, 0)
-		query[11] = 1
-		for range 10 {
-			if _, _, err := g.Exchange(t.Context(), query, UDPOnly); err == nil {
-				t.Fatal("a name of the dead zone has an answer")
-			}
-		}
-		if _, _, err := g.Exchange(t.Context(), query[:len(query)-wire.OPTLen], UDPOnly); err == nil {
-			t.Fatal("a name of the dead zone has an answer")
-		}
-		if g.servers[0].history.noEDNSUntil.After(time.Now()) || plain > 20 {
-			t.Errorf("asked %d times without EDNS", plain)
-		}
-	})
-}

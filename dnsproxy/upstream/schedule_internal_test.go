@@ -61,6 +61,14 @@ type step struct {
 	want  string
 }
 
+// count is 1 if b is true, otherwise 0.
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // Standings of servers that are late after 50 ms, and rank by 10 ms.
 var (
 	up      = standing{rtt: 10 * ms, lateAfter: 50 * ms}

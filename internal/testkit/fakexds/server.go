@@ -67,7 +67,6 @@ type Server struct {
 	memory *bufconn.Listener // nil unless the server listens in memory
 	served chan struct{}
 	token  string
-	isAway bool
 
 	state *response // the response to the first request of a stream
 	// Counters over the server's life; they survive Stop and Restart.
@@ -110,14 +109,6 @@ func New(opts Options) (*Server, error) {
 
 // Addr returns the host and port that clients connect to; it does not change.
 func (s *Server) Addr() string { return s.addr }
-
-// SetAway sets whether both RPCs return Unimplemented, as a proxy does while its backend is
-// away.
-func (s *Server) SetAway(away bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.isAway = away
-}
 
 // SetToken sets the bearer token that new streams must have.
 func (s *Server) SetToken(token string) {
