@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -8,8 +9,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/testkit/testlog"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // C7: a snapshot that could not be written is written when that is possible, and at the latest at the end: the
@@ -45,6 +49,47 @@ func TestSaverTriesAgain(t *testing.T) {
 				t.Errorf("at the end: %d bytes, %v", len(data), err)
 			}
 		})
+	}
+}
+
+// C7: a disk that does not answer delays no push. What was pushed meanwhile is saved when it answers again.
+func TestSlowDisk(t *testing.T) {
+	t.Parallel()
+	dir := statedir.New(t.TempDir(), lockName)
+	path, pipe := dir.File(snapshotName), dir.File("pipe")
+	s := newSnapshotSaver(dir, slog.New(slog.DiscardHandler))
+	stop := s.start()
+	put := func(version string, diff tableDiff) {
+		s.put(snapshot{owner: "o", version: version, table: &hostTable{}, pushed: time.Now()}, diff)
+	}
+	taken := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.next == nil
+	}
+	put("v1", tableDiff{all: true})
+	wait.Until(t, "the snapshot is saved", func() bool { _, err := os.Stat(path); return err == nil })
+	// Opening a named pipe for writing blocks until there is a reader. A push that changes nothing writes its time to
+	// the file that is there.
+	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Link(pipe, path+".new"), os.Rename(path+".new", path)); err != nil {
+		t.Fatal(err)
+	}
+	put("v1", tableDiff{})
+	wait.Until(t, "the disk is asked", taken)
+	put("v2", tableDiff{all: true})
+	put("v3", tableDiff{all: true})
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	stop()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if saved, err := parseSnapshot(data); err != nil || saved.version != "v3" {
+		t.Errorf("saved %q, %v", saved.version, err)
 	}
 }
 

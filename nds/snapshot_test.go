@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -212,40 +211,6 @@ func TestStateDirUsableLater(t *testing.T) {
 			t.Errorf("logged %d times", n)
 		}
 	})
-}
-
-// C7: a disk that does not answer delays no push. Tables pushed meanwhile are saved when it
-// answers again.
-func TestSlowDisk(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nametable.snapshot")
-	h := start(t, options{config: stateDir(dir)})
-	h.server.Push(hosts("a.example.com"))
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantACK("v1")
-	h.wantSaved(path)
-	// Opening a named pipe for writing blocks until there is a reader. A push that changes
-	// nothing writes its time to the file that is there.
-	pipe := filepath.Join(dir, "pipe")
-	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Rename(pipe, path)); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")
-	for _, host := range []string{"b.example.com", "c.example.com"} {
-		h.server.Push(hosts(host))
-		h.wantApplied(plain(t, hosts(host)))
-	}
-	h.wantACK("v4")
-	reader, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	h.stop()
-	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(plain(t, hosts("c.example.com")))
 }
 
 // wantSaved waits until the snapshot holds the last push.

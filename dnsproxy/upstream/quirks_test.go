@@ -126,7 +126,7 @@ func TestSocketIsReplacedByItsReader(t *testing.T) {
 	clock := fakeclock.New()
 	reading, goOn := make(chan struct{}), make(chan struct{})
 	var blocked atomic.Bool
-	g := client(t, upstream.Config{Clock: clock.Clock, Timeout: time.Hour, Check: func(reply []byte) (rcode int, negative bool, err error) {
+	g := client(t, upstream.Config{Clock: clock.Clock, Check: func(reply []byte) (rcode int, negative bool, err error) {
 		if !blocked.Swap(true) {
 			close(reading)
 			<-goOn

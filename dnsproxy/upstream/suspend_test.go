@@ -16,7 +16,7 @@ func TestSuspendedSockets(t *testing.T) { // F11, F15
 	t.Parallel()
 	clock := fakeclock.New()
 	s := serve(t, answers(3))
-	c := client(t, upstream.Config{Clock: clock.Clock, Timeout: time.Hour})
+	c := client(t, upstream.Config{Clock: clock.Clock})
 	g := c.Group(specs(s), upstream.Options{})
 	for i, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 		asked := func(after byte) []byte { // other names before and after the suspend

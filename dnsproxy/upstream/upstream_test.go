@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
@@ -194,6 +195,7 @@ func answers(rcode byte) handler {
 
 func client(tb testing.TB, config upstream.Config) *upstream.Client {
 	tb.Helper()
+	config.Timeout = time.Hour
 	c := upstream.NewClient(config)
 	tb.Cleanup(c.Close)
 	return c
