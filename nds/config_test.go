@@ -2,13 +2,10 @@ package nds_test
 
 import (
 	"encoding/json"
-	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -70,22 +67,4 @@ func TestStatusJSON(t *testing.T) {
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)
 	}
-}
-
-// C1: if the address has no name, the certificate must be for istiod's name.
-func TestServerName(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		authority := fakexds.NewAuthority(t, "localhost.example", identity)
-		server := serve(t, fakexds.Options{Authority: authority})
-		root := filepath.Join(t.TempDir(), "root-cert.pem")
-		write(t, root, authority.Root())
-		for _, host := range []string{"localhost", "127.0.0.1"} {
-			h := start(t, options{server: server, config: func(cfg *nds.Config) {
-				cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, "15012"), false, root
-			}})
-			// The error quotes the expected name.
-			h.wantLog("no stream to the control plane", "not istiod.istio-system.svc", "--xds-server-name")
-			h.stop()
-		}
-	})
 }

@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -312,15 +310,5 @@ func TestLongPush(t *testing.T) {
 		h.server.PushBytes(make([]byte, 64<<20))
 		h.wantLog("no stream to the control plane", "push longer than 64 MiB")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v1" && s.Loaded })
-	})
-	subtest(t, "another limit", func(t *testing.T) {
-		h := start(t, options{})
-		h.server.Push(hosts("a.example.com"))
-		h.wantACK("v1")
-		h.server.CutStreams(status.Error(codes.ResourceExhausted, "request rate limit exceeded"))
-		h.wantLog("no stream to the control plane", "request rate limit exceeded")
-		if n := h.logs.Count("64 MiB"); n != 0 {
-			t.Fatal("the wrong advice")
-		}
 	})
 }

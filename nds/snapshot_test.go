@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"

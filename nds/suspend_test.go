@@ -8,17 +8,12 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// withClock makes the client use a clock.
-func withClock(clock *fakeclock.Clock) func(*nds.Config) {
-	return func(cfg *nds.Config) { cfg.Clock = clock.Clock }
-}
-
 // V7: after a suspend, the client opens a new stream in place of one that the peer, or a NAT,
 // has forgotten. The age of the table includes the suspend.
 func TestResume(t *testing.T) { // C5
 	inBubble(t, func(t *testing.T) {
 		clock := fakeclock.New()
-		h := start(t, options{config: withClock(clock)})
+		h := start(t, options{config: func(cfg *nds.Config) { cfg.Clock = clock.Clock }})
 		h.server.Push(hosts("a.example.com"))
 		h.wantACK("v1")
 		h.lose() // the connections of before the suspend
@@ -35,22 +30,5 @@ func TestResume(t *testing.T) { // C5
 		if took := time.Since(began); took > 2*time.Second {
 			t.Errorf("the stream was replaced after %v", took)
 		}
-	})
-}
-
-// V7: a stream outlives a suspend of some seconds.
-func TestBriefSuspend(t *testing.T) { // C5
-	inBubble(t, func(t *testing.T) {
-		clock := fakeclock.New()
-		h := start(t, options{config: withClock(clock)})
-		h.server.Push(hosts("a.example.com"))
-		h.wantACK("v1")
-		clock.Suspend(t, 9*time.Second)
-		clock.Suspend(t, time.Second) // they add up
-		h.wantLog("connecting again: this machine was suspended")
-		clock.Suspend(t, 9*time.Second)
-		h.server.Push(hosts("b.example.com"))
-		h.wantACK("v2")
-		h.wantStatus(func(s nds.Status) bool { return s.Connected && s.Reconnects == 1 })
 	})
 }

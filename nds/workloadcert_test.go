@@ -122,21 +122,6 @@ func TestTokenExchange(t *testing.T) {
 	})
 }
 
-// C1: if the authority refuses the requested life, the client lets it choose.
-func TestShortLifeOnly(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
-		c := startCertified(t, nil)
-		c.authority.SetLongest(time.Hour)
-		c.authority.SetLife(time.Hour)
-		h := c.start(t, nil)
-		h.wantSigned(c.authority, 1, "token")
-		h.wantLog("level=INFO", "workload certificate obtained")
-		if n := h.logs.Count("level=WARN"); n != 0 {
-			t.Errorf("%d warnings", n)
-		}
-	})
-}
-
 // C1: a backdated certificate is not renewed again and again. istiod backdates by 2
 // minutes, and to a host whose clock is fast every certificate is backdated.
 func TestBackdatedCertificate(t *testing.T) {
@@ -302,6 +287,38 @@ func TestRefusedTemporarily(t *testing.T) {
 		c.server.SetToken(token)
 		write(t, c.token, token)
 		h.wantProof(2, "token")
+	})
+}
+
+// C1: if the authority refuses the requested life, the client lets it choose.
+func TestShortLifeOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		c.authority.SetLongest(time.Hour)
+		c.authority.SetLife(time.Hour)
+		h := c.start(t, nil)
+		h.wantSigned(c.authority, 1, "token")
+		h.wantLog("level=INFO", "workload certificate obtained")
+		if n := h.logs.Count("level=WARN"); n != 0 {
+			t.Errorf("%d warnings", n)
+		}
+	})
+}
+
+// C1: the token is used with a control plane that refuses the certificate and accepts the
+// token.
+func TestTokenBesideCertificate(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, nil)
+		h.wantLog("workload certificate obtained")
+		h.stop()
+		c.server = serve(t, fakexds.Options{Authority: c.authority, Token: "token-1", RefuseCertificates: true})
+		c.server.Push(hosts("a.example.com"))
+		h = c.start(t, nil)
+		h.wantLog("level=WARN", "PermissionDenied", `namespace \"shop\" (--namespace) and service account \"default\" (--service-account)`)
+		h.wantProof(1, "token")
+		h.wantSigned(c.authority, 2, "token") // it may be the certificate's fault
 	})
 }
 
