@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -192,7 +193,8 @@ func TestMalformedChange(t *testing.T) {
 // C9: pushes do not take more than a tenth of a processor, however fast they come. The answer to a push comes after the
 // rest, so that the next push has all that has changed until then.
 func TestRestAfterPush(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		const long = 20 * time.Millisecond
 		p := startPlane(t, fakexds.Options{})
 		hostsIn(p)

@@ -3,6 +3,7 @@ package nds_test
 import (
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/nds"
@@ -21,7 +22,8 @@ func (h *harness) wantEnd(want time.Duration) {
 // C5, R1: if the disk of the token does not answer, the error names the file, and neither the description of the token
 // nor the end waits for the disk.
 func TestTokenOnSilentDisk(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startSecured(t)
 		file := filepath.Join(t.TempDir(), "token")
 		h := c.start(t, func(cfg *nds.Config) {
@@ -44,7 +46,8 @@ func TestTokenOnSilentDisk(t *testing.T) {
 
 // C5, R1: the same for the addresses and labels of the node.
 func TestNodeOnSilentDisk(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		defer close(answers)
 		h := start(t, options{config: func(cfg *nds.Config) {
@@ -60,7 +63,8 @@ func TestNodeOnSilentDisk(t *testing.T) {
 
 // C7: if the disk of the snapshot does not answer, pushes are used.
 func TestSnapshotOnSilentDisk(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		h := start(t, options{config: func(cfg *nds.Config) {
 			cfg.StateDir = dir
@@ -76,7 +80,8 @@ func TestSnapshotOnSilentDisk(t *testing.T) {
 
 // C7, R1: what does not end, as a write to a disk that does not answer, delays the end by a limited time.
 func TestEndWithoutDisk(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan struct{})
 		defer close(answers)
 		h := start(t, options{many: true, apply: func(map[int][]byte) error {

@@ -39,13 +39,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// inBubble runs a test in a bubble of testing/synctest, where pauses and timeouts take no time. The connections are in
-// memory.
-func inBubble(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, f)
-}
+// The tests run in bubbles of testing/synctest, where pauses and timeouts take no time. The connections are in memory.
 
 // subtest runs a subtest in a bubble of its own.
 func subtest(t *testing.T, name string, f func(t *testing.T)) {
@@ -209,8 +203,9 @@ func sotw() fakexds.Options { return fakexds.Options{NoDelta: true} }
 func bothVariants(t *testing.T, f func(*testing.T, fakexds.Options)) {
 	t.Helper()
 	t.Parallel()
-	subtest(t, "incremental", func(t *testing.T) { f(t, fakexds.Options{}) })
-	subtest(t, "sotw", func(t *testing.T) { f(t, sotw()) })
+	for name, plane := range map[string]fakexds.Options{"incremental": {}, "sotw": sotw()} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { f(t, plane) }) })
+	}
 }
 
 // wantApplied waits for the next table in use and compares it, without regard to the order of entries.

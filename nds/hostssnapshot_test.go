@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -69,7 +70,8 @@ func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
 // C7, C11, C12: a change of a host adds about as many bytes to the snapshot as the change has. After a restart the
 // table is complete. The log counts up to a record that is torn or damaged; a damaged base is set aside.
 func TestChangesAreAppended(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		p := startPlane(t, fakexds.Options{})
 		content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
 		if !bytes.HasPrefix(content, []byte("nametap\x04")) { // earlier versions refuse it

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/nds"
 )
@@ -69,7 +70,8 @@ func (h *harness) wantStream(stream int, ips, app string) {
 // C1: the client sends the addresses and labels that it has when it connects. When they
 // change it connects again; the table stays in use meanwhile.
 func TestNodeChanges(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		w := newWorkload("127.0.0.1")
 		h := start(t, options{config: w.config})
 		h.server.Push(hosts("a.example.com"))

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -27,7 +28,8 @@ func flat(shards map[int][]byte) (all []byte) {
 
 // C1, C2: istiod's incremental push, and all requests of the client.
 func TestDialogueIncremental(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{})
 		recorded := &discoveryv3.DeltaDiscoveryResponse{}
 		fixture(t, "raw-delta-1.pb", recorded)
@@ -54,7 +56,8 @@ func TestDialogueIncremental(t *testing.T) {
 // C1, C2: the same in state-of-the-world. The second response is the empty table that
 // istiod sends to a router.
 func TestDialogueStateOfTheWorld(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{plane: sotw()})
 		recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
 		fixture(t, "raw-sotw-1.pb", recorded)
@@ -76,7 +79,8 @@ func TestDialogueStateOfTheWorld(t *testing.T) {
 
 // C2: the control plane does not implement the incremental RPC.
 func TestFallback(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		server := serve(t, fakexds.Options{NoDelta: true})
 		server.Push(hosts("a.example.com"))
 		h := start(t, options{server: server})
@@ -132,6 +136,7 @@ func TestReject(t *testing.T) {
 		return h
 	}
 	subtest(t, "incremental", func(t *testing.T) {
+		t.Helper()
 		dialogue(t, fakexds.Options{}).wantDelta(
 			&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
@@ -140,6 +145,7 @@ func TestReject(t *testing.T) {
 		)
 	})
 	subtest(t, "sotw", func(t *testing.T) {
+		t.Helper()
 		dialogue(t, sotw()).wantSotW(
 			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
 			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
@@ -177,6 +183,7 @@ func TestRejectOtherTypes(t *testing.T) {
 		}, `resource "shop": want a table without a name`},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			h := start(t, options{})
 			tc.push.SystemVersionInfo = "foreign"
 			r := h.wantAnswer(h.server.PushResponses(tc.push, nil))
@@ -191,7 +198,8 @@ func TestRejectOtherTypes(t *testing.T) {
 // C3: a reason with bytes that a protobuf string cannot hold, or as long as the push,
 // still arrives.
 func TestRejectReason(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{apply: func(shards map[int][]byte) error {
 			key, err := digest.KeyOf(flat(shards))
 			return errors.Join(err, fmt.Errorf("bad: %s", key))
@@ -213,7 +221,8 @@ func TestRejectReason(t *testing.T) {
 
 // C3: the ACK comes after the table is in use.
 func TestACKAfterApply(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		applying, release := make(chan struct{}), make(chan struct{})
 		h := start(t, options{apply: func(map[int][]byte) error {
 			close(applying)
@@ -238,7 +247,8 @@ func TestACKAfterApply(t *testing.T) {
 
 // C3: an incremental response without resources is ACKed and changes nothing.
 func TestEmptyIncremental(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		empty := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}
 		h := start(t, options{})
 		h.server.Push(hosts("a.example.com"))
@@ -304,6 +314,7 @@ func TestLongPush(t *testing.T) {
 		h.wantACK("v1")
 	})
 	subtest(t, "too long", func(t *testing.T) {
+		t.Helper()
 		h := start(t, options{})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -21,7 +22,8 @@ import (
 // C5: a stream that ends is opened again, with the node and with new protocol state. The
 // same table is ACKed and not applied again.
 func TestCutStream(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{apply: func(shards map[int][]byte) error {
 			if strings.Contains(string(flat(shards)), "bad") {
 				return errors.New("bad")
@@ -61,7 +63,8 @@ func TestCutStream(t *testing.T) {
 // C5: the table stays in use while the control plane is away, and Status has its age. Attempts that fail for the same
 // reason are logged once, and once more, with the count, when the control plane is back.
 func TestControlPlaneAway(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{})
 		h.server.Push(hosts("a.example.com"))
 		h.wantACK("v1")
@@ -113,7 +116,8 @@ func TestBackOffFromPushAndEnd(t *testing.T) {
 
 // C5: a peer that vanished without closing the connection is noticed.
 func TestKeepalive(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{})
 		h.server.Push(hosts("a.example.com"))
 		h.wantACK("v1")
@@ -131,7 +135,8 @@ func TestKeepalive(t *testing.T) {
 
 // C5: after "too_many_pings" the client pings less often on later connections.
 func TestTooManyPings(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		h := start(t, options{config: func(cfg *nds.Config) {
 			cfg.Dial = func(context.Context, string) (net.Conn, error) {
 				near, far := net.Pipe()
@@ -170,7 +175,8 @@ func complain(conn net.Conn) error {
 
 // C5: the metrics during the life of a stream.
 func TestMetrics(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		registry := prometheus.NewRegistry()
 		h := start(t, options{
 			config: func(cfg *nds.Config) { cfg.Registerer = registry },
@@ -194,11 +200,11 @@ func TestMetrics(t *testing.T) {
 		}
 		for _, family := range families {
 			for _, m := range family.GetMetric() {
-				name := family.GetName()
+				name := []string{family.GetName()}
 				for _, label := range m.GetLabel() {
-					name += " " + label.GetValue()
+					name = append(name, label.GetValue())
 				}
-				got[name] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				got[strings.Join(name, " ")] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 			}
 		}
 		for name, value := range map[string]float64{

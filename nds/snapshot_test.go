@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -20,12 +21,11 @@ func stateDir(dir string) func(*nds.Config) {
 	return func(cfg *nds.Config) { cfg.StateDir = dir }
 }
 
-// snapshotOf runs a client of s in dir until the snapshot holds the push with
-// version, and returns the path of the snapshot.
-func snapshotOf(t *testing.T, s *fakexds.Server, dir, version string) string {
+// snapshotOf runs a client of s in dir until the snapshot holds the push v1, and returns the path of the snapshot.
+func snapshotOf(t *testing.T, s *fakexds.Server, dir string) string {
 	t.Helper()
 	h := start(t, options{server: s, config: stateDir(dir)})
-	h.wantACK(version)
+	h.wantACK("v1")
 	h.stop()
 	return filepath.Join(dir, "nametable.snapshot")
 }
@@ -47,7 +47,7 @@ func TestSnapshot(t *testing.T) {
 		server := serve(t, plane)
 		both := hosts("a.example.com", "b.example.com")
 		server.Push(both)
-		path := snapshotOf(t, server, dir, "v1")
+		path := snapshotOf(t, server, dir)
 		info, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -97,10 +97,11 @@ func TestSnapshotSetAside(t *testing.T) {
 		{name: "refused", refuse: true, logged: "refused by the table"},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			dir := t.TempDir()
 			server := serve(t, fakexds.Options{})
 			server.Push(hosts("a.example.com"))
-			path := snapshotOf(t, server, dir, "v1")
+			path := snapshotOf(t, server, dir)
 			server.Stop()
 			data, err := os.ReadFile(path)
 			if err != nil {
@@ -148,11 +149,12 @@ func TestSnapshotSetAside(t *testing.T) {
 // C7: a snapshot that cannot be read for a reason that may pass, such as an I/O error, stays
 // in place and is read by a later connect.
 func TestSnapshotReadLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		server := serve(t, fakexds.Options{})
 		server.Push(hosts("a.example.com"))
-		path := snapshotOf(t, server, dir, "v1")
+		path := snapshotOf(t, server, dir)
 		server.Stop()
 		unreadable(t, path)
 		h := start(t, options{server: server, config: stateDir(dir)})
@@ -187,7 +189,8 @@ func readable(t *testing.T, path string) {
 // C7: a state directory that becomes usable later is used from then on. Until then the
 // failure is logged once, for any number of pushes.
 func TestStateDirUsableLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "state")
 		write(t, dir, "a file in its place")
 		h := start(t, options{config: stateDir(dir)})
@@ -225,7 +228,8 @@ func (h *harness) wantSaved(path string) {
 // C7: the age of the table is the time since the last push, even if that changed nothing,
 // and even after a restart.
 func TestAgeSurvivesRestart(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		h := start(t, options{config: stateDir(dir)})
 		h.server.Push(hosts("a.example.com"))
@@ -248,11 +252,12 @@ func TestAgeSurvivesRestart(t *testing.T) {
 // C3, C7: an empty push replaces a snapshot with hosts, in the table and on disk, and is
 // logged.
 func TestEmptyPushAfterSnapshot(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		server := serve(t, fakexds.Options{})
 		server.Push(hosts("a.example.com"))
-		snapshotOf(t, server, dir, "v1")
+		snapshotOf(t, server, dir)
 		server.Stop()
 		server.Push(hosts())
 		if err := server.Restart(); err != nil {
@@ -273,7 +278,8 @@ func TestEmptyPushAfterSnapshot(t *testing.T) {
 // not use or change a snapshot of another namespace, and logs that once. It writes after
 // the first one has ended.
 func TestTwoAgentsOneStateDir(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "nametable.snapshot")
 		first := start(t, options{config: stateDir(dir)})

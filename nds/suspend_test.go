@@ -2,6 +2,7 @@ package nds_test
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakeclock"
@@ -11,7 +12,8 @@ import (
 // V7: after a suspend, the client opens a new stream in place of one that the peer, or a NAT,
 // has forgotten. The age of the table includes the suspend.
 func TestResume(t *testing.T) { // C5
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		clock := fakeclock.New()
 		h := start(t, options{config: func(cfg *nds.Config) { cfg.Clock = clock.Clock }})
 		h.server.Push(hosts("a.example.com"))

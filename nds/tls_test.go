@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -30,7 +31,8 @@ func write(t *testing.T, path, text string) {
 
 // C1: TLS, with the token as a credential of the stream.
 func TestTLS(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		s := startSecured(t)
 		h := s.start(t, nil)
 		h.wantApplied(plain(t, hosts("a.example.com")))
@@ -50,7 +52,8 @@ func TestTLS(t *testing.T) {
 
 // C1: the token file is read again on every connect, because Kubernetes replaces it.
 func TestTokenIsReadAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		s := startSecured(t)
 		h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
 		h.wantACK("v1")
@@ -108,6 +111,7 @@ func TestTLSErrors(t *testing.T) {
 		},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			s := startSecured(t)
 			root, err := os.ReadFile(s.root)
 			if err != nil {
@@ -134,7 +138,8 @@ func TestTLSErrors(t *testing.T) {
 
 // C1: the error for a port without TLS names the setting.
 func TestTLSToPlaintext(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		s := startSecured(t)
 		s.server = serve(t, fakexds.Options{})
 		h := s.start(t, nil)

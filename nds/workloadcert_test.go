@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
@@ -87,7 +88,8 @@ func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 // C1: the token of a VM is exchanged for a certificate. The client connects with it after
 // the token has expired, renews it, and uses it after a restart.
 func TestTokenExchange(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		c.authority.SetLife(6 * time.Second)
 		h := c.start(t, nil)
@@ -125,7 +127,8 @@ func TestTokenExchange(t *testing.T) {
 // C1: a backdated certificate is not renewed again and again. istiod backdates by 2
 // minutes, and to a host whose clock is fast every certificate is backdated.
 func TestBackdatedCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		c.authority.SetLife(time.Minute)
 		c.authority.SetBackdate(2 * time.Minute)
@@ -147,6 +150,7 @@ func TestNoAuthority(t *testing.T) {
 	t.Parallel()
 	for mode, level := range map[nds.WorkloadCert]string{"": "level=INFO", nds.WorkloadCertOn: "level=WARN"} {
 		subtest(t, string(mode), func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, func(o *fakexds.Options) { o.NoSigning = true })
 			h := c.start(t, func(cfg *nds.Config) { cfg.WorkloadCert = mode })
 			h.wantProof(1, "token")
@@ -188,6 +192,7 @@ func TestNoExchange(t *testing.T) {
 		}},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, nil)
 			h := c.start(t, tc.setup(t, &c))
 			h.wantProof(1, tc.proof)
@@ -214,7 +219,8 @@ func (c certified) client(t *testing.T) func(*nds.Config) {
 // C1: a client certificate is read again on every connect. The error for one that cannot
 // be read names its settings.
 func TestClientCertificateIsReadAgain(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, c.client(t))
 		h.wantProof(1, "certificate")
@@ -229,7 +235,8 @@ func TestClientCertificateIsReadAgain(t *testing.T) {
 // C1: a certificate that the control plane refuses, because its authority has changed, is
 // replaced by the token and then by a new certificate.
 func TestRefusedCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantSigned(c.authority, 1, "token")
@@ -258,6 +265,7 @@ func TestRefusedTemporarily(t *testing.T) {
 		"unknown certificate authority": func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil },
 	} {
 		subtest(t, alert, func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, nil)
 			h := c.start(t, nil)
 			h.wantProof(1, "token")
@@ -274,6 +282,7 @@ func TestRefusedTemporarily(t *testing.T) {
 		})
 	}
 	subtest(t, "new token", func(t *testing.T) {
+		t.Helper()
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantProof(1, "token")
@@ -292,7 +301,8 @@ func TestRefusedTemporarily(t *testing.T) {
 
 // C1: if the authority refuses the requested life, the client lets it choose.
 func TestShortLifeOnly(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		c.authority.SetLongest(time.Hour)
 		c.authority.SetLife(time.Hour)
@@ -308,7 +318,8 @@ func TestShortLifeOnly(t *testing.T) {
 // C1: the token is used with a control plane that refuses the certificate and accepts the
 // token.
 func TestTokenBesideCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantLog("workload certificate obtained")
@@ -325,7 +336,8 @@ func TestTokenBesideCertificate(t *testing.T) {
 // C1: a certificate file that cannot be read at the start is read later. If the token has
 // expired meanwhile, no other credential is left.
 func TestCertificateReadLater(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantProof(1, "token")
@@ -346,7 +358,8 @@ func TestCertificateReadLater(t *testing.T) {
 // C1, C7: a certificate for another identity, from the file or from the authority, is
 // logged and not used.
 func TestForeignCertificate(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
 		c := startCertified(t, nil)
 		for text, reason := range map[string]string{
 			"":                       "PEM",

@@ -3,6 +3,7 @@ package cache_test
 import (
 	"fmt"
 	"runtime"
+	"strconv"
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
@@ -18,7 +19,7 @@ func BenchmarkBytes(b *testing.B) {
 		return int64(m.HeapAlloc)
 	}
 	for _, length := range []int{4, 304} {
-		b.Run(fmt.Sprint(length), func(b *testing.B) {
+		b.Run(strconv.Itoa(length), func(b *testing.B) {
 			c, clock, before := cache.New(cache.Config{MaxBytes: 64 << 20, Stale: day}), newClock(), heap()
 			const entries = 20_000
 			for b.Loop() {

@@ -312,7 +312,7 @@ func testSameSizeAndTime(t *testing.T) {
 	events := watch(t, resolvconf.Files{Path: path, Uplink: path + "-"})
 	time.Sleep(10 * time.Second) // it is read no more
 	before := changed(t, path)
-	for changed(t, path).ctime == before.ctime { // the times of a file may be coarse
+	for changed(t, path).ctime.Equal(before.ctime) { // the times of a file may be coarse
 		write(t, path, "nameserver 192.0.2.2\n")
 		if err := os.Chtimes(path, before.mtime, before.mtime); err != nil {
 			t.Fatal(err)

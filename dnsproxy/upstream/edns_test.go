@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
@@ -20,7 +21,8 @@ func TestEDNSIsDropped(t *testing.T) {
 		servers int
 		do      uint32
 	}{"alone": {1, 0}, "with DO": {1, wire.OPTDO}, "beside another": {2, 0}} {
-		simulated(t, Config{}, func(t *testing.T, c *Client) {
+		synctest.Test(t, func(t *testing.T) {
+			c := simulated(t, Config{})
 			does := []behaviour{steady(time.Millisecond), says(steady(time.Millisecond), dns.RcodeNameError)}[:tc.servers]
 			g, all := group(c, Options{}, does...)
 			drops := true
@@ -71,7 +73,8 @@ func TestEDNSIsDropped(t *testing.T) {
 // F18: a server that has sent an OPT record in the last ten minutes is asked with one, although a
 // query without one was answered: its replies may have been lost.
 func TestEDNSIsKept(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		g, all := group(c, Options{}, steady(time.Millisecond))
 		loses := false
 		all[0].names = func(packet []byte) bool { return !loses || binary.BigEndian.Uint16(packet[10:]) == 0 }

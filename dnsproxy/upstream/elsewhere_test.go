@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -17,7 +18,8 @@ import (
 // F14, F20: a server that is not configured is asked, and not listed by Status. A server has one history, whether
 // resolv.conf or a client names it.
 func TestElsewhere(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, truncating([]byte("whole")))
 		c := client(t, upstream.Config{})
 		for range 3 {
@@ -57,7 +59,8 @@ func (p place) Receive(_ upstream.Answer, err error) {
 // F20: queries for more servers than there may be sockets do not use all sockets, and a server that answers can be asked
 // meanwhile.
 func TestManyElsewhere(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		const servers, room = 1000, 256
 		silent, err := net.ListenPacket("udp4", ":0") // on every address of 127.0.0.0/8, and never read
 		if err != nil {

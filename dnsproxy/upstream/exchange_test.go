@@ -57,7 +57,8 @@ func silence([]byte, string) [][]byte { return [][]byte{} }
 
 // F2: a reply may have any size.
 func TestHugeReply(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		huge := bytes.Repeat([]byte{1, 2, 3, 4}, 15_000)
 		s := serve(t, func(query []byte, _ string) [][]byte { return [][]byte{append(reply(query, 0), huge...)} })
 		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
@@ -72,7 +73,8 @@ func TestHugeReply(t *testing.T) {
 // F2: after a truncated reply the query is sent over TCP, unless the caller wants UDP or TCP
 // fails.
 func TestTruncated(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, truncating([]byte("whole")))
 		refusing := fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
 			m := new(dns.Msg).SetReply(query)
@@ -102,7 +104,8 @@ func TestTruncated(t *testing.T) {
 
 // F3: the first usable reply is the answer. If there is none, the best failure is.
 func TestFailuresMoveOn(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		servers := map[byte]*raw{}
 		for rcode := range byte(10) {
 			servers[rcode] = serve(t, answers(rcode))
@@ -138,7 +141,8 @@ func TestFailuresMoveOn(t *testing.T) {
 // F3: a reply to an opcode other than QUERY is an answer with any response code, and need not
 // have the question.
 func TestUpdate(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, func(query []byte, _ string) [][]byte {
 			return [][]byte{append(append([]byte(nil), query[:2]...), query[2]|0x80, 9, 0, 0, 0, 0, 0, 0, 0, 0)}
 		})
@@ -154,7 +158,8 @@ func TestUpdate(t *testing.T) {
 
 // F11: messages that are not the reply are counted, and the reply is still awaited.
 func TestWrongReplies(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		elsewhere, err := net.ListenPacket("udp4", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -193,7 +198,8 @@ func TestWrongReplies(t *testing.T) {
 
 // F11: queries have many different IDs and source ports, and no socket is used for long.
 func TestUnpredictable(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s, sockets := serve(t, answers(0)), 0
 		c := client(t, upstream.Config{Control: func(string, string, syscall.RawConn) error { sockets++; return nil }})
 		g := c.Group(specs(s), upstream.Options{})
@@ -214,7 +220,8 @@ func TestUnpredictable(t *testing.T) {
 
 // F4: a refused connection is noticed at once, over UDP and TCP.
 func TestConnectionRefused(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := fakedns.Start(t, fakedns.Silence, fakedns.NoUDP, fakedns.NoTCP)
 		g := client(t, upstream.Config{}).Group([]upstream.Spec{{Addr: s.Addr}}, upstream.Options{})
 		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.TCPOnly} {
@@ -229,7 +236,8 @@ func TestConnectionRefused(t *testing.T) {
 
 // Close ends queries in flight; later ones fail.
 func TestClose(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		arrived := make(chan bool, 2)
 		s := serve(t, func([]byte, string) [][]byte { arrived <- true; return [][]byte{} })
 		c := upstream.NewClient(upstream.Config{})
@@ -283,7 +291,8 @@ func (c counter) Receive(upstream.Answer, error) { c.Add(1) }
 
 // TestMalformedQuery sends queries that have no header, or not at most one question.
 func TestMalformedQuery(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		g := client(t, upstream.Config{}).Group(specs(serve(t, answers(0))), upstream.Options{})
 		for _, q := range [][]byte{nil, query()[:11], query()[:20], append([]byte{0, 1, 1, 0, 0, 2, 0, 0, 0, 0, 0, 0}, query()[12:]...), make([]byte, 65536)} {
 			if got, _, err := g.Exchange(context.Background(), q, 0); err == nil {

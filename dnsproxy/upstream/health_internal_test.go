@@ -49,7 +49,8 @@ func deadQuery(i int) []byte {
 func TestDeadZone(t *testing.T) {
 	t.Parallel()
 	for _, rate := range []int{10, 200} {
-		simulated(t, Config{}, func(t *testing.T, c *Client) {
+		synctest.Test(t, func(t *testing.T) {
+			c := simulated(t, Config{})
 			g, all := group(c, Options{}, steady(2*time.Millisecond), steady(20*time.Millisecond))
 			stop := askDeadZone(t, g, rate)
 			time.Sleep(5 * time.Second)
@@ -81,7 +82,8 @@ func TestDeadZoneAndOneProbe(t *testing.T) {
 	www := simQuery[wire.HeaderLen:]
 	other := wire.NewQuery(wire.AppendQuestion(nil, "\x05other\x07example", dns.TypeNS, dns.ClassINET))
 	for asks := probeID; asks <= probeKnown; asks++ {
-		simulated(t, Config{}, func(t *testing.T, c *Client) {
+		synctest.Test(t, func(t *testing.T) {
+			c := simulated(t, Config{})
 			g, all := group(c, Options{}, steady(2*time.Millisecond), steady(2*time.Millisecond))
 			all[0].names = func(packet []byte) bool {
 				return bytes.Contains(packet, asks.question(www)) || bytes.Contains(packet, []byte("\x05other"))
@@ -113,7 +115,8 @@ func TestDeadZoneAndOneProbe(t *testing.T) {
 // queries for a dead zone are in flight: a lost probe does not give its names to the next server.
 func TestLossKeepsOrder(t *testing.T) {
 	t.Parallel()
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		packets := 0
 		loses := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
 			packets++
@@ -136,7 +139,8 @@ func TestLossKeepsOrder(t *testing.T) {
 // cannot reach its own servers, stays up and first in the order. Each name is asked of the next
 // one, too, as soon as the first is late.
 func TestServerWithoutAnswers(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		g, all := group(c, Options{}, rtt(time.Millisecond), steady(5*time.Millisecond))
 		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, probeLocal.question(nil)) }
 		for i := range 1000 {
@@ -156,7 +160,8 @@ func TestServerWithoutAnswers(t *testing.T) {
 // F10, F16: while all servers are dead most queries fail at once, and some are
 // sent. Soon after a server is back, none fails.
 func TestOverloadEnds(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		const outage, found = 20 * time.Second, 300 * time.Millisecond // by a probe
 		dead := func(at time.Duration) bool { return at < outage }
 		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), dead), deadWhile(rtt(time.Millisecond), dead))
@@ -196,7 +201,8 @@ func TestOverloadEnds(t *testing.T) {
 // flight, further ones fail at once. A loop probe is sent nevertheless, and its result is used.
 // When the server answers again, no query fails.
 func TestOverloadEndsOverTLS(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		const outage = 8 * time.Second
 		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), func(at time.Duration) bool { return at < outage }))
 		g.servers[0].udp = nil
@@ -237,7 +243,8 @@ func TestOverloadEndsOverTLS(t *testing.T) {
 // F16: when the only nameserver pauses for less than a second, at the start or later, no query
 // is refused, although many wait for it.
 func TestPauseRefusesNone(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		paused := func(at time.Duration) bool { return at%(5*time.Second) < 900*time.Millisecond }
 		g, _ := group(c, Options{}, deadWhile(rtt(time.Millisecond), paused))
 		var asking sync.WaitGroup
@@ -257,7 +264,8 @@ func TestPauseRefusesNone(t *testing.T) {
 // after a minute probes it, and the next one gets its answer, although the second server says NXDOMAIN.
 func TestOrderFirstIsBack(t *testing.T) {
 	logged := new(testlog.Buffer)
-	simulated(t, Config{Logger: logged.Logger()}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{Logger: logged.Logger()})
 		away := func(at time.Duration) bool { return at > time.Second && at < 20*time.Second }
 		g, _ := group(c, Options{}, deadWhile(rtt(2*time.Millisecond), away), says(rtt(time.Millisecond), dns.RcodeNameError))
 		slow := 0
@@ -296,7 +304,8 @@ func TestDeadIsLogged(t *testing.T) {
 		for servers := 1; servers <= 2; servers++ {
 			for _, options := range []Options{{}, {UseVC: true}} {
 				logged := new(testlog.Buffer)
-				simulated(t, Config{Logger: logged.Logger()}, func(t *testing.T, c *Client) {
+				synctest.Test(t, func(t *testing.T) {
+					c := simulated(t, Config{Logger: logged.Logger()})
 					dead := deadWhile(steady(0), func(time.Duration) bool { return true })
 					g, all := group(c, options, []behaviour{dead, steady(time.Millisecond)}[:servers]...)
 					all[0].refuses = refuses
@@ -331,7 +340,8 @@ func TestTimeout(t *testing.T) {
 		"resolv.conf's, attempts": {options: Options{Timeout: 500 * time.Millisecond}, want: 2 * time.Second},
 		"resolv.conf's, timeout":  {config: Config{Timeout: time.Minute}, options: Options{Attempts: 2}, want: 20 * time.Second},
 	} {
-		simulated(t, tc.config, func(t *testing.T, c *Client) {
+		synctest.Test(t, func(t *testing.T) {
+			c := simulated(t, tc.config)
 			dead := deadWhile(steady(0), func(time.Duration) bool { return true })
 			g, all := group(c, tc.options, dead, dead)
 			all[1].refuses = true
@@ -350,7 +360,8 @@ func TestTimeout(t *testing.T) {
 
 // A11: a message with an opcode other than QUERY is sent once, however late the reply is.
 func TestOtherOpcodesOnce(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		g, all := group(c, Options{}, steady(600*time.Millisecond), steady(600*time.Millisecond))
 		updates := 0
 		count := func(packet []byte) bool { updates += count(!isQuery(packet)); return true }
@@ -366,7 +377,8 @@ func TestOtherOpcodesOnce(t *testing.T) {
 // R6, F20: about servers that are not configured, one line a second is logged, with the number of the others.
 func TestLogAboutElsewhere(t *testing.T) {
 	logged := new(testlog.Buffer)
-	simulated(t, Config{Logger: logged.Logger()}, func(_ *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{Logger: logged.Logger()})
 		g, _ := group(c, Options{}, steady(time.Millisecond))
 		g.servers[0].elsewhere = true
 		for range 25 {

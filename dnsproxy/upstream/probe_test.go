@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -14,7 +15,8 @@ import (
 // F6: a probe that comes back from the client's own socket does not mean that the server loops. The
 // socket is used no more.
 func TestRedirectedProbe(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		var logged testlog.Buffer
 		probed := make(chan string, 10) // where probes came from
 		var c *upstream.Client

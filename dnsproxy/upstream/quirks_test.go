@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -16,7 +17,8 @@ import (
 
 // F11: a server that folds the case of the question's letters is understood, and the client gets its own letters.
 func TestFoldedCase(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		folds := serve(t, func(query []byte, _ string) [][]byte {
 			packet := reply(query, 0)
 			return [][]byte{append(packet[:12:12], bytes.ToLower(packet[12:])...)}
@@ -34,7 +36,8 @@ func TestFoldedCase(t *testing.T) {
 // F18: a server that sends OPT records, and says FORMERR for one name, is asked with EDNS for others, whether its
 // FORMERR has an OPT record or not.
 func TestFailureIsNoSignAgainstEDNS(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		bad := bytes.Clone(query())
 		copy(bad[13:], "bad")
 		for name, rejects := range map[string]func(query []byte) []byte{
@@ -89,7 +92,8 @@ func checkExtended(reply []byte) (rcode int, negative bool, err error) {
 // F3, F11: a server that does not support EDNS is asked again without (RFC 6891, section 6.2.2), from another port and
 // with another ID. A server that says FORMERR in any case is not remembered.
 func TestWithoutEDNS(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, func(query []byte, _ string) [][]byte {
 			if binary.BigEndian.Uint16(query[10:]) > 0 {
 				return [][]byte{reply(query, 1)}

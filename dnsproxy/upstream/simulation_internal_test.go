@@ -186,15 +186,15 @@ func simulate(t *testing.T, sc scenario, options Options) (r result) {
 	return r
 }
 
-// simulated runs a test of a client in a bubble, and lets the last replies come.
-func simulated(t *testing.T, config Config, f func(t *testing.T, c *Client)) {
+// simulated returns a client for a test in a bubble, and lets the last replies come when the test ends.
+func simulated(t *testing.T, config Config) *Client {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(config)
-		defer c.Close()
-		f(t, c)
+	c := NewClient(config)
+	t.Cleanup(func() {
 		time.Sleep(time.Minute)
+		c.Close()
 	})
+	return c
 }
 
 // group returns a group of virtual servers.
@@ -268,7 +268,8 @@ func TestSimulation(t *testing.T) {
 
 // F4: by time, a server that is not asked is measured by probes, and asked once it is among the fastest.
 func TestFastestIsMeasured(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		const turn = time.Minute
 		turns := func(_ *rand.Rand, at time.Duration) (time.Duration, int, bool) {
 			if at < turn {
@@ -305,7 +306,8 @@ func echoAll(t *testing.T, c *Client) {
 // used. It is used again when it no longer loops.
 func TestLoop(t *testing.T) {
 	logged := new(testlog.Buffer)
-	simulated(t, Config{Logger: logged.Logger()}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{Logger: logged.Logger()})
 		g, all := group(c, Options{}, steady(time.Millisecond))
 		all[0].names = func(packet []byte) bool { return !bytes.Contains(packet, simQuery[wire.HeaderLen:]) }
 		var asking sync.WaitGroup
@@ -353,7 +355,8 @@ func TestEcho(t *testing.T) {
 // F6: a server that is suspected all the time is probed at once, and then less and less
 // often.
 func TestSuspectedAllTheTime(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		g, all := group(c, Options{}, rtt(time.Millisecond))
 		suspects := func(during time.Duration) (probes int) {
 			before := all[0].asked()

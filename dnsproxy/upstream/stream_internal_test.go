@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -60,7 +61,8 @@ func streamGroup(c *Client) *Group {
 // F15: a connection that swallows queries, such as one that a NAT has forgotten, is replaced:
 // queries that were sent over it are sent again over another in time, and so are later ones.
 func TestConnectionSwallows(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		dead := 0 // the last connection that swallows
 		opened := inMemory(c, func(_ []byte, conn int) bool { return conn > dead })
 		g := streamGroup(c)
@@ -83,7 +85,8 @@ func TestConnectionSwallows(t *testing.T) {
 // F15: slow names do not open more and more connections to a server, nor do they delay other
 // names. A connection without queries is closed.
 func TestSlowNamesOverTCP(t *testing.T) {
-	simulated(t, Config{}, func(t *testing.T, c *Client) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
 		opened := inMemory(c, func(query []byte, _ int) bool { return string(query[12:]) == string(simQuery[12:]) })
 		g := streamGroup(c)
 		var asking sync.WaitGroup

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -50,7 +51,8 @@ func certificate(t *testing.T) (cert tls.Certificate, roots string) {
 // F15: a TLS server is asked over TLS only, on one connection, and its certificate must be valid
 // for its name.
 func TestTLS(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		cert, roots := certificate(t)
 		s := serveTLS(t, answers(3), &tls.Config{Certificates: []tls.Certificate{cert}})
 		c := client(t, upstream.Config{TLSRootsFile: roots})
@@ -85,7 +87,8 @@ func TestTLS(t *testing.T) {
 
 // F15: queries in flight share a connection, and their replies may come in any order.
 func TestPipelining(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		const queries = 50
 		var held [][]byte // by the one goroutine that serves the connection
 		s := serve(t, func(query []byte, _ string) [][]byte {
@@ -118,7 +121,8 @@ func TestPipelining(t *testing.T) {
 // F15: a query that a connection which served before leaves unanswered is sent again on a
 // new one, once.
 func TestConnectionLost(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		var asked atomic.Int64
 		s := serve(t, func(query []byte, _ string) [][]byte {
 			if n := asked.Add(1); n == 2 || n >= 4 {
@@ -140,7 +144,8 @@ func TestConnectionLost(t *testing.T) {
 
 // F15: no query fails because the server has closed the connection meanwhile.
 func TestConnectionClosedWhileIdle(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, answers(0))
 		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
 		for range 20 {

@@ -17,14 +17,9 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
 
-// still runs a test in a bubble of testing/synctest in which time stands still: the clock of a bubble waits while a
-// goroutine waits for the kernel, as those of nameservers and sockets do. So no query is late, however slow the machine
-// is. In the bubble, a test waits on channels only.
-func still(t *testing.T, f func(t *testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, f)
-}
+// Most tests over sockets run in a bubble of testing/synctest in which time stands still: the clock of a bubble waits
+// while a goroutine waits for the kernel, as those of nameservers and sockets do. So no query is late, however slow the
+// machine is. In such a bubble, a test waits on channels only.
 
 // A raw nameserver passes each packet to a handler of the test, from one goroutine, and sends
 // what the handler returns.
@@ -202,7 +197,8 @@ func client(tb testing.TB, config upstream.Config) *upstream.Client {
 }
 
 func TestExchange(t *testing.T) {
-	still(t, func(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := serve(t, answers(3))
 		c := client(t, upstream.Config{})
 		g := c.Group([]upstream.Spec{s.spec()}, upstream.Options{})
