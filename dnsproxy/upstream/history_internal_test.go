@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // F4: when a server is late, by the times of its replies so far (rule 1).
@@ -79,5 +81,31 @@ func TestSilence(t *testing.T) {
 	}
 	if st := h.standing(start.Add(time.Minute + time.Second)); st.state != Down {
 		t.Errorf("%v after three refused connections", st.state)
+	}
+}
+
+// F3: when a server is said to answer all queries with failures.
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	question := func(domain string) []byte {
+		return wire.AppendQuestion(nil, wire.Name("\x03www"+domain), dns.TypeA, dns.ClassINET)
+	}
+	for name, tc := range map[string]struct {
+		domains  []string
+		failures int
+		want     bool
+	}{
+		"ten failures, three domains": {[]string{"\x01a\x07example", "\x01b\x07example", "\x01c\x07example"}, 10, true},
+		"nine failures":               {[]string{"\x01a\x07example", "\x01b\x07example", "\x01c\x07example"}, 9, false},
+		"two domains":                 {[]string{"\x01a\x07example", "\x01b\x07example"}, 20, false},
+		"three names of a domain":     {[]string{"\x01a\x01z\x07example", "\x01b\x01Z\x07example", "\x01c\x01z\x07example"}, 20, false},
+	} {
+		var f refusals
+		for i := range tc.failures {
+			f.add(question(tc.domains[i%len(tc.domains)]))
+		}
+		if f.all() != tc.want {
+			t.Errorf("%s: %v", name, f.all())
+		}
 	}
 }
