@@ -139,6 +139,30 @@ func TestDamageOnTheWire(t *testing.T) {
 	})
 }
 
+// D41: a host that is not what the control plane has sent, whatever the reason, is noticed when it changes. The client
+// then says what it has, and is sent it again.
+func TestAnotherHostThanWasSent(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := startPlane(t, fakexds.Options{})
+		hostsIn(p)
+		h, table := startHosts(t, p, nil)
+		h.wantACK("v1")
+		table.entries(t)["d.example"][25] ^= 4
+		p.set("d.example", "192.0.2.2")
+		if reason := h.wantAnswer(p.push("d.example")).Rejection().GetMessage(); !strings.Contains(reason, "host d.example") {
+			t.Errorf("the reason is %q", reason)
+		}
+		h.wantStatus(func(s nds.Status) bool {
+			return s.ChecksumDifferences == 1 && s.Digest == p.digest() && s.Connected && len(p.requests()) == 2
+		})
+		table.wantTable(t, p)
+		if last := p.requests()[1]; len(last.digests) == 0 || last.revision != "" { // it does not have what it was sent
+			t.Errorf("the client comes back with %+v", last)
+		}
+	})
+}
+
 // C3, C11: a malformed change is NACKed, the table stays, and so does the stream.
 func TestMalformedChange(t *testing.T) {
 	bothVariants(t, func(t *testing.T, plane fakexds.Options) {

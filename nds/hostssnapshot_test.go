@@ -46,8 +46,8 @@ func hostsSnapshot(t *testing.T, p *plane, dir string) (content []byte, lengths 
 }
 
 // restored returns the table of a client that starts with this snapshot and without a control plane;
-// nil if it has none.
-func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
+// nil if it has none. It also returns how many warnings there are about the end of the snapshot.
+func restored(t *testing.T, p *plane, content []byte) (entries map[string][]byte, warnings int) {
 	t.Helper()
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "nametable.snapshot"), string(content))
@@ -62,9 +62,9 @@ func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
 		if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot.bad")); err != nil {
 			t.Errorf("not set aside: %v", err)
 		}
-		return nil
+		return nil, 0
 	}
-	return table.entries(t)
+	return table.entries(t), h.logs.Count("level=WARN", "the last changes in the snapshot")
 }
 
 // C7, C11, C12: a change of a host adds about as many bytes to the snapshot as the change has. After a restart the
@@ -90,20 +90,21 @@ func TestChangesAreAppended(t *testing.T) {
 		for name, tc := range map[string]struct {
 			content []byte
 			want    map[string][]byte // nil for a snapshot that is set aside
+			warned  int
 		}{
-			"whole":              {content, tables[3]},
-			"time of the push":   {flipped(12), tables[3]},
-			"torn":               {content[:len(content)-1], tables[2]},
-			"one record only":    {content[:lengths[1]], tables[1]},
-			"zeros behind it":    {slices.Concat(content, make([]byte, 100)), tables[3]},
-			"a damaged record":   {flipped(lengths[1] + 20), tables[1]},
-			"a damaged length":   {flipped(lengths[0]), tables[0]},
-			"a damaged base":     {flipped(lengths[0] - 1), nil},
-			"a damaged checksum": {flipped(20), nil},
-			"a torn base":        {content[:lengths[0]-1], nil},
+			"whole":              {content, tables[3], 0},
+			"time of the push":   {flipped(12), tables[3], 0},
+			"torn":               {content[:len(content)-1], tables[2], 1},
+			"one record only":    {content[:lengths[1]], tables[1], 0},
+			"zeros behind it":    {slices.Concat(content, make([]byte, 100)), tables[3], 1},
+			"a damaged record":   {flipped(lengths[1] + 20), tables[1], 1},
+			"a damaged length":   {flipped(lengths[0]), tables[0], 1},
+			"a damaged base":     {flipped(lengths[0] - 1), nil, 0},
+			"a damaged checksum": {flipped(20), nil, 0},
+			"a torn base":        {content[:lengths[0]-1], nil, 0},
 		} {
-			if got := restored(t, p, tc.content); !reflect.DeepEqual(got, tc.want) {
-				t.Errorf("%s: %q", name, got)
+			if got, warned := restored(t, p, tc.content); !reflect.DeepEqual(got, tc.want) || warned != tc.warned {
+				t.Errorf("%s: %q, %d warnings", name, got, warned)
 			}
 		}
 	})

@@ -95,6 +95,7 @@ func TestTokenExchange(t *testing.T) {
 		h := c.start(t, nil)
 		h.wantProof(1, "token")
 		h.wantSigned(c.authority, 1, "token")
+		obtained := time.Now()
 		h.wantLog("level=INFO", "workload certificate obtained", identity)
 
 		// The token expires, and then its file is removed.
@@ -109,6 +110,9 @@ func TestTokenExchange(t *testing.T) {
 		}
 		c.authority.SetLife(time.Hour)
 		h.wantSigned(c.authority, 2, "certificate")
+		if took := time.Since(obtained); took < 3*time.Second || took > 4*time.Second {
+			t.Errorf("a certificate of 6 s is renewed after %v", took)
+		}
 		h.wantLogs(2, "workload certificate obtained")
 		h.wantStatus(func(s nds.Status) bool { return time.Until(s.CertificateExpires) > 30*time.Minute })
 		h.stop()
