@@ -28,7 +28,7 @@ func (l memoryListener) Accept() (net.Conn, error) {
 // TestStatusEnd checks that a request in flight is answered before the status server ends, unless it takes long.
 func TestStatusEnd(t *testing.T) { // R9
 	t.Parallel()
-	for takes, answered := range map[time.Duration]bool{statusGrace / 2: true, 2 * statusGrace: false} {
+	for takes, answered := range map[time.Duration]bool{500 * time.Millisecond: true, 2 * time.Second: false} {
 		synctest.Test(t, func(t *testing.T) {
 			listener := memoryListener{bufconn.Listen(1 << 10)}
 			ctx, cancel := context.WithCancel(t.Context())
@@ -55,7 +55,7 @@ func TestStatusEnd(t *testing.T) { // R9
 			}()
 			began := time.Now()
 			e.run(ctx)
-			if took, body := time.Since(began), <-got; (body == "done") != answered || took > statusGrace || !answered && took < statusGrace {
+			if took, body := time.Since(began), <-got; (body == "done") != answered || took > time.Second || !answered && took < time.Second {
 				t.Errorf("a request of %v: got %q, and the server ended after %v", takes, body, took)
 			}
 			time.Sleep(takes) //nolint:forbidigo // until the handler ends
