@@ -38,7 +38,8 @@ type Awaited struct {
 	// StatusAddr is the host:port of the agent's status endpoints.
 	StatusAddr string
 	// Logger is the log.
-	Logger *slog.Logger
+	Logger    *slog.Logger
+	transport http.RoundTripper // connects to StatusAddr; nil for TCP
 }
 
 // Await waits until listeners answer, over UDP and TCP, at the addresses to which the rules redirect. Then it waits
@@ -150,7 +151,7 @@ func (w Awaited) listeners() []dnsproxy.Addr {
 // table for [Config.ReadyTimeout]. It returns an error if ctx ends first, or if the status address does not answer.
 // user is the agent's "uid:gid" from [userHeader], or "" if there was no such header.
 func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
-	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
+	client := http.Client{Transport: cmp.Or[http.RoundTripper](w.transport, &http.Transport{}), Timeout: probeTimeout} // without a proxy
 	defer client.CloseIdleConnections()
 	began := time.Now()
 	var reason error // why the agent was not ready, according to its last response

@@ -3,29 +3,40 @@ package agent
 import (
 	"runtime"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
-// Memory is freed after much was allocated, and not again after little.
+// Memory is freed 2 s after the last push, if much was allocated.
 func TestMemoryIsFreed(t *testing.T) { // C8
-	collections := func() uint32 {
-		var stats runtime.MemStats
-		runtime.ReadMemStats(&stats)
-		return stats.NumForcedGC
-	}
-	runtime.GC() // until then, the process does not count all that it has allocated
-	m := &memory{freed: allocated()}
-	before := collections()
-	m.free()
-	if got := collections(); got != before {
-		t.Errorf("%d collections without garbage", got-before)
-	}
-	message := make([]byte, freeLeast)
-	for i := range message {
-		message[i] = byte(i)
-	}
-	runtime.KeepAlive(message)
-	m.free()
-	if got := collections(); got == before {
-		t.Errorf("no collection after %d bytes", freeLeast)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory()
+		defer m.timer.Stop()
+		const rest = 2 * time.Second
+		garbage := make([]byte, freeLeast)
+		freed := func(after time.Duration) bool {
+			before := m.freed
+			time.Sleep(after) //nolint:forbidigo // the bubble's clock
+			synctest.Wait()
+			return m.freed != before
+		}
+		if freed(rest-1) || !freed(1) {
+			t.Error("the memory of the start is not freed after 2 s")
+		}
+		m.postpone()
+		m.freed = allocated()
+		if freed(2 * rest) {
+			t.Error("memory is freed without garbage")
+		}
+		garbage = append(garbage, make([]byte, freeLeast)...)
+		m.postpone()
+		if freed(rest - 1) {
+			t.Error("memory is freed too early")
+		}
+		m.postpone()
+		if freed(rest-1) || !freed(1) {
+			t.Error("memory is not freed 2 s after the last push")
+		}
+		runtime.KeepAlive(garbage)
+	})
 }

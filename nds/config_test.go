@@ -2,13 +2,10 @@ package nds_test
 
 import (
 	"encoding/json"
-	"net"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -69,29 +66,5 @@ func TestStatusJSON(t *testing.T) {
 		`"tableAgeSeconds":0,"stale":false,"checksumDifferences":0,"pushes":0,"rejected":0,"reconnects":0}`
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)
-	}
-}
-
-// C1: if the address has no name, the certificate must be for istiod's name.
-func TestServerName(t *testing.T) {
-	t.Parallel()
-	authority := fakexds.NewAuthority(t, "localhost.example", identity)
-	server := fakexds.Start(t, fakexds.Options{Authority: authority})
-	_, port, err := net.SplitHostPort(server.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := filepath.Join(t.TempDir(), "root-cert.pem")
-	write(t, root, authority.Root())
-	for host, want := range map[string]string{
-		"localhost": "not istiod.istio-system.svc",
-		"127.0.0.1": "not istiod.istio-system.svc",
-	} {
-		h := start(t, options{server: server, config: func(cfg *nds.Config) {
-			cfg.Addr, cfg.Plaintext, cfg.RootCA = net.JoinHostPort(host, port), false, root
-		}})
-		// The error quotes the expected name.
-		h.wantLog("no stream to the control plane", want, "--xds-server-name")
-		h.stop()
 	}
 }

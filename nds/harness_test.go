@@ -4,12 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -22,6 +26,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -32,11 +37,27 @@ func TestMain(m *testing.M) {
 	wait.Main(m)
 }
 
+// The tests run in bubbles of testing/synctest, where pauses and timeouts take no time. The connections are in memory.
+
+// subtest runs a subtest in a bubble of its own.
+func subtest(t *testing.T, name string, f func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
+}
+
+// serve starts a control plane in memory.
+func serve(t *testing.T, opts fakexds.Options) *fakexds.Server {
+	t.Helper()
+	opts.InMemory, opts.Addr = true, "127.0.0.1:15010"
+	return fakexds.Start(t, opts)
+}
+
 // harness is a running client of a fake control plane.
 type harness struct {
 	t      *testing.T
-	ctx    context.Context // bounds every wait, so that a lost event fails the test
+	ctx    context.Context // bounds waits in a bubble, so that a lost event fails the test
 	server *fakexds.Server
+	losses atomic.Int64 // calls of lose
 	client *nds.Client
 	logs   *testlog.Buffer
 	table  *fakeTable
@@ -60,13 +81,14 @@ type options struct {
 // start runs a client until the test ends or stop is called.
 func start(t *testing.T, o options) *harness {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), wait.Limit)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	t.Cleanup(cancel)
 	h := &harness{t: t, ctx: ctx, server: o.server, logs: testlog.New(t), table: &fakeTable{}, applied: make(chan []byte, 100)}
 	if h.server == nil {
-		h.server = fakexds.Start(t, o.plane)
+		h.server = serve(t, o.plane)
 	}
 	cfg := testConfig(h.server.Addr())
+	cfg.Dial, cfg.Clock = h.dial, clock.From(func() time.Duration { return 0 })
 	cfg.Logger = slog.New(slog.NewTextHandler(h.logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	if o.config != nil {
 		o.config(&cfg)
@@ -98,6 +120,40 @@ func start(t *testing.T, o options) *harness {
 	})
 	t.Cleanup(h.stop)
 	return h
+}
+
+// dial connects to the server, over a network that may lose everything.
+func (h *harness) dial(ctx context.Context, addr string) (net.Conn, error) {
+	conn, err := h.server.Dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return lossyConn{conn, h, h.losses.Load()}, nil
+}
+
+// lose makes the connections so far lose what is sent, in both directions, without an error.
+func (h *harness) lose() { h.losses.Add(1) }
+
+type lossyConn struct {
+	net.Conn
+	of     *harness
+	losses int64 // before the connection
+}
+
+func (c lossyConn) Read(b []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(b)
+		if err != nil || c.of.losses.Load() == c.losses {
+			return n, err
+		}
+	}
+}
+
+func (c lossyConn) Write(b []byte) (int, error) {
+	if c.of.losses.Load() != c.losses {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
 }
 
 // testConfig is the configuration of a pod. Its node is testNode.
@@ -144,8 +200,10 @@ func sotw() fakexds.Options { return fakexds.Options{NoDelta: true} }
 // state-of-the-world.
 func bothVariants(t *testing.T, f func(*testing.T, fakexds.Options)) {
 	t.Helper()
-	t.Run("incremental", func(t *testing.T) { f(t, fakexds.Options{}) })
-	t.Run("sotw", func(t *testing.T) { f(t, sotw()) })
+	t.Parallel()
+	for name, plane := range map[string]fakexds.Options{"incremental": {}, "sotw": sotw()} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { f(t, plane) }) })
+	}
 }
 
 // wantApplied waits for the next table in use and compares it, without regard to the order of entries.
@@ -189,9 +247,7 @@ func (h *harness) wantNothingApplied() {
 // wantAnswer waits for the answer to the push with version.
 func (h *harness) wantAnswer(version string) fakexds.Request {
 	h.t.Helper()
-	ctx, cancel := context.WithTimeout(h.t.Context(), wait.Limit) // of its own: a test may wait for many
-	defer cancel()
-	r, err := h.server.WaitAnswer(ctx, version)
+	r, err := h.server.WaitAnswer(h.ctx, version)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -9,7 +9,9 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
 
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
@@ -44,13 +46,11 @@ func hostsSnapshot(t *testing.T, p *plane, dir string) (content []byte, lengths 
 }
 
 // restored returns the table of a client that starts with this snapshot and without a control plane;
-// nil if it has none.
-func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
+// nil if it has none. It also returns how many warnings there are about the end of the snapshot.
+func restored(t *testing.T, p *plane, content []byte) (entries map[string][]byte, warnings int) {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nametable.snapshot"), content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, filepath.Join(dir, "nametable.snapshot"), string(content))
 	h, table := startHosts(t, p, stateDir(dir))
 	<-h.client.Restored()
 	s := h.client.Status()
@@ -62,192 +62,50 @@ func restored(t *testing.T, p *plane, content []byte) map[string][]byte {
 		if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot.bad")); err != nil {
 			t.Errorf("not set aside: %v", err)
 		}
-		return nil
+		return nil, 0
 	}
-	return table.entries(t)
+	return table.entries(t), h.logs.Count("level=WARN", "the last changes in the snapshot")
 }
 
-// C7, C11: a change of a host adds about as many bytes to the snapshot as the change has. After a restart the
-// table is complete.
+// C7, C11, C12: a change of a host adds about as many bytes to the snapshot as the change has. After a restart the
+// table is complete. The log counts up to a record that is torn or damaged; a damaged base is set aside.
 func TestChangesAreAppended(t *testing.T) {
 	t.Parallel()
-	p := startPlane(t)
-	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
-	if !bytes.HasPrefix(content, []byte("nametap\x04")) { // earlier versions refuse it
-		t.Errorf("the snapshot begins with %q", content[:8])
-	}
-	for i := 1; i < len(lengths); i++ {
-		added := lengths[i] - lengths[i-1]
-		t.Logf("a change adds %d bytes", added)
-		if added > 150 {
-			t.Errorf("a change adds %d bytes", added)
+	synctest.Test(t, func(t *testing.T) {
+		p := startPlane(t, fakexds.Options{})
+		content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
+		if !bytes.HasPrefix(content, []byte("nametap\x04")) { // earlier versions refuse it
+			t.Errorf("the snapshot begins with %q", content[:8])
 		}
-	}
-	if got := restored(t, p, content); !reflect.DeepEqual(got, tables[3]) {
-		t.Errorf("after a restart: %q", got)
-	}
-}
-
-// C7, C12, D41: a bit that changes in the snapshot is found. A damaged base is set aside. The log counts up to
-// the record that is damaged, so the table is one that was in use.
-func TestDamagedHostsSnapshot(t *testing.T) {
-	t.Parallel()
-	p := startPlane(t)
-	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
-	for at := range content {
-		damaged := slices.Clone(content)
-		damaged[at] ^= 1 << (at % 8)
-		got := restored(t, p, damaged)
-		switch {
-		case 8 <= at && at < 16: // the time of the push
-			if !reflect.DeepEqual(got, tables[3]) {
-				t.Errorf("byte %d: %q", at, got)
-			}
-		case at < lengths[0]:
-			if got != nil {
-				t.Errorf("byte %d of the base: %q", at, got)
-			}
-		default:
-			record := 0
-			for at >= lengths[record] {
-				record++
-			}
-			if !reflect.DeepEqual(got, tables[record-1]) {
-				t.Errorf("byte %d of record %d: %q", at, record, got)
+		for i := 1; i < len(lengths); i++ {
+			if added := lengths[i] - lengths[i-1]; added > 150 {
+				t.Errorf("a change adds %d bytes", added)
 			}
 		}
-	}
-}
-
-// C7, C11: a record that was not written entirely is ignored, as after a power failure. The control
-// plane then sends what is missing, and the next change rewrites the snapshot.
-func TestTornSnapshot(t *testing.T) {
-	t.Parallel()
-	p := startPlane(t)
-	content, lengths, tables := hostsSnapshot(t, p, t.TempDir())
-	for end := lengths[0]; end <= len(content); end += 7 {
-		record := len(lengths) - 1
-		for lengths[record] > end {
-			record--
+		flipped := func(at int) []byte {
+			damaged := slices.Clone(content)
+			damaged[at] ^= 4
+			return damaged
 		}
-		for _, tail := range [][]byte{nil, make([]byte, 100), bytes.Repeat([]byte{0xff}, 100)} {
-			if end < len(content) && tail != nil && slices.Contains(lengths, end) {
-				continue
+		for name, tc := range map[string]struct {
+			content []byte
+			want    map[string][]byte // nil for a snapshot that is set aside
+			warned  int
+		}{
+			"whole":              {content, tables[3], 0},
+			"time of the push":   {flipped(12), tables[3], 0},
+			"torn":               {content[:len(content)-1], tables[2], 1},
+			"one record only":    {content[:lengths[1]], tables[1], 0},
+			"zeros behind it":    {slices.Concat(content, make([]byte, 100)), tables[3], 1},
+			"a damaged record":   {flipped(lengths[1] + 20), tables[1], 1},
+			"a damaged length":   {flipped(lengths[0]), tables[0], 1},
+			"a damaged base":     {flipped(lengths[0] - 1), nil, 0},
+			"a damaged checksum": {flipped(20), nil, 0},
+			"a torn base":        {content[:lengths[0]-1], nil, 0},
+		} {
+			if got, warned := restored(t, p, tc.content); !reflect.DeepEqual(got, tc.want) || warned != tc.warned {
+				t.Errorf("%s: %q, %d warnings", name, got, warned)
 			}
-			if got := restored(t, p, slices.Concat(content[:end], tail)); !reflect.DeepEqual(got, tables[record]) {
-				t.Errorf("%d bytes of %d: %q", end, len(content), got)
-			}
 		}
-	}
-	if got := restored(t, p, content[:lengths[0]-1]); got != nil {
-		t.Errorf("a base that is cut: %q", got)
-	}
-
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nametable.snapshot")
-	if err := os.WriteFile(path, content[:len(content)-1], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.server.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	h, table := startHosts(t, p, stateDir(dir))
-	h.wantLog("level=WARN", "the last changes in the snapshot", "bytes=")
-	h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.Digest == p.digest() })
-	table.wantTable(t, p)
-	first := p.requests()
-	if last := first[len(first)-1]; !slices.Equal(last.sent, []string{"a.example"}) {
-		t.Errorf("the client was sent %q", last.sent)
-	}
-	h.stop()
-	again, err := os.ReadFile(path)
-	if err != nil || len(again) < lengths[0] {
-		t.Fatalf("%d bytes, %v", len(again), err)
-	}
-	p.server.Stop()
-	if got := restored(t, p, again); !reflect.DeepEqual(got, tables[3]) {
-		t.Errorf("written again: %q", got)
-	}
-}
-
-// C7, C11: the log is bounded. When it is full, the snapshot is rewritten.
-func TestSnapshotLogIsBounded(t *testing.T) {
-	t.Parallel()
-	p := startPlane(t)
-	hostsIn(p)
-	dir := t.TempDir()
-	h, _ := startHosts(t, p, stateDir(dir))
-	h.wantACK("v1")
-	var longest, again int64
-	const enough, limit = 800, 20_000 // on a busy machine, more pushes come between two writes
-	for i := range limit {
-		if i >= enough && again > 0 {
-			break
-		}
-		p.set("a.example", fmt.Sprintf("192.0.2.%d", i%250))
-		h.wantACK(p.push("a.example"))
-		info, err := os.Stat(filepath.Join(dir, "nametable.snapshot"))
-		if err != nil {
-			continue // not written yet
-		}
-		if info.Size() < longest-1000 {
-			again++
-			longest = 0
-		}
-		longest = max(longest, info.Size())
-		if longest > 70<<10 {
-			t.Fatalf("the snapshot has %d bytes", longest)
-		}
-	}
-	if again == 0 {
-		t.Errorf("the snapshot was not written anew, and has %d bytes", longest)
-	}
-	h.stop()
-	p.server.Stop()
-	wantRestored(t, p, dir)
-}
-
-// wantRestored checks that an agent would start with the table of p from the snapshot in dir.
-func wantRestored(t *testing.T, p *plane, dir string) {
-	t.Helper()
-	content, err := os.ReadFile(filepath.Join(dir, "nametable.snapshot"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.mu.Lock()
-	want := maps.Clone(p.entries)
-	p.mu.Unlock()
-	if got := restored(t, p, content); !reflect.DeepEqual(got, want) {
-		t.Errorf("after a restart: %q", got)
-	}
-}
-
-// C7, C11, V1: of two agents with one state directory, as in a hand-over, the first one adds its changes to the
-// snapshot. The second one has what it was sent meanwhile written when it ends, at the latest.
-func TestTwoAgentsWithHosts(t *testing.T) {
-	t.Parallel()
-	p := startPlane(t)
-	hostsIn(p)
-	dir := t.TempDir()
-	first, _ := startHosts(t, p, stateDir(dir))
-	first.wantACK("v1")
-	second, table := startHosts(t, p, stateDir(dir))
-	inUse := func(h *harness) {
-		t.Helper()
-		h.wantStatus(func(s nds.Status) bool { return s.Connected && !s.Stale && s.Digest == p.digest() })
-	}
-	inUse(second)
-	p.set("a.example", "192.0.2.8")
-	p.push("a.example")
-	inUse(first)
-	inUse(second)
-	second.wantLog("level=WARN", "snapshot of the table not written", "another process uses the state directory")
-	first.stop()
-	p.set("b.example", "192.0.2.9")
-	p.push("b.example")
-	inUse(second)
-	table.wantTable(t, p)
-	second.stop()
-	p.server.Stop()
-	wantRestored(t, p, dir)
+	})
 }

@@ -17,14 +17,11 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
@@ -160,26 +157,6 @@ func TestReadRoots(t *testing.T) {
 	}
 }
 
-// C1: a token that kubelet renews is not exchanged; if its directory cannot be read, nothing
-// is known about that.
-func TestTokenDirectoryUnreadable(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	loop := filepath.Join(dir, "loop")
-	if err := os.Symlink(loop, loop); err != nil {
-		t.Fatal(err)
-	}
-	for file, want := range map[string]bool{
-		filepath.Join(dir, "token"):            true,
-		filepath.Join(dir, "missing", "token"): true,
-		filepath.Join(loop, "token"):           false,
-	} {
-		if got := newCertRenewer(Config{TokenFile: file}, nil).wanted(); got != want {
-			t.Errorf("%s: %v, want %v", file, got, want)
-		}
-	}
-}
-
 // C2: while the control plane implements neither variant, the client tries them in turn.
 // After a fallback it tries the incremental one again an hour later.
 func TestVariants(t *testing.T) {
@@ -213,28 +190,6 @@ func testSnapshot(tb testing.TB) snapshot {
 		tb.Fatal(err)
 	}
 	return snapshot{owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000), table: table}
-}
-
-// C7: a snapshot reads as it was written.
-func TestSnapshotRoundTrip(t *testing.T) {
-	t.Parallel()
-	want := testSnapshot(t)
-	parts, err := want.marshal()
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := parseSnapshot(slices.Concat(parts...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(want, got.snapshot, cmp.AllowUnexported(snapshot{}, hostTable{}, hostShard{}, digest.Sum{}), cmpopts.EquateEmpty()); diff != "" {
-		t.Fatalf("snapshot (-want +got):\n%s", diff)
-	}
-	bad := want
-	bad.owner = "\xff"
-	if _, err := bad.marshal(); err == nil {
-		t.Fatal("an owner that is not UTF-8 was written")
-	}
 }
 
 // C7: the parser does not panic on any file, and what it accepts reads the same after it

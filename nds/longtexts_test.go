@@ -16,7 +16,6 @@ import (
 
 // C5: texts of a control plane are bounded in the log and the status. Its version is complete in an answer.
 func TestLongTexts(t *testing.T) {
-	t.Parallel()
 	long := strings.Repeat("long", 50_000)
 	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()

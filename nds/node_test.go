@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"testing/synctest"
 
 	"github.com/nametap/nametap/nds"
 )
@@ -70,22 +71,24 @@ func (h *harness) wantStream(stream int, ips, app string) {
 // change it connects again; the table stays in use meanwhile.
 func TestNodeChanges(t *testing.T) {
 	t.Parallel()
-	w := newWorkload("127.0.0.1")
-	h := start(t, options{config: w.config})
-	h.server.Push(hosts("a.example.com"))
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantStream(1, "127.0.0.1", "")
-	w.set(nil, nil, "10.0.0.1", "fd00::1")
-	h.wantStream(2, "10.0.0.1,fd00::1", "")
-	w.set(nil, map[string]string{"app": "web"}, "10.0.0.1", "fd00::1")
-	h.wantStream(3, "10.0.0.1,fd00::1", "web")
-	h.wantLog("level=INFO", "connecting again", "addresses or labels")
-	// An error of Refresh does not end the stream.
-	w.set(errors.New("not now"), nil)
-	h.server.CutStreams(nil)
-	h.wantLog("level=WARN", "reading the addresses and labels of this node: not now")
-	h.wantStatus(func(s nds.Status) bool { return s.Loaded && !s.Connected })
-	w.set(nil, nil, "10.0.0.9")
-	h.wantStream(4, "10.0.0.9", "")
-	h.wantNothingApplied()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorkload("127.0.0.1")
+		h := start(t, options{config: w.config})
+		h.server.Push(hosts("a.example.com"))
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.wantStream(1, "127.0.0.1", "")
+		w.set(nil, nil, "10.0.0.1", "fd00::1")
+		h.wantStream(2, "10.0.0.1,fd00::1", "")
+		w.set(nil, map[string]string{"app": "web"}, "10.0.0.1", "fd00::1")
+		h.wantStream(3, "10.0.0.1,fd00::1", "web")
+		h.wantLog("level=INFO", "connecting again", "addresses or labels")
+		// An error of Refresh does not end the stream.
+		w.set(errors.New("not now"), nil)
+		h.server.CutStreams(nil)
+		h.wantLog("level=WARN", "reading the addresses and labels of this node: not now")
+		h.wantStatus(func(s nds.Status) bool { return s.Loaded && !s.Connected })
+		w.set(nil, nil, "10.0.0.9")
+		h.wantStream(4, "10.0.0.9", "")
+		h.wantNothingApplied()
+	})
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -27,9 +28,6 @@ type plane struct {
 	mu      sync.Mutex
 	entries map[string][]byte // by host; in wire form, with tag and length
 	version int
-	// away is true if another control plane answers on the same address: it sends the state
-	// of server.
-	away bool
 	// damage, if not nil, changes the next NameTable that is sent.
 	damage func([]byte)
 	// first are the first requests of streams, with the hosts that were sent in answer.
@@ -43,17 +41,11 @@ type firstRequest struct {
 	sent            []string
 }
 
-func startPlane(t *testing.T) *plane {
-	t.Helper()
-	return startPlaneWith(t, fakexds.Options{})
-}
-
-// startPlaneWith is startPlane with a server that differs from istiod's.
-func startPlaneWith(t *testing.T, opts fakexds.Options) *plane {
+func startPlane(t *testing.T, opts fakexds.Options) *plane {
 	t.Helper()
 	p := &plane{t: t, entries: map[string][]byte{}}
 	opts.First = p.greet
-	p.server = fakexds.Start(t, opts)
+	p.server = serve(t, opts)
 	return p
 }
 
@@ -82,27 +74,16 @@ func (p *plane) greet(r fakexds.Request) (*discoveryv3.DeltaDiscoveryResponse, *
 			f.sent = append(f.sent, host)
 		}
 	}
-	if p.away {
-		p.first = append(p.first, f)
-		return nil, nil
-	}
 	slices.Sort(f.sent)
 	p.first = append(p.first, f)
 	return p.responsesLocked(f.sent, nil, complete)
 }
 
 // set puts a host into the table without a push.
-func (p *plane) set(host string, ips ...string) {
-	p.setInfo(host, &api.NameTable_NameInfo{Ips: ips, Registry: "External"})
-}
-
-func (p *plane) setInfo(host string, info *api.NameTable_NameInfo) { p.setSpelled(host, host, info) }
-
-// setSpelled puts a host into the table under a key that differs from host in case.
-func (p *plane) setSpelled(host, key string, info *api.NameTable_NameInfo) {
+func (p *plane) set(key string, ips ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.entries[host] = entryOf(p.t, key, info)
+	p.entries[strings.ToLower(key)] = entryOf(p.t, key, &api.NameTable_NameInfo{Ips: ips, Registry: "External"})
 }
 
 // entryOf returns an entry in wire form.
@@ -287,16 +268,4 @@ func startHosts(t *testing.T, p *plane, config func(*nds.Config)) (*harness, *fa
 	t.Helper()
 	h := start(t, options{server: p.server, config: config, many: true})
 	return h, h.table
-}
-
-// has reports whether one of these hosts is in the table.
-func (p *plane) has(hosts []string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, host := range hosts {
-		if _, ok := p.entries[host]; ok {
-			return true
-		}
-	}
-	return false
 }

@@ -48,14 +48,10 @@ type snapshotSaver struct {
 	// saver has not written it.
 	base, length int64
 	failures     logonce.Log
-
-	retryPause time.Duration // saveAgain, except in tests
 }
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
-	return &snapshotSaver{
-		dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log), retryPause: saveAgain,
-	}
+	return &snapshotSaver{dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log)}
 }
 
 // start runs the saver. The function stop ends it, and waits until the last snapshot is written and the directory is
@@ -106,7 +102,7 @@ func (s *snapshotSaver) run(ctx context.Context) {
 	for failures := 0; ; {
 		var retry <-chan time.Time
 		if s.unsaved {
-			retry = time.After(clock.BackOff(failures, s.retryPause, maxSaveAgain))
+			retry = time.After(clock.BackOff(failures, saveAgain, maxSaveAgain))
 		} else {
 			failures = 0
 		}

@@ -8,9 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"golang.org/x/sys/unix"
+	"testing/synctest"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -22,12 +21,11 @@ func stateDir(dir string) func(*nds.Config) {
 	return func(cfg *nds.Config) { cfg.StateDir = dir }
 }
 
-// snapshotOf runs a client of s in dir until the snapshot holds the push with
-// version, and returns the path of the snapshot.
-func snapshotOf(t *testing.T, s *fakexds.Server, dir, version string) string {
+// snapshotOf runs a client of s in dir until the snapshot holds the push v1, and returns the path of the snapshot.
+func snapshotOf(t *testing.T, s *fakexds.Server, dir string) string {
 	t.Helper()
 	h := start(t, options{server: s, config: stateDir(dir)})
-	h.wantACK(version)
+	h.wantACK("v1")
 	h.stop()
 	return filepath.Join(dir, "nametable.snapshot")
 }
@@ -35,7 +33,7 @@ func snapshotOf(t *testing.T, s *fakexds.Server, dir, version string) string {
 // stopped returns a control plane that is stopped; Restart starts it.
 func stopped(t *testing.T) *fakexds.Server {
 	t.Helper()
-	server := fakexds.Start(t, fakexds.Options{})
+	server := serve(t, fakexds.Options{})
 	server.Stop()
 	return server
 }
@@ -43,14 +41,13 @@ func stopped(t *testing.T) *fakexds.Server {
 // C7: after a restart without the control plane the last good table is in use at once,
 // and the first push confirms it.
 func TestSnapshot(t *testing.T) {
-	t.Parallel()
 	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
 		dir := t.TempDir()
-		server := fakexds.Start(t, plane)
+		server := serve(t, plane)
 		both := hosts("a.example.com", "b.example.com")
 		server.Push(both)
-		path := snapshotOf(t, server, dir, "v1")
+		path := snapshotOf(t, server, dir)
 		info, err := os.Stat(path)
 		if err != nil {
 			t.Fatal(err)
@@ -78,38 +75,6 @@ func TestSnapshot(t *testing.T) {
 	})
 }
 
-// C7: only accepted tables are saved.
-func TestRejectedTableIsNotSaved(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	h := start(t, options{config: stateDir(dir), apply: func(shards map[int][]byte) error {
-		if len(flat(shards)) == 0 {
-			return errors.New("empty")
-		}
-		return nil
-	}})
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	h.server.PushBytes(nil)
-	h.wantAnswer("v2")
-	h.stop()
-
-	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(plain(t, hosts("a.example.com")))
-}
-
-// C7: an empty table is saved, too.
-func TestEmptyTableIsSaved(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	server := fakexds.Start(t, fakexds.Options{})
-	version := server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}, nil)
-	snapshotOf(t, server, dir, version)
-	h := start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(nil)
-	<-h.client.Ready()
-}
-
 // C7: a snapshot that is damaged, of another node, or refused by the apply function is
 // set aside and logged. The next push writes a new one.
 func TestSnapshotSetAside(t *testing.T) {
@@ -131,11 +96,12 @@ func TestSnapshotSetAside(t *testing.T) {
 		{name: "cluster", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" }, logged: "shop/west"},
 		{name: "refused", refuse: true, logged: "refused by the table"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			dir := t.TempDir()
-			server := fakexds.Start(t, fakexds.Options{})
+			server := serve(t, fakexds.Options{})
 			server.Push(hosts("a.example.com"))
-			path := snapshotOf(t, server, dir, "v1")
+			path := snapshotOf(t, server, dir)
 			server.Stop()
 			data, err := os.ReadFile(path)
 			if err != nil {
@@ -180,52 +146,28 @@ func TestSnapshotSetAside(t *testing.T) {
 	}
 }
 
-// C7: a snapshot that can be neither read nor written does not affect the table, and the
-// next push tries to write it again.
-func TestSnapshotUnusable(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nametable.snapshot")
-	// Even root cannot read a directory as a file, or replace one that is not empty.
-	if err := os.MkdirAll(filepath.Join(path, "occupied"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	h := start(t, options{config: stateDir(dir)})
-	h.wantLog("level=WARN", "snapshot of the table not read")
-	h.server.Push(hosts("a.example.com"))
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantLog("level=WARN", "snapshot of the table not written")
-	if err := os.RemoveAll(path); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")
-	h.stop()
-	if _, err := os.Stat(path); err != nil {
-		t.Fatalf("the write was not tried again: %v", err)
-	}
-}
-
 // C7: a snapshot that cannot be read for a reason that may pass, such as an I/O error, stays
 // in place and is read by a later connect.
 func TestSnapshotReadLater(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	server := fakexds.Start(t, fakexds.Options{})
-	server.Push(hosts("a.example.com"))
-	path := snapshotOf(t, server, dir, "v1")
-	server.Stop()
-	unreadable(t, path)
-	h := start(t, options{server: server, config: stateDir(dir)})
-	<-h.client.Restored()
-	h.wantLog("level=WARN", "snapshot of the table not read", "read again at the next connect")
-	h.wantNothingApplied()
-	readable(t, path)
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Stale && s.Version == "v1" })
-	if n := h.logs.Count("set aside"); n != 0 {
-		t.Errorf("an unreadable snapshot was set aside:\n%s", h.logs)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		server := serve(t, fakexds.Options{})
+		server.Push(hosts("a.example.com"))
+		path := snapshotOf(t, server, dir)
+		server.Stop()
+		unreadable(t, path)
+		h := start(t, options{server: server, config: stateDir(dir)})
+		<-h.client.Restored()
+		h.wantLog("level=WARN", "snapshot of the table not read", "read again at the next connect")
+		h.wantNothingApplied()
+		readable(t, path)
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.wantStatus(func(s nds.Status) bool { return s.Loaded && s.Stale && s.Version == "v1" })
+		if n := h.logs.Count("set aside"); n != 0 {
+			t.Errorf("an unreadable snapshot was set aside:\n%s", h.logs)
+		}
+	})
 }
 
 // unreadable replaces a file by a link to itself, which even root cannot read.
@@ -248,60 +190,29 @@ func readable(t *testing.T, path string) {
 // failure is logged once, for any number of pushes.
 func TestStateDirUsableLater(t *testing.T) {
 	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "state")
-	write(t, dir, "a file in its place")
-	h := start(t, options{config: stateDir(dir)})
-	for _, host := range []string{"a.example.com", "b.example.com", "c.example.com"} {
-		h.server.Push(hosts(host))
-		h.wantApplied(plain(t, hosts(host)))
-	}
-	h.wantACK("v3")
-	h.wantLog("level=WARN", "snapshot of the table not written")
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("d.example.com"))
-	h.wantACK("v4")
-	h.stop()
-	if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot")); err != nil {
-		t.Fatal(err)
-	}
-	if n := h.logs.Count("level=WARN", "not written") - h.logs.Count("level=WARN", "not written", "repeated="); n != 1 {
-		t.Errorf("logged %d times", n)
-	}
-}
-
-// C7: a disk that does not answer delays no push. Tables pushed meanwhile are saved when it
-// answers again.
-func TestSlowDisk(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nametable.snapshot")
-	h := start(t, options{config: stateDir(dir)})
-	h.server.Push(hosts("a.example.com"))
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantACK("v1")
-	h.wantSaved(path)
-	// Opening a named pipe for writing blocks until there is a reader. A push that changes
-	// nothing writes its time to the file that is there.
-	if err := os.Rename(silentFile(t, filepath.Join(dir, "pipe")), path); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")
-	for _, host := range []string{"b.example.com", "c.example.com"} {
-		h.server.Push(hosts(host))
-		h.wantApplied(plain(t, hosts(host)))
-	}
-	h.wantACK("v4")
-	reader, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	h.stop()
-	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(plain(t, hosts("c.example.com")))
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "state")
+		write(t, dir, "a file in its place")
+		h := start(t, options{config: stateDir(dir)})
+		for _, host := range []string{"a.example.com", "b.example.com", "c.example.com"} {
+			h.server.Push(hosts(host))
+			h.wantApplied(plain(t, hosts(host)))
+		}
+		h.wantACK("v3")
+		h.wantLog("level=WARN", "snapshot of the table not written")
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+		h.server.Push(hosts("d.example.com"))
+		h.wantACK("v4")
+		h.stop()
+		if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot")); err != nil {
+			t.Fatal(err)
+		}
+		if n := h.logs.Count("level=WARN", "not written") - h.logs.Count("level=WARN", "not written", "repeated="); n != 1 {
+			t.Errorf("logged %d times", n)
+		}
+	})
 }
 
 // wantSaved waits until the snapshot holds the last push.
@@ -318,87 +229,49 @@ func (h *harness) wantSaved(path string) {
 // and even after a restart.
 func TestAgeSurvivesRestart(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	h := start(t, options{config: stateDir(dir)})
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	first := h.client.Status().LastPush
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")
-	h.stop()
-	last := h.client.Status().LastPush
-	if !last.After(first) {
-		t.Fatalf("pushes at %v and %v", first, last)
-	}
-	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantStatus(func(s nds.Status) bool { return s.Stale && s.LastPush.Equal(last) })
-}
-
-// C7: the next push writes a removed snapshot again, even if it changes nothing.
-func TestRemovedSnapshot(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	h := start(t, options{config: stateDir(dir)})
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	path := filepath.Join(dir, "nametable.snapshot")
-	h.wantSaved(path)
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("a.example.com"))
-	h.wantACK("v2")
-	h.stop()
-	if _, err := os.Stat(path); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// C7: a removed state directory is created and locked again, and written.
-func TestRemovedStateDir(t *testing.T) {
-	t.Parallel()
-	dir := filepath.Join(t.TempDir(), "state")
-	h := start(t, options{config: stateDir(dir)})
-	for _, version := range []string{"v1", "v2"} { // after the second one, the client no longer uses the directory
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := start(t, options{config: stateDir(dir)})
 		h.server.Push(hosts("a.example.com"))
-		h.wantACK(version)
-		h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
-	}
-	if err := os.Rename(dir, dir+".old"); err != nil {
-		t.Fatal(err)
-	}
-	h.server.Push(hosts("b.example.com"))
-	h.wantACK("v3")
-	h.wantSaved(filepath.Join(dir, "nametable.snapshot"))
-	if n := h.logs.Count("level=WARN"); n != 0 {
-		t.Errorf("%d warnings", n)
-	}
-	second := start(t, options{server: h.server, config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
-	second.wantLog("level=WARN", "snapshot of the table not used", "another process uses the state directory")
+		h.wantACK("v1")
+		first := h.client.Status().LastPush
+		<-time.After(time.Second)
+		h.server.Push(hosts("a.example.com"))
+		h.wantACK("v2")
+		h.stop()
+		last := h.client.Status().LastPush
+		if !last.After(first) {
+			t.Fatalf("pushes at %v and %v", first, last)
+		}
+		h = start(t, options{server: stopped(t), config: stateDir(dir)})
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.wantStatus(func(s nds.Status) bool { return s.Stale && s.LastPush.Equal(last) })
+	})
 }
 
 // C3, C7: an empty push replaces a snapshot with hosts, in the table and on disk, and is
 // logged.
 func TestEmptyPushAfterSnapshot(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	server := fakexds.Start(t, fakexds.Options{})
-	server.Push(hosts("a.example.com"))
-	snapshotOf(t, server, dir, "v1")
-	server.Stop()
-	server.Push(hosts())
-	if err := server.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	h := start(t, options{server: server, config: stateDir(dir)})
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantApplied(nil)
-	h.wantACK("v2")
-	h.wantLog("level=WARN", "no mesh hosts")
-	h.stop()
-	h = start(t, options{server: stopped(t), config: stateDir(dir)})
-	h.wantApplied(nil)
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		server := serve(t, fakexds.Options{})
+		server.Push(hosts("a.example.com"))
+		snapshotOf(t, server, dir)
+		server.Stop()
+		server.Push(hosts())
+		if err := server.Restart(); err != nil {
+			t.Fatal(err)
+		}
+		h := start(t, options{server: server, config: stateDir(dir)})
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.wantApplied(nil)
+		h.wantACK("v2")
+		h.wantLog("level=WARN", "no mesh hosts")
+		h.stop()
+		h = start(t, options{server: stopped(t), config: stateDir(dir)})
+		h.wantApplied(nil)
+	})
 }
 
 // C7: of two agents with one state directory, the first one owns it. The second one does
@@ -406,26 +279,28 @@ func TestEmptyPushAfterSnapshot(t *testing.T) {
 // the first one has ended.
 func TestTwoAgentsOneStateDir(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	path := filepath.Join(dir, "nametable.snapshot")
-	first := start(t, options{config: stateDir(dir)})
-	first.server.Push(hosts("a.example.com"))
-	first.wantACK("v1")
-	first.wantSaved(path)
-	second := start(t, options{config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
-	second.wantLog("level=WARN", "snapshot of the table not used", "other/Kubernetes", "another process uses the state directory")
-	second.server.Push(hosts("other.example.com"))
-	second.wantApplied(plain(t, hosts("other.example.com")))
-	second.wantLog("level=WARN", "snapshot of the table not written", "another process uses the state directory")
-	first.stop()
-	snapshot, err := os.ReadFile(path)
-	if err != nil || !strings.Contains(string(snapshot), "shop/Kubernetes") {
-		t.Fatalf("the first agent's snapshot is %q, %v", snapshot, err)
-	}
-	second.server.Push(hosts("other.example.com"))
-	second.wantACK("v2")
-	second.stop()
-	if snapshot, err = os.ReadFile(path); err != nil || !strings.Contains(string(snapshot), "other/Kubernetes") {
-		t.Fatalf("the second agent's snapshot is %q, %v", snapshot, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "nametable.snapshot")
+		first := start(t, options{config: stateDir(dir)})
+		first.server.Push(hosts("a.example.com"))
+		first.wantACK("v1")
+		first.wantSaved(path)
+		second := start(t, options{config: func(cfg *nds.Config) { cfg.StateDir, cfg.Node.Namespace = dir, "other" }})
+		second.wantLog("level=WARN", "snapshot of the table not used", "other/Kubernetes", "another process uses the state directory")
+		second.server.Push(hosts("other.example.com"))
+		second.wantApplied(plain(t, hosts("other.example.com")))
+		second.wantLog("level=WARN", "snapshot of the table not written", "another process uses the state directory")
+		first.stop()
+		snapshot, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(snapshot), "shop/Kubernetes") {
+			t.Fatalf("the first agent's snapshot is %q, %v", snapshot, err)
+		}
+		second.server.Push(hosts("other.example.com"))
+		second.wantACK("v2")
+		second.stop()
+		if snapshot, err = os.ReadFile(path); err != nil || !strings.Contains(string(snapshot), "other/Kubernetes") {
+			t.Fatalf("the second agent's snapshot is %q, %v", snapshot, err)
+		}
+	})
 }

@@ -1,59 +1,25 @@
 package nds_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
 
-// secured is a control plane with TLS, and the files that its clients need.
-type secured struct {
-	server      *fakexds.Server
-	root, token string
-}
-
-func startSecured(t *testing.T) secured {
+// startSecured starts a control plane with TLS, whose clients use the token.
+func startSecured(t *testing.T) certified {
 	t.Helper()
-	root, config := authority(t, "istiod.istio-system.svc")
-	s := secured{
-		server: fakexds.Start(t, fakexds.Options{TLS: config, Token: "token-1"}),
-		root:   filepath.Join(t.TempDir(), "root-cert.pem"),
-		token:  filepath.Join(t.TempDir(), "istio-token"),
-	}
-	write(t, s.root, root)
-	write(t, s.token, "token-1\n")
-	return s
-}
-
-// config makes a client use the files.
-func (s secured) config(cfg *nds.Config) {
-	cfg.Plaintext, cfg.RootCA, cfg.TokenFile = false, s.root, s.token
-}
-
-// start runs a client with the files and with what more changes.
-func (s secured) start(t *testing.T, more func(*nds.Config)) *harness {
-	t.Helper()
-	return start(t, options{server: s.server, config: func(cfg *nds.Config) {
-		s.config(cfg)
-		if more != nil {
-			more(cfg)
-		}
-	}})
+	c := startCertified(t, nil)
+	c.exchange = nds.WorkloadCertOff
+	return c
 }
 
 func write(t *testing.T, path, text string) {
@@ -63,82 +29,49 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// authority returns a root certificate in PEM, and the settings of a server whose
-// certificate, for name, it signed.
-func authority(t *testing.T, name string) (string, *tls.Config) {
-	t.Helper()
-	template := func(serial int64) *x509.Certificate {
-		return &x509.Certificate{
-			SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: name},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		}
-	}
-	root, leaf := template(1), template(2)
-	root.IsCA, root.BasicConstraintsValid, root.KeyUsage = true, true, x509.KeyUsageCertSign
-	leaf.DNSNames, leaf.ExtKeyUsage = []string{name}, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-
-	var keys [2]*ecdsa.PrivateKey
-	for i := range keys {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		keys[i] = key
-	}
-	rootDER, err := x509.CreateCertificate(rand.Reader, root, root, keys[0].Public(), keys[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	leafDER, err := x509.CreateCertificate(rand.Reader, leaf, root, keys[1].Public(), keys[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootDER})), &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{leafDER}, PrivateKey: keys[1]}},
-	}
-}
-
 // C1: TLS, with the token as a credential of the stream.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	s := startSecured(t)
-	h := s.start(t, nil)
-	s.server.Push(hosts("a.example.com"))
-	h.wantApplied(plain(t, hosts("a.example.com")))
-	h.wantACK("v1")
-	r, err := s.server.WaitStream(h.ctx, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-1"}) {
-		t.Fatalf("authorization is %q", got)
-	}
-	if got := r.Header.Get("clusterid"); got != nil {
-		t.Fatalf("clusterid is %q, want none for the default cluster", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := startSecured(t)
+		h := s.start(t, nil)
+		h.wantApplied(plain(t, hosts("a.example.com")))
+		h.wantACK("v1")
+		r, err := s.server.WaitStream(h.ctx, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-1"}) {
+			t.Fatalf("authorization is %q", got)
+		}
+		if got := r.Header.Get("clusterid"); got != nil {
+			t.Fatalf("clusterid is %q, want none for the default cluster", got)
+		}
+	})
 }
 
 // C1: the token file is read again on every connect, because Kubernetes replaces it.
 func TestTokenIsReadAgain(t *testing.T) {
 	t.Parallel()
-	s := startSecured(t)
-	h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
-	s.server.Push(hosts("a.example.com"))
-	h.wantACK("v1")
-	s.server.SetToken("token-2")
-	s.server.CutStreams(nil)
-	h.wantLog("level=WARN", "no stream to the control plane", "Unauthenticated")
-	write(t, s.token, "token-2")
-	r, err := s.server.WaitStream(h.ctx, 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-2"}) {
-		t.Fatalf("authorization is %q", got)
-	}
-	if got := r.Header.Get("clusterid"); !slices.Equal(got, []string{"west"}) {
-		t.Fatalf("clusterid is %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		s := startSecured(t)
+		h := s.start(t, func(cfg *nds.Config) { cfg.Node.ClusterID = "west" })
+		h.wantACK("v1")
+		s.server.SetToken("token-2")
+		s.server.CutStreams(nil)
+		h.wantLog("level=WARN", "no stream to the control plane", "Unauthenticated")
+		write(t, s.token, "token-2")
+		r, err := s.server.WaitStream(h.ctx, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-2"}) {
+			t.Fatalf("authorization is %q", got)
+		}
+		if got := r.Header.Get("clusterid"); !slices.Equal(got, []string{"west"}) {
+			t.Fatalf("clusterid is %q", got)
+		}
+	})
 }
 
 // jwt returns a token with an expiry. Its signature is not checked.
@@ -151,7 +84,7 @@ func jwt(expires time.Time) string {
 // After they are fixed, the client connects.
 func TestTLSErrors(t *testing.T) {
 	t.Parallel()
-	otherRoot, _ := authority(t, "istiod.istio-system.svc")
+	otherRoot := fakexds.NewAuthority(t, istiod, identity).Root()
 	missing := filepath.Join(t.TempDir(), "missing")
 	for _, tc := range []struct {
 		name   string
@@ -170,16 +103,16 @@ func TestTLSErrors(t *testing.T) {
 		{name: "root not PEM", root: "hello", logged: "no certificate in"},
 		{name: "empty token", token: "\n", logged: "is empty"},
 		{name: "two tokens", token: "one\ntwo\n", logged: "more than one token"},
-		{name: "expired token", token: jwt(time.Now().Add(-time.Minute)), logged: "istio-token (--xds-token-file) has expired at"},
+		{name: "expired token", token: jwt(time.Unix(1e8, 0)), logged: "istio-token (--xds-token-file) has expired at"},
 		{name: "wrong token", token: "token-0", logged: "istio-token (--xds-token-file) was refused"},
 		{
 			name: "unknown cluster", token: "token-0", config: func(cfg *nds.Config) { cfg.Node.ClusterID = "west" },
 			logged: `must know the cluster \"west\" (--cluster-id)`,
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			s := startSecured(t)
-			s.server.Push(hosts("a.example.com"))
 			root, err := os.ReadFile(s.root)
 			if err != nil {
 				t.Fatal(err)
@@ -206,8 +139,10 @@ func TestTLSErrors(t *testing.T) {
 // C1: the error for a port without TLS names the setting.
 func TestTLSToPlaintext(t *testing.T) {
 	t.Parallel()
-	s := startSecured(t)
-	s.server = fakexds.Start(t, fakexds.Options{})
-	h := s.start(t, nil)
-	h.wantLog("level=WARN", "no stream to the control plane", "the server does not speak TLS: --xds-plaintext")
+	synctest.Test(t, func(t *testing.T) {
+		s := startSecured(t)
+		s.server = serve(t, fakexds.Options{})
+		h := s.start(t, nil)
+		h.wantLog("level=WARN", "no stream to the control plane", "the server does not speak TLS: --xds-plaintext")
+	})
 }

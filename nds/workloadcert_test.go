@@ -4,15 +4,14 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
-	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -26,6 +25,7 @@ type certified struct {
 	server           *fakexds.Server
 	authority        *fakexds.Authority
 	dir, root, token string
+	exchange         nds.WorkloadCert
 }
 
 func startCertified(t *testing.T, change func(*fakexds.Options)) certified {
@@ -39,7 +39,7 @@ func startCertified(t *testing.T, change func(*fakexds.Options)) certified {
 	if change != nil {
 		change(&opts)
 	}
-	c.server = fakexds.Start(t, opts)
+	c.server = serve(t, opts)
 	c.server.Push(hosts("a.example.com"))
 	write(t, c.root, c.authority.Root())
 	write(t, c.token, "token-1")
@@ -51,7 +51,7 @@ func (c certified) start(t *testing.T, more func(*nds.Config)) *harness {
 	t.Helper()
 	return start(t, options{server: c.server, config: func(cfg *nds.Config) {
 		cfg.Plaintext, cfg.RootCA, cfg.TokenFile, cfg.StateDir = false, c.root, c.token, c.dir
-		cfg.TrustDomain = "mesh.example"
+		cfg.TrustDomain, cfg.WorkloadCert = "mesh.example", c.exchange
 		if more != nil {
 			more(cfg)
 		}
@@ -89,112 +89,63 @@ func (h *harness) wantSigned(a *fakexds.Authority, n int, proof string) {
 // the token has expired, renews it, and uses it after a restart.
 func TestTokenExchange(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	c.authority.SetLife(6 * time.Second)
-	h := c.start(t, nil)
-	h.wantProof(1, "token")
-	h.wantSigned(c.authority, 1, "token")
-	h.wantLog("level=INFO", "workload certificate obtained", identity)
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		c.authority.SetLife(6 * time.Second)
+		h := c.start(t, nil)
+		h.wantProof(1, "token")
+		h.wantSigned(c.authority, 1, "token")
+		obtained := time.Now()
+		h.wantLog("level=INFO", "workload certificate obtained", identity)
 
-	// The token expires, and then its file is removed.
-	c.server.SetToken("another")
-	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
-	c.server.CutStreams(nil)
-	if r := h.wantProof(2, "certificate"); r.Header.Get("authorization") != nil {
-		t.Error("an expired token was sent beside the certificate")
-	}
-	if err := os.Remove(c.token); err != nil {
-		t.Fatal(err)
-	}
-	c.authority.SetLife(time.Hour)
-	h.wantSigned(c.authority, 2, "certificate")
-	h.wantLogs(2, "workload certificate obtained")
-	h.wantStatus(func(s nds.Status) bool { return time.Until(s.CertificateExpires) > 30*time.Minute })
-	h.stop()
-	info, err := os.Stat(filepath.Join(c.dir, "workload-certificate.pem"))
-	if err != nil || info.Mode() != 0o600 {
-		t.Fatalf("%v, %v", info, err)
-	}
-	again := c.start(t, nil)
-	again.wantProof(3, "certificate")
-	if n := h.logs.Count("level=WARN") + again.logs.Count("level=WARN"); n != 0 {
-		t.Errorf("%d warnings", n)
-	}
-}
-
-// C1: a certificate that could not be saved, or whose file was removed, is saved later.
-func TestCertificateIsSavedLater(t *testing.T) {
-	t.Parallel()
-	c := startCertified(t, nil)
-	dir := filepath.Join(c.dir, "state")
-	write(t, dir, "a file in its place")
-	h := c.start(t, func(cfg *nds.Config) { cfg.StateDir = dir })
-	h.wantLog("level=WARN", "workload certificate not saved: a restart needs the token")
-	kept := func(when string) {
-		t.Helper()
-		wait.Until(t, "the certificate is kept "+when, func() bool {
-			// A refused certificate is a reason to write at once; without it, the client
-			// tries again a minute later.
-			c.authority.SetHandshake(func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil })
-			c.server.CutStreams(nil)
-			_, err := os.Stat(filepath.Join(dir, "workload-certificate.pem"))
-			return err == nil
-		})
-	}
-	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
-	if err := os.Remove(dir); err != nil {
-		t.Fatal(err)
-	}
-	kept("after a failure")
-	if err := os.Rename(dir, dir+".old"); err != nil { // in one step, as the client may write
-		t.Fatal(err)
-	}
-	kept("after a removal")
-}
-
-// C1: if the authority refuses the requested life, the client lets it choose.
-func TestShortLifeOnly(t *testing.T) {
-	t.Parallel()
-	c := startCertified(t, nil)
-	c.authority.SetLongest(time.Hour)
-	c.authority.SetLife(time.Hour)
-	h := c.start(t, nil)
-	h.wantSigned(c.authority, 1, "token")
-	h.wantLog("level=INFO", "workload certificate obtained")
-	if n := h.logs.Count("level=WARN"); n != 0 {
-		t.Errorf("%d warnings", n)
-	}
+		// The token expires, and then its file is removed.
+		c.server.SetToken("another")
+		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+		c.server.CutStreams(nil)
+		if r := h.wantProof(2, "certificate"); r.Header.Get("authorization") != nil {
+			t.Error("an expired token was sent beside the certificate")
+		}
+		if err := os.Remove(c.token); err != nil {
+			t.Fatal(err)
+		}
+		c.authority.SetLife(time.Hour)
+		h.wantSigned(c.authority, 2, "certificate")
+		if took := time.Since(obtained); took < 3*time.Second || took > 4*time.Second {
+			t.Errorf("a certificate of 6 s is renewed after %v", took)
+		}
+		h.wantLogs(2, "workload certificate obtained")
+		h.wantStatus(func(s nds.Status) bool { return time.Until(s.CertificateExpires) > 30*time.Minute })
+		h.stop()
+		info, err := os.Stat(filepath.Join(c.dir, "workload-certificate.pem"))
+		if err != nil || info.Mode() != 0o600 {
+			t.Fatalf("%v, %v", info, err)
+		}
+		again := c.start(t, nil)
+		again.wantProof(3, "certificate")
+		if n := h.logs.Count("level=WARN") + again.logs.Count("level=WARN"); n != 0 {
+			t.Errorf("%d warnings", n)
+		}
+	})
 }
 
 // C1: a backdated certificate is not renewed again and again. istiod backdates by 2
 // minutes, and to a host whose clock is fast every certificate is backdated.
 func TestBackdatedCertificate(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	c.authority.SetLife(time.Minute)
-	c.authority.SetBackdate(2 * time.Minute)
-	h := c.start(t, nil)
-	h.wantSigned(c.authority, 1, "token")
-	for stream := range 5 {
-		h.wantLogs(stream+1, "table pushed")
-		c.server.CutStreams(nil)
-	}
-	if n := h.logs.Count("workload certificate obtained"); n > 2 {
-		t.Errorf("%d certificates were obtained", n)
-	}
-}
-
-// C1: a certificate that lives longer than half of the longest Duration is not renewed each second.
-func TestLongCertificate(t *testing.T) {
-	t.Parallel()
-	c := startCertified(t, nil)
-	c.authority.SetLife(200 * 365 * 24 * time.Hour)
-	h := c.start(t, nil)
-	h.wantSigned(c.authority, 1, "token")
-	h.wantLog("workload certificate obtained", " renewal=2")
-	if n := h.logs.Count(fmt.Sprintf(" renewal=%d", time.Now().Year())); n != 0 {
-		t.Errorf("the certificate is renewed this year:\n%s", h.logs)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		c.authority.SetLife(time.Minute)
+		c.authority.SetBackdate(2 * time.Minute)
+		h := c.start(t, nil)
+		h.wantSigned(c.authority, 1, "token")
+		for stream := range 5 {
+			h.wantLogs(stream+1, "table pushed")
+			c.server.CutStreams(nil)
+		}
+		if n := h.logs.Count("workload certificate obtained"); n > 2 {
+			t.Errorf("%d certificates were obtained", n)
+		}
+	})
 }
 
 // C1: with a control plane without an authority the client uses the token, and logs that
@@ -202,7 +153,8 @@ func TestLongCertificate(t *testing.T) {
 func TestNoAuthority(t *testing.T) {
 	t.Parallel()
 	for mode, level := range map[nds.WorkloadCert]string{"": "level=INFO", nds.WorkloadCertOn: "level=WARN"} {
-		t.Run(string(mode), func(t *testing.T) {
+		subtest(t, string(mode), func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, func(o *fakexds.Options) { o.NoSigning = true })
 			h := c.start(t, func(cfg *nds.Config) { cfg.WorkloadCert = mode })
 			h.wantProof(1, "token")
@@ -243,7 +195,8 @@ func TestNoExchange(t *testing.T) {
 			return c.client(t)
 		}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
+		subtest(t, tc.name, func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, nil)
 			h := c.start(t, tc.setup(t, &c))
 			h.wantProof(1, tc.proof)
@@ -271,35 +224,39 @@ func (c certified) client(t *testing.T) func(*nds.Config) {
 // be read names its settings.
 func TestClientCertificateIsReadAgain(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	h := c.start(t, c.client(t))
-	h.wantProof(1, "certificate")
-	write(t, filepath.Join(c.dir, "key.pem"), "no key")
-	c.server.CutStreams(nil)
-	h.wantLog("level=WARN", "reading the client certificate (--xds-cert, --xds-key)")
-	c.client(t) // another pair
-	h.wantProof(2, "certificate")
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, c.client(t))
+		h.wantProof(1, "certificate")
+		write(t, filepath.Join(c.dir, "key.pem"), "no key")
+		c.server.CutStreams(nil)
+		h.wantLog("level=WARN", "reading the client certificate (--xds-cert, --xds-key)")
+		c.client(t) // another pair
+		h.wantProof(2, "certificate")
+	})
 }
 
 // C1: a certificate that the control plane refuses, because its authority has changed, is
 // replaced by the token and then by a new certificate.
 func TestRefusedCertificate(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	h := c.start(t, nil)
-	h.wantSigned(c.authority, 1, "token")
-	h.wantLog("workload certificate obtained")
-	h.stop()
-	other := startCertified(t, nil)
-	write(t, filepath.Join(c.dir, "root-cert.pem"), other.authority.Root())
-	c.server, c.authority = other.server, other.authority
-	h = c.start(t, nil)
-	// The client may not read the alert before the connection ends.
-	h.wantLog("level=WARN", "no stream to the control plane")
-	h.wantSigned(c.authority, 1, "token")
-	if _, err := c.server.WaitStream(h.ctx, 1); err != nil {
-		t.Fatal(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, nil)
+		h.wantSigned(c.authority, 1, "token")
+		h.wantLog("workload certificate obtained")
+		h.stop()
+		other := startCertified(t, nil)
+		write(t, filepath.Join(c.dir, "root-cert.pem"), other.authority.Root())
+		c.server, c.authority = other.server, other.authority
+		h = c.start(t, nil)
+		// The client may not read the alert before the connection ends.
+		h.wantLog("level=WARN", "no stream to the control plane")
+		h.wantSigned(c.authority, 1, "token")
+		if _, err := c.server.WaitStream(h.ctx, 1); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // C1: if the token has expired, a certificate that a server refuses for a moment is kept,
@@ -311,7 +268,8 @@ func TestRefusedTemporarily(t *testing.T) {
 		"internal error":                func(*tls.Config) error { return errors.New("no certificate for now") },
 		"unknown certificate authority": func(c *tls.Config) error { c.ClientCAs = x509.NewCertPool(); return nil },
 	} {
-		t.Run(alert, func(t *testing.T) {
+		subtest(t, alert, func(t *testing.T) {
+			t.Helper()
 			c := startCertified(t, nil)
 			h := c.start(t, nil)
 			h.wantProof(1, "token")
@@ -327,7 +285,8 @@ func TestRefusedTemporarily(t *testing.T) {
 			h.wantStatus(func(s nds.Status) bool { return !s.CertificateExpires.IsZero() })
 		})
 	}
-	t.Run("new token", func(t *testing.T) {
+	subtest(t, "new token", func(t *testing.T) {
+		t.Helper()
 		c := startCertified(t, nil)
 		h := c.start(t, nil)
 		h.wantProof(1, "token")
@@ -344,60 +303,82 @@ func TestRefusedTemporarily(t *testing.T) {
 	})
 }
 
+// C1: if the authority refuses the requested life, the client lets it choose.
+func TestShortLifeOnly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		c.authority.SetLongest(time.Hour)
+		c.authority.SetLife(time.Hour)
+		h := c.start(t, nil)
+		h.wantSigned(c.authority, 1, "token")
+		h.wantLog("level=INFO", "workload certificate obtained")
+		if n := h.logs.Count("level=WARN"); n != 0 {
+			t.Errorf("%d warnings", n)
+		}
+	})
+}
+
 // C1: the token is used with a control plane that refuses the certificate and accepts the
 // token.
 func TestTokenBesideCertificate(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	h := c.start(t, nil)
-	h.wantLog("workload certificate obtained")
-	h.stop()
-	c.server = fakexds.Start(t, fakexds.Options{Authority: c.authority, Token: "token-1", RefuseCertificates: true})
-	c.server.Push(hosts("a.example.com"))
-	h = c.start(t, nil)
-	h.wantLog("level=WARN", "PermissionDenied", `namespace \"shop\" (--namespace) and service account \"default\" (--service-account)`)
-	h.wantProof(1, "token")
-	h.wantSigned(c.authority, 2, "token") // it may be the certificate's fault
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, nil)
+		h.wantLog("workload certificate obtained")
+		h.stop()
+		c.server = serve(t, fakexds.Options{Authority: c.authority, Token: "token-1", RefuseCertificates: true})
+		c.server.Push(hosts("a.example.com"))
+		h = c.start(t, nil)
+		h.wantLog("level=WARN", "PermissionDenied", `namespace \"shop\" (--namespace) and service account \"default\" (--service-account)`)
+		h.wantProof(1, "token")
+		h.wantSigned(c.authority, 2, "token") // it may be the certificate's fault
+	})
 }
 
 // C1: a certificate file that cannot be read at the start is read later. If the token has
 // expired meanwhile, no other credential is left.
 func TestCertificateReadLater(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	h := c.start(t, nil)
-	h.wantProof(1, "token")
-	h.wantLog("workload certificate obtained")
-	h.stop()
-	c.server.SetToken("another")
-	write(t, c.token, jwt(time.Now().Add(-time.Hour)))
-	path := filepath.Join(c.dir, "workload-certificate.pem")
-	unreadable(t, path)
-	h = c.start(t, nil)
-	h.wantLog("level=WARN", "the saved workload certificate cannot be read")
-	h.wantLog("level=WARN", "workload certificate not obtained or renewed", "has expired")
-	readable(t, path)
-	h.wantProof(2, "certificate")
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		h := c.start(t, nil)
+		h.wantProof(1, "token")
+		h.wantLog("workload certificate obtained")
+		h.stop()
+		c.server.SetToken("another")
+		write(t, c.token, jwt(time.Now().Add(-time.Hour)))
+		path := filepath.Join(c.dir, "workload-certificate.pem")
+		unreadable(t, path)
+		h = c.start(t, nil)
+		h.wantLog("level=WARN", "the saved workload certificate cannot be read")
+		h.wantLog("level=WARN", "workload certificate not obtained or renewed", "has expired")
+		readable(t, path)
+		h.wantProof(2, "certificate")
+	})
 }
 
 // C1, C7: a certificate for another identity, from the file or from the authority, is
 // logged and not used.
 func TestForeignCertificate(t *testing.T) {
 	t.Parallel()
-	c := startCertified(t, nil)
-	for text, reason := range map[string]string{
-		"":                       "PEM",
-		"no certificate":         "PEM",
-		pairOf(c.authority):      "/ns/other/sa/default",
-		pairOf(c.authority)[40:]: "PEM",
-	} {
-		write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
-		h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
-		h.wantLog("level=WARN", "the saved workload certificate is not used", reason)
-		h.wantLog("level=WARN", "workload certificate not obtained or renewed", "--service-account")
-		h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
-		h.stop()
-	}
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		for text, reason := range map[string]string{
+			"":                       "PEM",
+			"no certificate":         "PEM",
+			pairOf(c.authority):      "/ns/other/sa/default",
+			pairOf(c.authority)[40:]: "PEM",
+		} {
+			write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
+			h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
+			h.wantLog("level=WARN", "the saved workload certificate is not used", reason)
+			h.wantLog("level=WARN", "workload certificate not obtained or renewed", "--service-account")
+			h.wantStatus(func(s nds.Status) bool { return strings.Contains(s.CertificateError, "--service-account") })
+			h.stop()
+		}
+	})
 }
 
 func pairOf(a *fakexds.Authority) string {

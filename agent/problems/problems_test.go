@@ -1,8 +1,6 @@
 package problems_test
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -346,80 +344,5 @@ func TestCodes(t *testing.T) {
 	slices.Sort(codes)
 	if n := len(codes); len(slices.Compact(codes)) != n {
 		t.Errorf("a code has two checks: %v", codes)
-	}
-}
-
-// R15: with a random hundredth of the readings of each kind wrong, nothing is raised in an hour; and what is wrong for an
-// hour is raised once, and not cleared, although a hundredth of the readings do not show it.
-func TestAnHourWithLoss(t *testing.T) {
-	const every = 3200 * time.Millisecond
-	random := rand.New(rand.NewPCG(1, 2))
-	lost := func() bool { return random.IntN(100) == 0 }
-	// unlucky returns readings of which each part is wrong sometimes, as a lost packet makes it.
-	unlucky := func(now time.Time) *problems.Readings {
-		r := healthy()
-		r.Now = now
-		for i := range r.Agent.Servers {
-			s := &r.Agent.Servers[i]
-			s.LastErrorAt, s.LastError = now, "no reply in time"
-			s.Barred = lost()
-			if lost() {
-				s.State = upstream.Down
-			}
-			if lost() {
-				s.Refusing, s.RefusedAt = true, now
-			}
-			if lost() {
-				s.TCP.LastError, s.TCP.Since, s.TCP.LastErrorAt = "no reply in time", now.Add(-11*time.Second), now
-			}
-		}
-		if lost() {
-			r.Agent.Silent = []string{"udp 127.0.0.1:15053: timeout"}
-		}
-		if lost() {
-			r.Agent.XDS.Connected, r.Agent.XDS.LastError = false, "connection reset"
-		}
-		r.Agent.Refusing, r.Agent.Capture.Active = lost(), !lost()
-		for _, state := range []problems.WayState{problems.WayBroken, problems.WayBarred, problems.WayElsewhere} {
-			if lost() {
-				r.Agent.Capture.Ways = append(r.Agent.Capture.Ways, problems.Way{Nameserver: netip.MustParseAddr("10.96.0.10"), State: state})
-			}
-		}
-		return r
-	}
-	// Queries fail, too: one in the time of ten readings, for a name of a few domains.
-	var failed []seen.Record
-	queries := func(r *problems.Readings) {
-		if random.IntN(10) == 0 {
-			fail(r, "no nameserver answered: 10.96.0.10: no reply in time", fmt.Sprintf("www.domain%d.example", random.IntN(3)))
-			r.Agent.Failures[0].Time = r.Now
-			failed = append(failed, r.Agent.Failures...)
-		}
-		failed = slices.DeleteFunc(failed, func(f seen.Record) bool { return r.Now.Sub(f.Time) > problems.FailuresSince })
-		r.Agent.Failures = failed
-	}
-	var unluckily, lasting problems.Window
-	changes, raised := 0, false
-	begun := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	for now := begun; now.Sub(begun) < time.Hour; now = now.Add(every) {
-		r := unlucky(now)
-		queries(r)
-		r.Host = nil
-		unluckily.Add(now, problems.Find(r), nil)
-		if found := unluckily.Report().Problems; len(found) > 0 {
-			t.Fatalf("after %v: %+v", now.Sub(begun), found)
-		}
-		r = healthy()
-		r.Now, r.Host = now, nil
-		if !lost() {
-			r.Agent.Silent = []string{"udp 127.0.0.1:15053: timeout"}
-		}
-		lasting.Add(now, problems.Find(r), nil)
-		if is := len(lasting.Report().Problems) > 0; is != raised {
-			changes, raised = changes+1, is
-		}
-	}
-	if changes != 1 || !raised {
-		t.Errorf("what is wrong for an hour was raised and cleared %d times", changes)
 	}
 }

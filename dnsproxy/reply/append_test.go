@@ -161,16 +161,6 @@ func TestAppendCached(t *testing.T) {
 	}
 }
 
-// RFC 2308, section 5: a client must not count MINIMUM from the time of its own query.
-func TestAppendCachedNegative(t *testing.T) {
-	msg := upstream(t, "www.example.", dns.TypeA)
-	msg.Ns = records(t, soa)
-	got := unpack(t, parse(t, pack(t, msg)).Append(nil, request(t, "www.example.", dns.TypeA), reply.Age{Cached: true, Seconds: 15}))
-	if ttl := got.Ns[0].Header().Ttl; ttl != 45 {
-		t.Errorf("the SOA's TTL is %d, want 45", ttl)
-	}
-}
-
 // F9: a stale reply has a TTL of 30 s and an Extended DNS Error.
 func TestAppendStale(t *testing.T) {
 	for rcode, code := range map[int]uint16{

@@ -34,14 +34,3 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
-
-func BenchmarkCheck(b *testing.B) {
-	var checker reply.Checker
-	wire := pack(b, upstream(b, "www.example.", dns.TypeA, "www.example. 60 IN A 192.0.2.1"))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, _, err := checker.Check(wire); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

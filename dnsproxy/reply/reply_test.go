@@ -156,12 +156,3 @@ func TestParseDropsTrailingBytes(t *testing.T) {
 		t.Errorf("with trailing bytes %x, without %x", got, want)
 	}
 }
-
-// Some servers send a failure as a bare header.
-func TestParseBareFailure(t *testing.T) {
-	r := parse(t, []byte{1, 2, 0x80, 0x80 | dns.RcodeFormatError, 0, 0, 0, 0, 0, 0, 0, 0})
-	got := unpack(t, r.Append(nil, request(t, "a.example.", dns.TypeA), reply.Age{}))
-	if got.Rcode != dns.RcodeFormatError || len(got.Question) != 1 || got.IsEdns0() == nil {
-		t.Errorf("got %v", got)
-	}
-}

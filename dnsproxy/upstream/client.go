@@ -38,7 +38,7 @@ func NewClient(config Config) *Client {
 	}
 	c := &Client{servers: make(map[Spec]*server), elsewhere: newElsewhere()}
 	c.config, c.tickets, c.probes = config, tls.NewLRUClientSessionCache(0), make(map[[probeLen]byte]*loopProbe)
-	c.shared.sweep = c.sweep
+	c.shared.sweep, c.dialTCP = c.sweep, dialTCP
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c

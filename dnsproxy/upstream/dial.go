@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"context"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -16,16 +17,24 @@ import (
 // at once, so its connection stays. The timeout leaves time to retry over another connection.
 const unackedTimeout = 2 * time.Second
 
-// limitUnacked sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).
-func limitUnacked(conn net.Conn) error {
-	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
+// dialTCP opens a connection, and then sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).
+func dialTCP(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error) {
+	conn, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	controlErr := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
-	})
-	return errors.Join(controlErr, err)
+	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
+	if err == nil {
+		controlErr := raw.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
+		})
+		err = errors.Join(controlErr, err)
+	}
+	if err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	return conn, nil
 }
 
 // ReadRoots reads a PEM file with certificates of certificate authorities.

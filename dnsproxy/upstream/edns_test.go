@@ -4,7 +4,6 @@ package upstream
 import (
 	"bytes"
 	"encoding/binary"
-	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,12 +22,8 @@ func TestEDNSIsDropped(t *testing.T) {
 		do      uint32
 	}{"alone": {1, 0}, "with DO": {1, wire.OPTDO}, "beside another": {2, 0}} {
 		synctest.Test(t, func(t *testing.T) {
-			c := NewClient(Config{})
-			defer c.Close()
-			steady := func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
-				return time.Millisecond, dns.RcodeSuccess, false
-			}
-			does := []behaviour{steady, says(steady, dns.RcodeNameError)}[:tc.servers]
+			c := simulated(t, Config{})
+			does := []behaviour{steady(time.Millisecond), says(steady(time.Millisecond), dns.RcodeNameError)}[:tc.servers]
 			g, all := group(c, Options{}, does...)
 			drops := true
 			withEDNS := 0
@@ -71,7 +66,6 @@ func TestEDNSIsDropped(t *testing.T) {
 			if took, from := ask(); took > 2*time.Millisecond || from != g.servers[0].name || withEDNS != 2 {
 				t.Errorf("%s, 10 minutes later: %v took %v, asked %d times with EDNS", name, from, took, withEDNS)
 			}
-			time.Sleep(time.Minute) // the last replies
 		})
 	}
 }
@@ -80,11 +74,8 @@ func TestEDNSIsDropped(t *testing.T) {
 // query without one was answered: its replies may have been lost.
 func TestEDNSIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
-		g, all := group(c, Options{}, func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
-			return time.Millisecond, dns.RcodeSuccess, false
-		})
+		c := simulated(t, Config{})
+		g, all := group(c, Options{}, steady(time.Millisecond))
 		loses := false
 		all[0].names = func(packet []byte) bool { return !loses || binary.BigEndian.Uint16(packet[10:]) == 0 }
 		query := wire.AppendOPT(bytes.Clone(simQuery), 1232, 0)
@@ -96,39 +87,5 @@ func TestEDNSIsKept(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		time.Sleep(time.Minute) // the last replies
-	})
-}
-
-// F18: a name that is slow because of its own servers is no reason to stop using EDNS with the
-// server that was asked.
-func TestSlowNameKeepsEDNS(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
-		g, all := group(c, Options{}, func(*rand.Rand, time.Duration) (time.Duration, int, bool) {
-			return time.Millisecond, dns.RcodeSuccess, false
-		})
-		plain := 0
-		all[0].names = func(packet []byte) bool {
-			if binary.BigEndian.Uint16(packet[10:]) == 0 && bytes.Contains(packet, []byte("\x07example")) {
-				plain++
-			}
-			return true
-		}
-		query := wire.AppendOPT(deadQuery(0), 1232, 0)
-		query[11] = 1
-		for range 10 {
-			if _, _, err := g.Exchange(t.Context(), query, UDPOnly); err == nil {
-				t.Fatal("a name of the dead zone has an answer")
-			}
-		}
-		if _, _, err := g.Exchange(t.Context(), query[:len(query)-wire.OPTLen], UDPOnly); err == nil {
-			t.Fatal("a name of the dead zone has an answer")
-		}
-		if g.servers[0].history.noEDNSUntil.After(time.Now()) || plain > 20 {
-			t.Errorf("asked %d times without EDNS", plain)
-		}
-		time.Sleep(time.Minute) // the last replies
 	})
 }

@@ -36,3 +36,9 @@ func (w waiter) Receive(answer Answer, err error) {
 	default:
 	}
 }
+
+// Open returns how many sockets are open.
+func (c *Client) Open() int64 { return c.open.Load() }
+
+// OpenElsewhere returns how many sockets to servers that are not configured are open.
+func (c *Client) OpenElsewhere() int64 { return c.elsewhereOpen.Load() }

@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"syscall"
@@ -17,8 +16,6 @@ const ms = time.Millisecond
 type event func(s *schedule, now time.Time)
 
 func wake(s *schedule, now time.Time) { s.wake(now) }
-
-func cancel(s *schedule, now time.Time) { s.giveUp(context.Canceled, now) }
 
 // stands returns the event that a server's standing has changed.
 func stands(i int, st standing) event { return func(s *schedule, _ time.Time) { s.setStanding(i, st) } }
@@ -62,6 +59,14 @@ type step struct {
 	at    time.Duration
 	event event
 	want  string
+}
+
+// count is 1 if b is true, otherwise 0.
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // Standings of servers that are late after 50 ms, and rank by 10 ms.

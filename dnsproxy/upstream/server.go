@@ -108,17 +108,9 @@ func (s *server) dial() (net.Conn, error) {
 	client := s.shared
 	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
 	defer cancel()
-	dialer := net.Dialer{Control: client.config.Control}
-	conn, err := dialer.DialContext(ctx, "tcp", s.spec.Addr.String())
-	if err != nil {
-		return nil, err
-	}
-	if err := limitUnacked(conn); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	if !s.spec.TLS {
-		return conn, nil
+	conn, err := client.dialTCP(ctx, &net.Dialer{Control: client.config.Control}, s.spec.Addr.String())
+	if err != nil || !s.spec.TLS {
+		return conn, err
 	}
 	config, err := client.tlsConfig(s.spec)
 	if err != nil {

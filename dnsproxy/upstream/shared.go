@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ type shared struct {
 	context context.Context        //nolint:containedctx // for dialling; ends with Close
 	cancel  context.CancelFunc
 	tickets tls.ClientSessionCache
+	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
 
 	attempts, exchanges, packets, buffers, writes sync.Pool
 

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // The simulation asks virtual servers in virtual time, with the real Exchange.
@@ -38,6 +40,11 @@ func rtt(base time.Duration) behaviour {
 		}
 		return delay, dns.RcodeSuccess, false
 	}
+}
+
+// steady is a server whose replies take the same time.
+func steady(delay time.Duration) behaviour {
+	return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return delay, dns.RcodeSuccess, false }
 }
 
 func lossy(b behaviour, share float64) behaviour {
@@ -68,6 +75,7 @@ type virtual struct {
 	mu      sync.Mutex
 	does    behaviour
 	names   func(packet []byte) bool // whether it answers a query; nil means all
+	refuses bool                     // its host refuses packets
 	random  *rand.Rand
 	queries int
 }
@@ -79,14 +87,25 @@ func (v *virtual) receive() (delay time.Duration, code int, lost bool) {
 	return v.does(v.random, time.Since(v.start))
 }
 
+// asked returns how many queries the server was sent.
+func (v *virtual) asked() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.queries
+}
+
 func (v *virtual) sweep(time.Time)                {}
 func (v *virtual) close()                         {}
 func (v *virtual) retireFrom(netip.AddrPort) bool { return false }
 
 func (v *virtual) send(a *attempt, packet []byte) {
 	delay, code, lost := v.receive()
+	if v.refuses {
+		time.AfterFunc(time.Millisecond, func() { a.end(nil, syscall.ECONNREFUSED) })
+		return
+	}
 	if lost || bytes.Contains(packet, []byte(deadZone)) || v.names != nil && !v.names(packet) {
-		time.AfterFunc(defaultTimeout, func() { a.end(nil, ErrTimeout) })
+		time.AfterFunc(time.Duration(a.server.shared.longest.Load()), func() { a.end(nil, ErrTimeout) })
 		return
 	}
 	reply := slices.Clone(packet)
@@ -104,75 +123,14 @@ func (v *virtual) send(a *attempt, packet []byte) {
 // it waits for nameservers that are dead.
 const deadZone = "\x04dead\x07example"
 
-// A strategy asks the servers until there is a usable reply or the time is up.
-type strategy struct {
-	name string
-	ask  func(g *Group, random *rand.Rand) error
-
-	options Options
-}
-
-// viaGroup asks as nametap does.
-func viaGroup(g *Group, _ *rand.Rand) error {
-	reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
-	if err == nil && rcode(reply) != dns.RcodeSuccess {
-		return errors.New("a failure")
-	}
-	return err
-}
-
-var strategies = []strategy{
-	{name: "strict", ask: viaGroup},
-	{name: "fastest", ask: viaGroup, options: Options{Fastest: true}},
-	// One server at random, 5 s, then the next.
-	{name: "random, 5 s", ask: func(g *Group, random *rand.Rand) error {
-		first := random.IntN(len(g.servers))
-		for i := range g.servers {
-			if plainAsk(5*time.Second, g.servers[(first+i)%len(g.servers)]) {
-				return nil
-			}
-		}
-		return ErrTimeout
-	}},
-	{name: "all at once", ask: func(g *Group, _ *rand.Rand) error {
-		if plainAsk(5*time.Second, g.servers...) {
-			return nil
-		}
-		return ErrTimeout
-	}},
-}
-
 var simQuery = binary.BigEndian.AppendUint32(append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0},
 	"\x03www\x07example\x00"...), 1<<16|1)
 
-// plainAsk asks servers at once and waits for the first usable reply.
-func plainAsk(timeout time.Duration, servers ...*server) bool {
-	replies := make(chan int, len(servers))
-	for _, s := range servers {
-		if delay, code, lost := s.udp.(*virtual).receive(); !lost {
-			time.AfterFunc(delay, func() { replies <- code })
-		}
-	}
-	end := time.NewTimer(timeout)
-	defer end.Stop()
-	for range servers {
-		select {
-		case code := <-replies:
-			if code == dns.RcodeSuccess {
-				return true
-			}
-		case <-end.C:
-			return false
-		}
-	}
-	return false
-}
-
-// A result is the result of a strategy in a scenario.
+// A result is what came of the queries of a scenario.
 type result struct {
 	times    []time.Duration // sorted
 	failures int
-	perQuery float64
+	perQuery float64 // how often servers were asked for each query
 	// Of queries asked after the scenario's mark:
 	late     time.Duration // longest time
 	lateFail int           // failures
@@ -187,55 +145,56 @@ type scenario struct {
 }
 
 const (
-	simQueries = 10_000
-	simPause   = 10 * time.Millisecond // mean, between queries
+	simQueries = 2000
+	simPause   = 50 * time.Millisecond // mean, between queries
 )
 
-// simulate asks 10,000 queries with a strategy, about a hundred a second.
-func simulate(t *testing.T, sc scenario, st strategy) (r result) {
+// simulate asks 2,000 queries, about 20 a second.
+func simulate(t *testing.T, sc scenario, options Options) (r result) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
 		c := NewClient(Config{})
 		defer c.Close()
 		random := rand.New(rand.NewPCG(1, 2))
 		start := time.Now()
-		g, all := group(c, st.options, sc.servers...)
-		type done struct {
-			at, took time.Duration
-			err      error
-		}
-		results := make(chan done, simQueries)
+		g, all := group(c, options, sc.servers...)
+		var mu sync.Mutex
+		var asking sync.WaitGroup
 		for range simQueries {
 			time.Sleep(time.Duration(random.ExpFloat64() * float64(simPause)))
-			seed := random.Uint64()
-			go func() {
+			asking.Go(func() {
 				at := time.Since(start)
-				err := st.ask(g, rand.New(rand.NewPCG(seed, 4)))
-				results <- done{at, time.Since(start) - at, err}
-			}()
-		}
-		for range simQueries {
-			d := <-results
-			r.times = append(r.times, d.took)
-			if d.err != nil {
-				r.failures++
-			}
-			if d.at >= sc.mark {
-				r.late = max(r.late, d.took)
-				if d.err != nil {
-					r.lateFail++
+				reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
+				took, failed := time.Since(start)-at, err != nil || rcode(reply) != dns.RcodeSuccess
+				mu.Lock()
+				defer mu.Unlock()
+				r.times = append(r.times, took)
+				r.failures += count(failed)
+				if at >= sc.mark {
+					r.late = max(r.late, took)
+					r.lateFail += count(failed)
 				}
-			}
+			})
 		}
+		asking.Wait()
 		time.Sleep(time.Minute) // the last replies
-		sent := 0
 		for _, v := range all {
-			sent += v.queries
+			r.perQuery += float64(v.asked()) / simQueries
 		}
-		r.perQuery = float64(sent) / simQueries
 	})
 	slices.Sort(r.times)
 	return r
+}
+
+// simulated returns a client for a test in a bubble, and lets the last replies come when the test ends.
+func simulated(t *testing.T, config Config) *Client {
+	t.Helper()
+	c := NewClient(config)
+	t.Cleanup(func() {
+		time.Sleep(time.Minute)
+		c.Close()
+	})
+	return c
 }
 
 // group returns a group of virtual servers.
@@ -251,7 +210,7 @@ func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
 	return c.Group(specs, options), all
 }
 
-// F3, F4: the effect of the rules, compared with two simple strategies.
+// F3, F4: the effect of the rules on the times of queries.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	const ms = time.Millisecond
@@ -260,12 +219,11 @@ func TestSimulation(t *testing.T) {
 		return deadWhile(b, func(at time.Duration) bool { return at > time.Second })
 	}
 	outage := func(at time.Duration) bool { return at > 10*time.Second && at < 40*time.Second }
-	const back = 45 * time.Second // normal again after 5 s
+	const slow, back = "one slow (250 ms)", "both dead for 30 s"
 	scenarios := []scenario{
 		{"healthy", []behaviour{near, far}, 0},
 		{"one server only", []behaviour{near}, 0},
-		{"one slow (250 ms)", []behaviour{rtt(250 * ms), near}, time.Second},
-		{"1 % lost", []behaviour{lossy(near, .01), lossy(far, .01)}, 0},
+		{slow, []behaviour{rtt(250 * ms), near}, time.Second},
 		{"5 % lost", []behaviour{lossy(near, .05), lossy(far, .05)}, 0},
 		{"30 % lost", []behaviour{lossy(near, .3), lossy(far, .3)}, 0},
 		{"30 % lost, one server", []behaviour{lossy(near, .3)}, 0},
@@ -273,70 +231,53 @@ func TestSimulation(t *testing.T) {
 		{"one dead from the start", []behaviour{deadWhile(near, func(time.Duration) bool { return true }), far}, 0},
 		{"flapping, 5 s", []behaviour{deadWhile(near, func(at time.Duration) bool { return at/(5*time.Second)%2 == 1 }), far}, 0},
 		{"one REFUSED", []behaviour{says(near, dns.RcodeRefused), far}, 0},
-		{"both dead for 30 s", []behaviour{deadWhile(near, outage), deadWhile(far, outage)}, back},
+		{back, []behaviour{deadWhile(near, outage), deadWhile(far, outage)}, 45 * time.Second}, // normal again after 5 s
 	}
-	var table strings.Builder
-	fmt.Fprintf(&table, "%-24s %-12s %9s %9s %9s %6s %12s\n", "", "", "p50", "p99", "max", "failed", "asked/query")
-	results := map[string]result{} // of nametap's strategies, by order and scenario
+	p99 := map[string]time.Duration{
+		"30 % lost": 1200 * ms, "one dead": 300 * ms, "one dead from the start": 300 * ms,
+		"flapping, 5 s": 300 * ms, slow: 300 * ms, "5 % lost": 300 * ms,
+	}
 	for _, sc := range scenarios {
-		for _, st := range strategies {
-			r := simulate(t, sc, st)
-			fmt.Fprintf(&table, "%-24s %-12s %7.1fms %7.1fms %7.1fms %6d %12.3f\n", sc.name, st.name,
-				millis(r.quantile(.5)), millis(r.quantile(.99)), millis(r.quantile(1)), r.failures, r.perQuery)
-			if st.name == "strict" || st.name == "fastest" {
-				results[st.name+": "+sc.name] = r
+		for _, options := range []Options{{}, {Fastest: true}} {
+			r, name := simulate(t, sc, options), fmt.Sprintf("%s, fastest %v", sc.name, options.Fastest)
+			t.Logf("%s: median %v, p99 %v, longest %v, %.3f queries sent for each", name, r.quantile(.5), r.quantile(.99), r.quantile(1), r.perQuery)
+			if sc.name != back && r.failures > 0 {
+				t.Errorf("%s: %d queries of %d failed", name, r.failures, simQueries)
 			}
-		}
-	}
-	t.Log("\n" + table.String())
-	for name, r := range results {
-		if !strings.HasSuffix(name, "both dead for 30 s") && r.failures > 0 {
-			t.Errorf("%s: %d queries of %d failed", name, r.failures, simQueries)
-		}
-		if r.quantile(1) > defaultTimeout+wheelTick {
-			t.Errorf("%s: a query took %v", name, r.quantile(1))
-		}
-	}
-	for _, order := range []string{"strict: ", "fastest: "} {
-		for _, name := range []string{"healthy", "one server only", "one slow (250 ms)"} {
-			if r := results[order+name]; r.perQuery > 1.04 && order+name != "strict: one slow (250 ms)" {
-				t.Errorf("%s: %.3f queries sent for each", order+name, r.perQuery)
+			if r.quantile(1) > defaultTimeout+wheelTick {
+				t.Errorf("%s: a query took %v", name, r.quantile(1))
 			}
-		}
-		for name, bound := range map[string]time.Duration{
-			"30 % lost": 1200 * ms, "one dead": 300 * ms, "one dead from the start": 300 * ms,
-			"flapping, 5 s": 300 * ms, "one slow (250 ms)": 300 * ms, "1 % lost": 300 * ms, "5 % lost": 300 * ms,
-		} {
-			if order+name == "strict: one slow (250 ms)" {
-				bound = maxLate + 50*ms // the first server keeps its place, the second is a hedge
+			bound, bounded := p99[sc.name]
+			hedged := sc.name == slow && !options.Fastest // the first server keeps its place, the second is a hedge
+			if hedged {
+				bound = maxLate + 50*ms
 			}
-			if p99 := results[order+name].quantile(.99); p99 > bound {
-				t.Errorf("%s: p99 is %v, want %v at most", order+name, p99, bound)
+			if got := r.quantile(.99); bounded && got > bound {
+				t.Errorf("%s: p99 is %v, want %v at most", name, got, bound)
 			}
-		}
-		if r := results[order+"both dead for 30 s"]; r.late > maxLate || r.lateFail > 0 {
-			t.Errorf("%s5 s after the servers are back: %d failed, one took %v", order, r.lateFail, r.late)
+			few := sc.name == "healthy" || sc.name == "one server only" || sc.name == slow && !hedged
+			if few && r.perQuery > 1.04 {
+				t.Errorf("%s: %.3f queries sent for each", name, r.perQuery)
+			}
+			if sc.name == back && (r.late > maxLate || r.lateFail > 0) {
+				t.Errorf("%s: 5 s after the servers are back %d failed, one took %v", name, r.lateFail, r.late)
+			}
 		}
 	}
 }
 
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
 // F4: by time, a server that is not asked is measured by probes, and asked once it is among the fastest.
 func TestFastestIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
+		c := simulated(t, Config{})
 		const turn = time.Minute
-		takes := func(before, after time.Duration) behaviour {
-			return func(_ *rand.Rand, at time.Duration) (time.Duration, int, bool) {
-				if at < turn {
-					return before, dns.RcodeSuccess, false
-				}
-				return after, dns.RcodeSuccess, false
+		turns := func(_ *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+			if at < turn {
+				return 100 * time.Millisecond, dns.RcodeSuccess, false
 			}
+			return time.Millisecond, dns.RcodeSuccess, false
 		}
-		g, all := group(c, Options{Fastest: true}, takes(100*time.Millisecond, time.Millisecond), takes(10*time.Millisecond, 10*time.Millisecond))
+		g, all := group(c, Options{Fastest: true}, turns, steady(10*time.Millisecond))
 		for second := range 180 {
 			_, from, err := g.Exchange(t.Context(), simQuery, UDPOnly)
 			if want := g.servers[1].name; err != nil || (second > 0 && second < 60 && from != want) || (second > 120 && from == want) {
@@ -344,52 +285,85 @@ func TestFastestIsMeasured(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if before := all[0].queries - 60; before < 0 || before > 65 {
-			t.Errorf("the first server got %d packets", all[0].queries)
+		if before := all[0].asked() - 60; before < 0 || before > 65 {
+			t.Errorf("the first server got %d packets", all[0].asked())
 		}
 	})
 }
 
-// F6: a server that no longer loops is used again.
-func TestLoopEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
-		g, all := group(c, Options{}, rtt(time.Millisecond))
-		g.Suspect()
-		for _, probe := range c.probes {
-			name := []byte{2 * probeLen}
-			name = hex.AppendEncode(name, probe.id[:])
-			if !c.Echo(wire.Name(name)+loopSuffix(), Arrival{}) {
-				t.Error("the probe is not recognised")
-			}
+// echoAll gives a client all of its loop probes back.
+func echoAll(t *testing.T, c *Client) {
+	t.Helper()
+	for _, probe := range c.probes {
+		name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
+		if !c.Echo(wire.Name(name)+loopSuffix(), Arrival{}) {
+			t.Error("the probe is not recognised")
 		}
+	}
+}
+
+// F6: a server whose queries come back is logged once and used no more, also for a query in flight. The others are
+// used. It is used again when it no longer loops.
+func TestLoop(t *testing.T) {
+	logged := new(testlog.Buffer)
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{Logger: logged.Logger()})
+		g, all := group(c, Options{}, steady(time.Millisecond))
+		all[0].names = func(packet []byte) bool { return !bytes.Contains(packet, simQuery[wire.HeaderLen:]) }
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); !errors.Is(err, ErrLoop) {
+				t.Errorf("in flight: %v", err)
+			}
+		})
+		synctest.Wait()
+		g.Suspect()
+		echoAll(t, c)
+		asking.Wait()
+		all[0].names = nil
+		before := all[0].asked()
 		for second := range 20 {
-			_, _, err := g.Exchange(t.Context(), simQuery, UDPOnly)
-			if loops := second <= 10; loops != errors.Is(err, ErrLoop) {
+			loops := second <= 10 // then it is probed again
+			if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); loops != errors.Is(err, ErrLoop) {
 				t.Errorf("after %d s: %v", second, err)
+			}
+			if s := c.Status()[0]; loops && (s.State != Looping || s.LastError == "" || !g.Down() || second < 10 && all[0].asked() != before) {
+				t.Errorf("after %d s: %+v, asked %d times", second, s, all[0].asked()-before)
 			}
 			time.Sleep(time.Second)
 		}
-		if all[0].queries != 1+1+9 { // two probes, and then queries
-			t.Errorf("asked %d times", all[0].queries)
-		}
 	})
+	if text := logged.String(); strings.Count(text, "level=WARN") != 1 || logged.Count("level=WARN", "no longer used", "192.0.2.0") != 1 || logged.Count("used again") != 1 {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+// F6: only probes that the client has sent are echoes.
+func TestEcho(t *testing.T) {
+	c := NewClient(Config{})
+	defer c.Close()
+	for _, name := range []string{
+		"", "\x03www\x07example", "\x12nametap-loop-probe", "\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe",
+		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe",
+	} {
+		if c.Echo(wire.Name(name), Arrival{}) {
+			t.Errorf("%q is an echo", name)
+		}
+	}
 }
 
 // F6: a server that is suspected all the time is probed at once, and then less and less
 // often.
 func TestSuspectedAllTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
+		c := simulated(t, Config{})
 		g, all := group(c, Options{}, rtt(time.Millisecond))
 		suspects := func(during time.Duration) (probes int) {
-			before := all[0].queries
-			for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+			before := all[0].asked()
+			for end := time.Now().Add(during); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
 				g.Suspect()
 			}
-			return all[0].queries - before
+			return all[0].asked() - before
 		}
 		for _, step := range []struct {
 			during time.Duration

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -51,168 +52,108 @@ func certificate(t *testing.T) (cert tls.Certificate, roots string) {
 // for its name.
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	cert, roots := certificate(t)
-	s := serveTLS(t, answers(3), &tls.Config{Certificates: []tls.Certificate{cert}})
-	c := client(t, upstream.Config{TLSRootsFile: roots})
-	for _, name := range []string{"dns.example", ""} { // without a name, the address
-		g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
-		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
-			if got, _ := ask(t, g, how); code(got) != 3 {
-				t.Errorf("%x", got)
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		cert, roots := certificate(t)
+		s := serveTLS(t, answers(3), &tls.Config{Certificates: []tls.Certificate{cert}})
+		c := client(t, upstream.Config{TLSRootsFile: roots})
+		for _, name := range []string{"dns.example", ""} { // without a name, the address
+			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
+			for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
+				if got, _ := ask(t, g, how); code(got) != 3 {
+					t.Errorf("%x", got)
+				}
 			}
 		}
-	}
-	if n := s.connections(); n != 2 {
-		t.Errorf("%d connections", n)
-	}
-	for name, c := range map[string]*upstream.Client{
-		"other.example": c, "dns.example": client(t, upstream.Config{}),
-	} {
-		g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
-		_, _, err := g.Exchange(context.Background(), query(), 0)
-		var verification *tls.CertificateVerificationError
-		if !errors.As(err, &verification) {
-			t.Errorf("%s: %v", name, err)
+		if n := s.connections(); n != 2 {
+			t.Errorf("%d connections", n)
 		}
-	}
-	old := serveTLS(t, answers(0), &tls.Config{Certificates: []tls.Certificate{cert}, MaxVersion: tls.VersionTLS11})
-	g := c.Group([]upstream.Spec{{Addr: old.addr, TLS: true, ServerName: "dns.example"}}, upstream.Options{})
-	if got, _, err := g.Exchange(context.Background(), query(), 0); err == nil {
-		t.Errorf("TLS 1.1: %x", got)
-	}
+		for name, c := range map[string]*upstream.Client{
+			"other.example": c, "dns.example": client(t, upstream.Config{}),
+		} {
+			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
+			_, _, err := g.Exchange(context.Background(), query(), 0)
+			var verification *tls.CertificateVerificationError
+			if !errors.As(err, &verification) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		old := serveTLS(t, answers(0), &tls.Config{Certificates: []tls.Certificate{cert}, MaxVersion: tls.VersionTLS11})
+		g := c.Group([]upstream.Spec{{Addr: old.addr, TLS: true, ServerName: "dns.example"}}, upstream.Options{})
+		if got, _, err := g.Exchange(context.Background(), query(), 0); err == nil {
+			t.Errorf("TLS 1.1: %x", got)
+		}
+	})
 }
 
 // F15: queries in flight share a connection, and their replies may come in any order.
 func TestPipelining(t *testing.T) {
 	t.Parallel()
-	const queries = 50
-	var held [][]byte // by the one goroutine that serves the connection
-	s := serve(t, func(query []byte, _ string) [][]byte {
-		held = append([][]byte{reply(query, 3)}, held...)
-		if len(held) < queries {
-			return [][]byte{}
-		}
-		return held
-	})
-	g := client(t, upstream.Config{Timeout: deadline}).Group(specs(s), upstream.Options{Timeout: deadline})
-	var asking sync.WaitGroup
-	for i := range queries {
-		asking.Go(func() {
-			// Each has another name, so that swapped replies would be noticed.
-			q := query()
-			q[13], q[14] = 'a'+byte(i%26), 'a'+byte(i/26)
-			got, _, err := g.Exchange(context.Background(), q, upstream.TCPOnly)
-			if err != nil || string(got[:questionEnd]) != string(reply(q, 3)) {
-				t.Errorf("%x, %v", got, err)
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		const queries = 50
+		var held [][]byte // by the one goroutine that serves the connection
+		s := serve(t, func(query []byte, _ string) [][]byte {
+			held = append([][]byte{reply(query, 3)}, held...)
+			if len(held) < queries {
+				return [][]byte{}
 			}
+			return held
 		})
-	}
-	asking.Wait()
-	if n := s.connections(); n != 1 {
-		t.Errorf("%d connections", n)
-	}
+		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
+		var asking sync.WaitGroup
+		for i := range queries {
+			asking.Go(func() {
+				// Each has another name, so that swapped replies would be noticed.
+				q := query()
+				q[13], q[14] = 'a'+byte(i%26), 'a'+byte(i/26)
+				got, _, err := g.Exchange(context.Background(), q, upstream.TCPOnly)
+				if err != nil || string(got[:questionEnd]) != string(reply(q, 3)) {
+					t.Errorf("%x, %v", got, err)
+				}
+			})
+		}
+		asking.Wait()
+		if n := s.connections(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+	})
 }
 
 // F15: a query that a connection which served before leaves unanswered is sent again on a
 // new one, once.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
-	var asked atomic.Int64
-	s := serve(t, func(query []byte, _ string) [][]byte {
-		if n := asked.Add(1); n == 2 || n >= 4 {
-			return nil // closes
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		var asked atomic.Int64
+		s := serve(t, func(query []byte, _ string) [][]byte {
+			if n := asked.Add(1); n == 2 || n >= 4 {
+				return nil // closes
+			}
+			return [][]byte{reply(query, 0)}
+		})
+		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{UseVC: true})
+		ask(t, g, 0) // 1
+		ask(t, g, 0) // 2 is lost, 3
+		if _, _, err := g.Exchange(context.Background(), query(), 0); err == nil || asked.Load() != 5 {
+			t.Errorf("asked %d times, %v", asked.Load(), err)
 		}
-		return [][]byte{reply(query, 0)}
+		if n := s.connections(); n != 3 {
+			t.Errorf("%d connections", n)
+		}
 	})
-	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{UseVC: true})
-	ask(t, g, 0) // 1
-	ask(t, g, 0) // 2 is lost, 3
-	if _, _, err := g.Exchange(context.Background(), query(), 0); err == nil || asked.Load() != 5 {
-		t.Errorf("asked %d times, %v", asked.Load(), err)
-	}
-	if n := s.connections(); n != 3 {
-		t.Errorf("%d connections", n)
-	}
 }
 
 // F15: no query fails because the server has closed the connection meanwhile.
 func TestConnectionClosedWhileIdle(t *testing.T) {
 	t.Parallel()
-	s := serve(t, answers(0))
-	g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
-	for range 20 {
-		ask(t, g, upstream.TCPOnly)
-		s.hangUp()
-	}
-	if n := s.connections(); n < 20 || n > 40 { // more if an answer was late on a slow machine
-		t.Errorf("%d connections", n)
-	}
-}
-
-// F15: a connection that swallows queries, such as one that a NAT has forgotten, is replaced:
-// queries that were sent over it are sent again over another in time, and so are later ones.
-func TestConnectionSwallows(t *testing.T) {
-	t.Parallel()
-	cert, roots := certificate(t)
-	for name, config := range map[string]*tls.Config{"TCP": nil, "TLS": {Certificates: []tls.Certificate{cert}}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var dead sync.Map // connections, by the client's address
-			s := serveTLS(t, nil, config)
-			s.handleByClient(func(query []byte, from string) [][]byte {
-				if _, swallows := dead.Load(from); swallows {
-					return [][]byte{}
-				}
-				return [][]byte{reply(query, 0)}
-			})
-			c := client(t, upstream.Config{Timeout: deadline, TLSRootsFile: roots})
-			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: config != nil}}, upstream.Options{UseVC: true})
-			for round := range 3 {
-				ask(t, g, 0)
-				for _, from := range s.sources() {
-					dead.Store(from, true)
-				}
-				for range 10 {
-					began := time.Now()
-					ask(t, g, 0)
-					if took := time.Since(began); took > deadline/2 {
-						t.Errorf("round %d: answered after %v", round, took)
-					}
-				}
-			}
-			if n := s.connections(); n > 8 {
-				t.Errorf("%d connections", n)
-			}
-		})
-	}
-}
-
-// F15: slow names do not open more and more connections to a server, nor do they delay other
-// names.
-func TestSlowNamesOverTCP(t *testing.T) {
-	t.Parallel()
-	s := serve(t, func(query []byte, _ string) [][]byte {
-		if query[13] == 's' {
-			return [][]byte{}
+	synctest.Test(t, func(t *testing.T) { // time stands still
+		s := serve(t, answers(0))
+		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
+		for range 20 {
+			ask(t, g, upstream.TCPOnly)
+			s.hangUp()
 		}
-		return [][]byte{reply(query, 0)}
+		if n := s.connections(); n != 20 {
+			t.Errorf("%d connections", n)
+		}
 	})
-	g := client(t, upstream.Config{Timeout: 2 * time.Second}).Group(specs(s), upstream.Options{UseVC: true})
-	var asking sync.WaitGroup
-	for i := range 40 {
-		asking.Go(func() {
-			slow := query()
-			slow[13], slow[14] = 's', 'a'+byte(i%26)
-			if got, _, err := g.Exchange(context.Background(), slow, 0); !errors.Is(err, upstream.ErrTimeout) {
-				t.Errorf("%x, %v", got, err)
-			}
-		})
-	}
-	for range 200 {
-		ask(t, g, 0)
-	}
-	asking.Wait()
-	if n := s.connections(); n > 16 {
-		t.Errorf("%d connections", n)
-	}
 }

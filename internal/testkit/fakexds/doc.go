@@ -1,5 +1,5 @@
 // Package fakexds is a control plane for tests. It speaks ADS over real gRPC on a loopback
-// port, in both variants, as istiod does:
+// port or in memory, in both variants, as istiod does:
 //
 //   - The first request of a stream must have a node; otherwise the stream ends with
 //     InvalidArgument.
@@ -10,9 +10,9 @@
 //     incremental request without a nonce.
 //   - The server does not wait for an ACK or a NACK, and sends nothing again after a NACK.
 //
-// Unlike istiod, it can also push named resources, and responses that a test composes. A test can choose the
+// Unlike istiod, it can also push responses that a test composes. A test can choose the
 // answer to the first request of a stream. The server can end its streams, refuse the incremental RPC, and stop and
-// restart on the same port.
+// restart on the same address.
 //
 // Nonces are "nonce-1", "nonce-2" … in the order of sending, and versions are "v1", "v2" …
 // in the order of pushing, so a test can compare a whole dialogue with the expected one.

@@ -1,8 +1,6 @@
 package fakexds
 
 import (
-	"maps"
-	"slices"
 	"strconv"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -14,12 +12,6 @@ import (
 
 // TypeURL is the type of the resources that the server sends.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-
-// resource is one resource of the server's state.
-type resource struct {
-	version string
-	value   []byte
-}
 
 // response is one push in both variants, incremental and state-of-the-world. A stream is
 // sent the response of its own variant, or nothing if that response is nil. The nonce is
@@ -40,26 +32,17 @@ func (s *Server) Push(table *api.NameTable) string {
 func (s *Server) PushBytes(value []byte) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	removed := slices.Sorted(maps.Keys(s.resources))
-	removed = slices.DeleteFunc(removed, func(name string) bool { return name == "" })
-	clear(s.resources)
-	return s.pushLocked(map[string][]byte{"": value}, removed)
-}
-
-// PushNamed adds or replaces named resources, and removes others. An incremental stream is
-// sent only the changes, a state-of-the-world stream all resources. It returns the version
-// of the push.
-func (s *Server) PushNamed(tables map[string]*api.NameTable, removed ...string) string {
-	values := make(map[string][]byte, len(tables))
-	for name, table := range tables {
-		values[name] = marshal(table)
+	s.version++
+	// istiod's resource has neither name nor version.
+	body := &anypb.Any{TypeUrl: TypeURL, Value: value}
+	s.state = &response{
+		version: "v" + strconv.Itoa(s.version),
+		delta:   &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Resources: []*discoveryv3.Resource{{Resource: body}}},
+		sotw:    &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL, Resources: []*anypb.Any{body}},
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, name := range removed {
-		delete(s.resources, name)
-	}
-	return s.pushLocked(values, removed)
+	s.state.delta.SystemVersionInfo, s.state.sotw.VersionInfo = s.state.version, s.state.version
+	s.broadcastLocked(s.state)
+	return s.state.version
 }
 
 // PushResponses sends responses that the test composed, each to the streams of its
@@ -83,26 +66,6 @@ func composed(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.Disco
 	return r
 }
 
-// pushLocked puts values into the state and sends the change.
-func (s *Server) pushLocked(values map[string][]byte, removed []string) string {
-	s.version++
-	version := "v" + strconv.Itoa(s.version)
-	changed := map[string]resource{}
-	for name, value := range values {
-		r := resource{value: value}
-		if name != "" {
-			r.version = version // istiod's resource has neither name nor version
-		}
-		changed[name], s.resources[name] = r, r
-	}
-	s.state = newResponse(version, s.resources)
-	change := newResponse(version, changed)
-	change.delta.RemovedResources = removed
-	change.sotw = s.state.sotw
-	s.broadcastLocked(change)
-	return version
-}
-
 // broadcastLocked queues r on every stream that has subscribed.
 func (s *Server) broadcastLocked(r *response) {
 	for st := range s.streams {
@@ -110,23 +73,6 @@ func (s *Server) broadcastLocked(r *response) {
 			st.queueLocked(r)
 		}
 	}
-}
-
-// newResponse returns a response with the resources, sorted by name.
-func newResponse(version string, resources map[string]resource) *response {
-	r := &response{
-		version: version,
-		delta:   &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: version, TypeUrl: TypeURL},
-		sotw:    &discoveryv3.DiscoveryResponse{VersionInfo: version, TypeUrl: TypeURL},
-	}
-	for _, name := range slices.Sorted(maps.Keys(resources)) {
-		body := &anypb.Any{TypeUrl: TypeURL, Value: resources[name].value}
-		r.delta.Resources = append(r.delta.Resources, &discoveryv3.Resource{
-			Name: name, Version: resources[name].version, Resource: body,
-		})
-		r.sotw.Resources = append(r.sotw.Resources, body)
-	}
-	return r
 }
 
 // marshal encodes a table deterministically.

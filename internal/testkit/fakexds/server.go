@@ -3,11 +3,12 @@ package fakexds
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
 )
 
 // anyPort is the address of the first start if Options has none.
@@ -27,9 +29,9 @@ const anyPort = "127.0.0.1:0"
 type Options struct {
 	// Addr is the host and port to listen on. Empty means a free port of 127.0.0.1.
 	Addr string
-	// Listener, if not nil, is the listener of the server, which then ignores Addr and cannot be
-	// restarted. In a bubble of testing/synctest, Listener has to be in memory.
-	Listener net.Listener
+	// InMemory makes the server listen in memory, under the address Addr, which may be any text. Clients connect with
+	// Dial. So a test can run in a bubble of testing/synctest.
+	InMemory bool
 	// NoDelta makes the incremental RPC answer Unimplemented.
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
@@ -47,8 +49,6 @@ type Options struct {
 	RefuseCertificates bool
 	// NoSigning leaves out the service that signs certificates.
 	NoSigning bool
-	// TLS, if not nil, makes the port speak TLS.
-	TLS *tls.Config
 	// Token, if not empty, is the bearer token that a stream must have. A stream without
 	// the token ends with Unauthenticated. SetToken changes the token.
 	Token string
@@ -64,13 +64,11 @@ type Server struct {
 	mu sync.Mutex
 	// grpc is nil while the server is stopped.
 	grpc   *grpc.Server
+	memory *bufconn.Listener // nil unless the server listens in memory
 	served chan struct{}
 	token  string
-	isAway bool
 
-	// state is the response to the first request of a stream. It is made of resources.
-	state     *response
-	resources map[string]resource
+	state *response // the response to the first request of a stream
 	// Counters over the server's life; they survive Stop and Restart.
 	version, nonce, streamCount int
 
@@ -96,13 +94,12 @@ func Start(tb testing.TB, opts Options) *Server {
 // New starts a server. The caller must stop it.
 func New(opts Options) (*Server, error) {
 	s := &Server{
-		opts:      opts,
-		addr:      cmp.Or(opts.Addr, anyPort),
-		token:     opts.Token,
-		resources: map[string]resource{},
-		streams:   map[*stream]struct{}{},
-		versions:  map[string]string{},
-		changed:   make(chan struct{}),
+		opts:     opts,
+		addr:     cmp.Or(opts.Addr, anyPort),
+		token:    opts.Token,
+		streams:  map[*stream]struct{}{},
+		versions: map[string]string{},
+		changed:  make(chan struct{}),
 	}
 	if err := s.Restart(); err != nil {
 		return nil, err
@@ -112,14 +109,6 @@ func New(opts Options) (*Server, error) {
 
 // Addr returns the host and port that clients connect to; it does not change.
 func (s *Server) Addr() string { return s.addr }
-
-// SetAway sets whether both RPCs return Unimplemented, as a proxy does while its backend is
-// away.
-func (s *Server) SetAway(away bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.isAway = away
-}
 
 // SetToken sets the bearer token that new streams must have.
 func (s *Server) SetToken(token string) {
@@ -133,7 +122,7 @@ func (s *Server) SetToken(token string) {
 func (s *Server) Stop() {
 	s.mu.Lock()
 	server, served := s.grpc, s.served
-	s.grpc = nil
+	s.grpc, s.memory = nil, nil
 	s.mu.Unlock()
 	if server == nil {
 		return
@@ -149,14 +138,11 @@ func (s *Server) Restart() error {
 	if s.grpc != nil {
 		return errors.New("fakexds: restart of a running server")
 	}
-	lis, err := s.opts.Listener, error(nil)
-	if lis == nil {
-		lis, err = s.listenLocked()
-	}
+	lis, err := s.listenLocked()
 	if err != nil {
 		return err
 	}
-	if s.addr == anyPort && s.opts.Listener == nil {
+	if s.addr == anyPort {
 		s.addr = lis.Addr().String()
 	}
 	server := grpc.NewServer(s.serverOptions()...)
@@ -174,9 +160,24 @@ func (s *Server) Restart() error {
 	return nil
 }
 
+// Dial connects to a server that listens in memory. While the server is stopped, it refuses connections.
+func (s *Server) Dial(ctx context.Context, _ string) (net.Conn, error) {
+	s.mu.Lock()
+	lis := s.memory
+	s.mu.Unlock()
+	if lis == nil {
+		return nil, &net.OpError{Op: "dial", Net: "memory", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
+	}
+	return lis.DialContext(ctx)
+}
+
 // listenLocked opens the port. After Stop the kernel may not free it at once, so
 // listenLocked tries for 5 s.
 func (s *Server) listenLocked() (net.Listener, error) {
+	if s.opts.InMemory {
+		s.memory = bufconn.Listen(64 << 10)
+		return s.memory, nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	var lc net.ListenConfig
@@ -202,8 +203,6 @@ func (s *Server) serverOptions() []grpc.ServerOption {
 	}
 	if s.opts.Authority != nil {
 		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opts.Authority.server)))
-	} else if s.opts.TLS != nil {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opts.TLS)))
 	}
 	return opts
 }

@@ -125,9 +125,6 @@ func (s *Server) open(ctx context.Context) (*stream, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.isAway {
-		return nil, status.Error(codes.Unimplemented, "unexpected HTTP status code received from server: 404 (Not Found)")
-	}
 	s.streamCount++
 	st.id = s.streamCount
 	s.streams[st] = struct{}{}
