@@ -24,8 +24,7 @@ const (
 	awaitInterval = 20 * time.Millisecond
 	// awaitFamily is how long Await waits for the second family after the first family has answered.
 	awaitFamily = time.Second
-	// awaitStatus is how long the status address may be unreachable after the listeners
-	// answer. The agent opens the status address before the listeners.
+	// awaitStatus is how long the status address may be unreachable after the listeners, which open later, answer.
 	awaitStatus = time.Second
 	// awaitQuiet is how long the wait lasts before it is logged.
 	awaitQuiet = time.Second

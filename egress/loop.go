@@ -42,7 +42,6 @@ type loop struct {
 	nextID  int32
 	now     time.Time // when the current events came
 	clock   func() time.Time
-
 	waiting   map[*task]struct{}
 	nextTimer time.Time       // no task waits for an earlier time; zero if none waits for a time
 	deferred  []func()        // called after the next events

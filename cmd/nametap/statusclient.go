@@ -104,13 +104,10 @@ func (c *statusClient) await(ctx context.Context, limit time.Duration) error {
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	err := agent.AwaitReady(waiting, c.transport())
-	switch {
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case err != nil:
+	if err != nil && ctx.Err() == nil {
 		return fmt.Errorf("the agent is not ready after %v (--wait); its log says why: %w", limit, err)
 	}
-	return nil
+	return ctx.Err()
 }
 
 // do makes a request and decodes the JSON reply into v.
@@ -127,8 +124,7 @@ func (c *statusClient) do(ctx context.Context, method, path string, query url.Va
 	return nil
 }
 
-// readTimeout is how long a request and its reply may take.
-var readTimeout = 10 * time.Second //nolint:gochecknoglobals // a constant, except in tests
+var readTimeout = 10 * time.Second //nolint:gochecknoglobals // of a request and its reply; tests lengthen it
 
 // read makes a request and returns the body of the reply.
 func (c *statusClient) read(ctx context.Context, method, path string, query url.Values) ([]byte, error) {

@@ -3,7 +3,6 @@ package upstream
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -25,10 +24,9 @@ func dialTCP(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, er
 	}
 	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
 	if err == nil {
-		controlErr := raw.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
+		err = raw.Control(func(fd uintptr) { // Linux has this option, so setting it does not fail
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
 		})
-		err = errors.Join(controlErr, err)
 	}
 	if err != nil {
 		_ = conn.Close() // it was never used
@@ -38,13 +36,12 @@ func dialTCP(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, er
 }
 
 // ReadRoots reads a PEM file with certificates of certificate authorities.
-func ReadRoots(path string) (*x509.CertPool, error) {
+func ReadRoots(path string) (roots *x509.CertPool, err error) {
 	pem, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading root certificates: %w", err)
 	}
-	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(pem) {
+	if roots = x509.NewCertPool(); !roots.AppendCertsFromPEM(pem) {
 		return nil, fmt.Errorf("reading root certificates: %q has no certificate in PEM form", path)
 	}
 	return roots, nil
