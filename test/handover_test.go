@@ -14,6 +14,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -132,8 +133,8 @@ func TestHandOverMeets(t *testing.T) { // V1, C7, F5, F14, K9
 	path := v.write("mesh", meshConfig(true))
 	v.flags = append(v.flags, "--mesh-config", path)
 	v.resolvConf = v.write("resolv.conf", "nameserver "+named+"\n")
-	knows(v.named, namedIP, "60")
-	knows(v.other, otherIP, "60")
+	v.named.Handle(fakedns.Answer("www.example.org. 60 IN A " + namedIP))
+	v.other.Handle(fakedns.Answer("www.example.org. 60 IN A " + otherIP))
 	a := v.held(v.start())
 	ask := func(name, want string) {
 		t.Helper()
