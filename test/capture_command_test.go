@@ -2,13 +2,10 @@ package test
 
 import (
 	"encoding/json"
-	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -127,23 +124,6 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	r := v.root("agent", "--capture")
 	if r.code != 2 || !strings.Contains(r.stderr, "--capture-agent-uid") {
 		t.Errorf("agent as root: %+v", r)
-	}
-}
-
-// TestQueryRcode checks the name of a response code of more than four bits.
-func TestQueryRcode(t *testing.T) { // A8
-	t.Parallel()
-	h := newBareHost(t)
-	h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
-	h.Run(func() {
-		fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
-			reply := new(dns.Msg).SetReply(query).SetEdns0(1232, false)
-			reply.Rcode = dns.RcodeBadVers
-			return reply
-		}, fakedns.On(netip.MustParseAddrPort(named+":53")))
-	})
-	if r := h.nametap("query", "--dns-addr", named+":53", "www.example.org"); !strings.Contains(r.stdout, ": BADVERS in ") {
-		t.Errorf("%+v", r)
 	}
 }
 

@@ -42,21 +42,3 @@ func TestCaptureLinkLocal(t *testing.T) { // K14
 		}
 	})
 }
-
-// TestCaptureLinkLocalOnly captures only the nameservers of resolv.conf, all of them
-// link-local.
-func TestCaptureLinkLocalOnly(t *testing.T) { // K14, K6
-	t.Parallel()
-	const onEth0 = linkLocal + "%eth0"
-	v := newVM(t, "nft")
-	v.net.Exec("ip", "address", "add", linkLocal+"/64", "dev", "eth0", "nodad")
-	nameserver(t, v.net, onEth0, otherIP)
-	v.resolvConf = v.write("resolv.conf", "nameserver "+onEth0+"\n")
-	a := v.capture("--capture-servers", "resolv-conf")
-	if got := v.dig("@"+onEth0, "www.example.org"); got != otherIP {
-		t.Errorf("dig: %s", got)
-	}
-	if v.captured() || a.log.Count("queries to a link-local nameserver are not captured") != 1 {
-		t.Errorf("%s\n%s", v.Rules(), a.log)
-	}
-}

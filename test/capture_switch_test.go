@@ -1,7 +1,6 @@
 package test
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -110,22 +109,5 @@ func TestSwitchOff(t *testing.T) { // R7
 		if now := v.Rules(); now != before {
 			t.Fatalf("rules before:\n%s\nand after:\n%s", before, now)
 		}
-	}
-}
-
-// TestSwitchBroken checks that apply and an agent fail if the mesh config cannot be read.
-func TestSwitchBroken(t *testing.T) { // R7
-	t.Parallel()
-	v := newVM(t, "auto")
-	path := v.write("mesh", broken)
-	r := v.root(v.args("apply", "--mesh-config", path)...)
-	if r.code != 2 || !strings.Contains(r.stderr, "mesh config "+path) || v.captured() {
-		t.Errorf("%+v", r)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if r := v.root(v.args("apply", "--mesh-config", path)...); r.code != 2 || !strings.Contains(r.stderr, "no such file") {
-		t.Errorf("%+v", r)
 	}
 }

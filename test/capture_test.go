@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -101,33 +100,6 @@ func TestOtherAddress(t *testing.T) { // K1, K4, K17
 			t.Errorf("%v: %+v", flags, r)
 		}
 	}
-}
-
-// TestVirtualInterface checks queries of another machine, such as a container, that arrive
-// on an interface.
-func TestVirtualInterface(t *testing.T) { // K6
-	t.Parallel()
-	vms(t, func(v *vm) {
-		t := v.tb
-		container := netns.New(t)
-		netns.Connect(
-			netns.End{NS: v.NS, Name: "docker0", Addrs: []string{"172.17.0.1/24", "fd17::1/64"}},
-			netns.End{NS: container, Name: "eth0", Addrs: []string{"172.17.0.2/24", "fd17::2/64"}},
-		)
-		container.Exec("ip", "route", "add", "default", "via", "172.17.0.1")
-		container.Exec("ip", "-6", "route", "add", "default", "via", "fd17::1")
-		v.capture("--dns-addr", ":15053", "--capture-virtual-interface", "docker0")
-		inside := &host{NS: container, tb: t}
-		for _, server := range []string{named, named6} {
-			for _, over := range []string{"+notcp", "+tcp"} {
-				for name, want := range map[string]string{mesh: meshIP, "www.example.org": namedIP} {
-					if got := inside.dig(over, "@"+server, name); got != want {
-						t.Errorf("dig %s @%s %s: %s, want %s", over, server, name, got, want)
-					}
-				}
-			}
-		}
-	})
 }
 
 // TestPortTaken checks that rules never redirect to another program that has the port: the

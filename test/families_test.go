@@ -135,25 +135,6 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 	}
 }
 
-// TestLateListener checks that a family is captured from the start if its listener only
-// answers late. Leaving it out would remove the rules that a previous agent has left in.
-func TestLateListener(t *testing.T) { // K9, K17
-	t.Parallel()
-	v := newVM(t, "nft")
-	rule := []string{"INPUT", "-p", "udp", "--dport", "15053", "-j", "DROP"}
-	v.Exec("iptables-nft", append([]string{"-w", "-A"}, rule...)...)
-	a := v.launch("--capture")
-	wait.Until(t, "the first probe is lost", func() bool {
-		return !strings.Contains(v.Exec("iptables-nft", "-w", "-nvxL", "INPUT"), " 0        0 DROP")
-	})
-	v.Exec("iptables-nft", append([]string{"-w", "-D"}, rule...)...)
-	wait.Until(t, "DNS is captured", v.captured)
-	v.becomes(named, meshIP)
-	if a.log.Count("not captured") > 0 {
-		t.Error("a family was left out")
-	}
-}
-
 // TestIPv6Alone checks that an agent that listens on ::1 only captures IPv6 only.
 func TestIPv6Alone(t *testing.T) { // K17
 	t.Parallel()

@@ -51,24 +51,3 @@ func TestSupervisedUnprobed(t *testing.T) { // K15
 		t.Errorf("the agent was killed:\n%s", a.log)
 	}
 }
-
-// TestWatchdogUnprobed checks the same with systemd's watchdog.
-func TestWatchdogUnprobed(t *testing.T) { // K9
-	t.Parallel()
-	v := newVM(t, "nft")
-	next := v.notifications()
-	a := v.launch("--capture")
-	wait.Until(t, "the agent is ready", func() bool { return next() == "READY=1" })
-	refused, end := v.unprobed()
-	defer end()
-	before := refused()
-	wait.Until(t, "probes are refused", func() bool { return refused() >= before+4 })
-	for range 5 { // at most one of them was sent before
-		if got := next(); got != "WATCHDOG=1" {
-			t.Errorf("a notification is %q", got)
-		}
-	}
-	if n := a.log.Count("systemd's watchdog is not told"); n > 0 {
-		t.Errorf("%s", a.log)
-	}
-}
