@@ -140,40 +140,6 @@ func TestEgressSuffixes(t *testing.T) {
 	}
 }
 
-// E17: while clients connect and send nothing, others are served, and nothing is left of them.
-func TestEgressSilentClients(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	a := e.capture()
-	before := a.openFiles()
-	for range 200 {
-		e.mustDial(vipWild, "443")
-	}
-	if got := e.greeting(vipA, "7"); got != "220 one" {
-		t.Errorf("beside silent clients: %q", got)
-	}
-	wait.Until(t, "the silent clients are reset", func() bool { return e.refusals("slow") == 200 })
-	wait.Until(t, "their descriptors are closed", func() bool { return a.openFiles() <= before+2 })
-}
-
-// A2, E1: HTTPS records of a host with a VIP are not forwarded, so that clients use the VIP, and its PTR
-// record leads back to it.
-func TestEgressRecords(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.capture()
-	if got := e.dig("@10.0.0.55", exactA, "HTTPS"); got != "NOERROR" {
-		t.Errorf("HTTPS: %s", got)
-	}
-	if got := e.Exec("dig", "+short", "+tries=1", "@10.0.0.55", "-x", vipA); strings.TrimSpace(got) != exactA+"." {
-		t.Errorf("PTR: %s", got)
-	}
-	if got := e.Exec("dig", "+noall", "+comments", "+tries=1", "@10.0.0.55", "-x", vipWild); !strings.Contains(got, "NXDOMAIN") {
-		t.Errorf("PTR of a wildcard's VIP, which has no name: %s", got)
-	}
-}
-
 // TestEgressIdle checks that idle connections take two descriptors each, and that bytes arrive unchanged in
 // both directions at once, also through pipes.
 func TestEgressIdle(t *testing.T) { // E17, E9
@@ -260,31 +226,6 @@ func TestEgressOutage(t *testing.T) {
 	}
 	if e.refusals("resolution")+e.refusals("connect") < 4 {
 		t.Error("the refusals are not counted")
-	}
-}
-
-// E13: in a hand-over to the next agent, open connections go on for the drain, since systemd stores the listeners. Then
-// they are reset while the rules translate their addresses. New ones reach the next agent.
-func TestEgressHandOver(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	e.asService()
-	const drain = 2 * time.Second
-	e.flags = append(e.flags, "--drain", drain.String())
-	first := e.held(e.start())
-	conn := e.open()
-	began := time.Now()
-	first.end(handOver)
-	if took := time.Since(began); took < drain || took > 10*drain {
-		t.Errorf("the hand-over took %v, with a drain of %v", took, drain)
-	}
-	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
-		t.Errorf("an open connection: %v, want a reset", err)
-	}
-	e.held(e.start())
-	if got := e.greeting(vipA, "7"); got != "220 one" {
-		t.Errorf("a connection to the next agent: %q", got)
 	}
 }
 

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/tls"
 	"errors"
@@ -110,48 +109,6 @@ func records(message []byte, size int) []byte {
 	return out
 }
 
-// E5: a ClientHello arrives in single bytes, in many records, and with 60 KB.
-func TestEgressHellos(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	got, want := make(chan []byte, 1), make(chan int, 1) // want is the length of the next hello
-	e.serve(serverA+":443", func(conn *net.TCPConn) {
-		b := make([]byte, <-want)
-		_, _ = io.ReadFull(conn, b) // the test compares what has come
-		got <- b
-	})
-	e.capture()
-	small, large := hello(t, "a.apps.example.org", 0), hello(t, "a.apps.example.org", 60_000)
-	if len(small) < 1200 || len(large) < 60_000 {
-		t.Fatalf("hellos of %d and %d bytes", len(small), len(large))
-	}
-	for name, test := range map[string]struct {
-		sent    []byte
-		segment int
-	}{
-		"one segment":    {records(small, 16_384), len(small) * 2},
-		"single bytes":   {records(small, 16_384), 1},
-		"two segments":   {records(small, 16_384), 1000},
-		"many records":   {records(small, 100), len(small) * 2},
-		"60 KB":          {records(large, 16_384), 1400},
-		"more than that": {append(records(small, 16_384), "and early data"...), 1 << 20},
-	} {
-		want <- len(test.sent)
-		conn := e.mustDial(vipWild, "443")
-		for rest := test.sent; len(rest) > 0; {
-			n := min(test.segment, len(rest))
-			if _, err := conn.Write(rest[:n]); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			rest = rest[n:]
-		}
-		if received := wait.For(t, "the server has the hello", got); !bytes.Equal(received, test.sent) {
-			t.Errorf("%s: the server received %d bytes, which differ from the %d that were sent", name, len(received), len(test.sent))
-		}
-		conn.Close()
-	}
-}
-
 // refusals returns how many connections were refused for a reason.
 func (e *egressVM) refusals(reason string) float64 {
 	e.tb.Helper()
@@ -211,34 +168,6 @@ func TestEgressNames(t *testing.T) {
 	}
 	if n := e.refusals("closed"); n != 1 {
 		t.Errorf("%v connections closed before a name, want 1", n)
-	}
-}
-
-// E4: behind an exact host nothing is read first, so SMTP, SSH and MySQL work.
-func TestEgressServerFirst(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":25", func(conn *net.TCPConn) {
-		if _, err := io.WriteString(conn, "220 mail.example.com ESMTP\r\n"); err != nil {
-			return
-		}
-		line, err := bufio.NewReader(conn).ReadString('\n')
-		if err == nil {
-			_, _ = fmt.Fprintf(conn, "250 hello %s", strings.TrimPrefix(line, "EHLO "))
-		}
-	})
-	e.capture()
-	conn := e.mustDial(vipA, "25")
-	reader := bufio.NewReader(conn)
-	greeting, err := reader.ReadString('\n')
-	if err != nil || greeting != "220 mail.example.com ESMTP\r\n" {
-		t.Fatalf("%q, %v", greeting, err)
-	}
-	if _, err := io.WriteString(conn, "EHLO client\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	if answer, err := reader.ReadString('\n'); err != nil || answer != "250 hello client\r\n" {
-		t.Errorf("%q, %v", answer, err)
 	}
 }
 
