@@ -9,7 +9,6 @@ import (
 	"syscall"
 	"testing"
 
-
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 

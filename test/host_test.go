@@ -48,7 +48,6 @@ type host struct {
 	sockets      []*os.File // of its agents, passed as by systemd
 	wrapper      string     // a program that runs its agents with sockets; empty is none
 	terminal     bool       // its agents have a terminal that controls them
-	chroot       string     // root directory of its agents, with nametap at the place that it has in the image; empty is that of the test
 	descriptors  int        // limit of its agents; 0 means that of the test
 	cgroup       string     // directory of the cgroup of its agents
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -147,74 +146,4 @@ func openTerminal(tb testing.TB) *os.File {
 	}
 	tb.Cleanup(func() { control.Close(); terminal.Close() })
 	return terminal
-}
-
-// An output that is closed, as by `| tee log` and ^C, or that is full and not read, neither
-// ends the agent nor blocks it.
-func TestOutputNotRead(t *testing.T) { // R8
-	t.Parallel()
-	for _, closed := range []bool{true, false} {
-		v := newVM(t, "nft")
-		reader, writer, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer writer.Close()
-		defer reader.Close()
-		if closed {
-			reader.Close()
-		} else {
-			fill(t, writer)
-		}
-		v.output = writer
-		a := v.capture("--log-level", "debug")
-		v.asked(named, meshIP)
-		v.asked(named6, meshIP)
-		a.end(os.Interrupt)
-		if code := a.ProcessState.ExitCode(); code != 0 {
-			t.Errorf("closed: %v: exit code %d", closed, code)
-		}
-		if v.captured() {
-			t.Errorf("closed: %v: rules are left:\n%s", closed, v.Rules())
-		}
-	}
-}
-
-// TestRemoveOutputNotRead checks that such an output delays neither the removal of the
-// rules nor `nametap capture remove`.
-func TestRemoveOutputNotRead(t *testing.T) { // R8, K9
-	t.Parallel()
-	v := newVM(t, "nft")
-	if r := v.root(v.args("apply")...); r.code != 0 {
-		t.Fatalf("apply: %+v", r)
-	}
-	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer writer.Close()
-	defer reader.Close()
-	fill(t, writer)
-	v.output = writer
-	v.sameUser = true
-	a := v.launchCommand(v.command("capture", "remove", "--after-agent"))
-	wait.For(t, "the agent ends", a.ended)
-	if code := a.ProcessState.ExitCode(); code != 0 || v.captured() {
-		t.Errorf("exit code %d, rules:\n%s", code, v.Rules())
-	}
-}
-
-// fill fills a pipe.
-func fill(t *testing.T, pipe *os.File) {
-	t.Helper()
-	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		t.Fatal(err)
-	}
-	var err error
-	for err == nil {
-		_, err = pipe.Write(make([]byte, 4096))
-	}
-	if err := pipe.SetWriteDeadline(time.Time{}); err != nil {
-		t.Fatal(err)
-	}
 }
