@@ -41,21 +41,19 @@ func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 // after the end of an agent.
 func TestFailClosed(t *testing.T) { // K9
 	t.Parallel()
-	vms(t, func(v *vm) {
-		t := v.tb
-		path := v.write("mesh", meshConfig(true))
-		a := v.capture("--capture-fail-open=false", "--mesh-config", path)
-		a.end(terminate)
-		if _, err := v.refused(named); err == nil || !v.captured() {
-			t.Errorf("after the end of the agent: %v\n%s", err, v.Rules())
-		}
-		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
-		v.asked(named, meshIP)
-		v.replace("mesh", meshConfig(false)) // the switch removes them all the same
-		wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
-		a.end(terminate)
-		v.asked(named, namedIP)
-	})
+	v := newVM(t, "nft")
+	path := v.write("mesh", meshConfig(true))
+	a := v.capture("--capture-fail-open=false", "--mesh-config", path)
+	a.end(terminate)
+	if err := v.refused(named); err == nil || !v.captured() {
+		t.Errorf("after the end of the agent: %v\n%s", err, v.Rules())
+	}
+	a = v.capture("--capture-fail-open=false", "--mesh-config", path)
+	v.asked(named, meshIP)
+	v.replace("mesh", meshConfig(false)) // the switch removes them all the same
+	wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
+	a.end(terminate)
+	v.asked(named, namedIP)
 }
 
 // silence lets all queries to listeners over UDP time out, or with -D no longer.

@@ -12,33 +12,27 @@ const linkLocal = "fe80::53"
 func TestCaptureLinkLocal(t *testing.T) { // K14
 	t.Parallel()
 	const onEth0 = linkLocal + "%eth0"
-	vms(t, func(v *vm) {
-		t := v.tb
-		v.net.Exec("ip", "address", "add", linkLocal+"/64", "dev", "eth0", "nodad")
-		router := nameserver(t, v.net, onEth0, otherIP)
-		conf := "nameserver " + onEth0 + "\n"
-		v.resolvConf = v.write("resolv.conf", conf)
-		v.capture()
-		for _, over := range []string{"+notcp", "+tcp"} {
-			if got := v.dig(over, "@"+onEth0, "www.example.org"); got != otherIP {
-				t.Errorf("dig %s @%s: %s", over, onEth0, got)
-			}
-			if got := v.dig(over, "@"+named6, mesh); got != meshIP {
-				t.Errorf("dig %s @%s: %s", over, named6, got)
-			}
-		}
-		if got := v.client(conf, "getent", "ahosts", "www.example.org"); !strings.HasPrefix(got, otherIP+" ") {
-			t.Errorf("getaddrinfo: %s", got)
-		}
-		before := len(router.Queries())
-		var direct string
-		v.Run(func() { direct = v.dig("-p", "15053", "@127.0.0.1", "forwarded.example.org") })
-		// On a busy machine, the agent repeats a query that is late.
-		if n := len(router.Queries()) - before; direct != otherIP || n < 1 {
-			t.Errorf("forwarded: %s, %d queries to the nameserver", direct, n)
-		}
-		if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "not captured: queries to link-local nameservers (fe80::/10)") {
-			t.Errorf("status: %+v", r)
-		}
-	})
+	v := newVM(t, "nft")
+	v.net.Exec("ip", "address", "add", linkLocal+"/64", "dev", "eth0", "nodad")
+	router := nameserver(t, v.net, onEth0, otherIP)
+	conf := "nameserver " + onEth0 + "\n"
+	v.resolvConf = v.write("resolv.conf", conf)
+	v.capture()
+	for _, over := range []string{"+notcp", "+tcp"} {
+		v.digs(otherIP, over, "@"+onEth0, "www.example.org")
+		v.digs(meshIP, over, "@"+named6, mesh)
+	}
+	if got := v.client(conf, "getent", "ahosts", "www.example.org"); !strings.HasPrefix(got, otherIP+" ") {
+		t.Errorf("getaddrinfo: %s", got)
+	}
+	before := len(router.Queries())
+	var direct string
+	v.Run(func() { direct = v.dig("-p", "15053", "@127.0.0.1", "forwarded.example.org") })
+	// On a busy machine, the agent repeats a query that is late.
+	if n := len(router.Queries()) - before; direct != otherIP || n < 1 {
+		t.Errorf("forwarded: %s, %d queries to the nameserver", direct, n)
+	}
+	if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "not captured: queries to link-local nameservers (fe80::/10)") {
+		t.Errorf("status: %+v", r)
+	}
 }

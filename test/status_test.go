@@ -21,9 +21,9 @@ func (h *host) dialStatus(address string) net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", address, wait.Limit) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", address, patience) })
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(2 * wait.Limit))
+		err = conn.SetDeadline(time.Now().Add(patience))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -121,7 +121,7 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	}
 	defer taken.Close()
 	a := h.launch("--supervise")
-	answers := func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP }
+	answers := func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP }
 	wait.Until(t, "the agent answers", answers)
 	pid := a.signalChild(syscall.SIGKILL)
 	wait.Until(t, "the next agent answers", func() bool { return child(a.Process.Pid) != pid && answers() })
@@ -189,5 +189,5 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 	h.launch("--status-addr", "127.0.0.1:15055")
 	next("FDSTOREREMOVE")
 	next("FDSTORE")
-	wait.Until(t, "the agent answers", func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP })
+	wait.Until(t, "the agent answers", func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP })
 }
