@@ -72,7 +72,8 @@ func TestEndBeforeListeners(t *testing.T) { // K9
 	a := v.launch("--capture")
 	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
 	a.end(terminate)
-	if a.ProcessState.ExitCode() != 0 || a.log.Count("canceled") != 0 || v.captured() {
+	canceled := a.log.Count("canceled") - a.log.Count("i/o timeout", "canceled") // of two listeners, one may have been silent until then
+	if a.ProcessState.ExitCode() != 0 || canceled != 0 || v.captured() {
 		t.Errorf("%v\n%s", a.ProcessState, a.log)
 	}
 }
