@@ -79,7 +79,7 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)
 	}
-	machine.follow(a.Process.Pid)
+	machine.follow(h.tb, a.Process.Pid)
 	go func() {
 		_ = a.Wait() // how it ended is in the log
 		close(a.ended)

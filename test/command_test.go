@@ -23,7 +23,7 @@ func (h *host) run(cmd *exec.Cmd) result {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := h.Start(cmd)
 	if err == nil {
-		machine.follow(cmd.Process.Pid)
+		machine.follow(h.tb, cmd.Process.Pid)
 		err = cmd.Wait()
 	}
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {

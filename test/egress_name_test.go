@@ -153,7 +153,7 @@ func TestEgressNames(t *testing.T) {
 		}
 		wait.Until(t, test.name+" is counted", func() bool {
 			return e.refusals(test.reason) > before && strings.Contains(a.log.String(), "reason="+test.reason) ||
-				e.refusals("slow") > slow && machine.excuses(began, time.Now()) // so it was slow
+				e.refusals("slow") > slow && machine.excuses(t, began, time.Now()) // so it was slow
 		})
 	}
 	select {

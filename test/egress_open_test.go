@@ -113,7 +113,7 @@ func (e *egressVM) askOften() *asker {
 			}
 			began := time.Now()
 			reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(exactB+".", dns.TypeAAAA), &dns.Conn{Conn: conn})
-			bad := (err != nil || len(reply.Answer) != 1) && !machine.excuses(began, time.Now())
+			bad := (err != nil || len(reply.Answer) != 1) && !machine.excuses(a.tb, began, time.Now())
 			a.mu.Lock()
 			a.asked++
 			if bad {

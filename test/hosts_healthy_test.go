@@ -32,13 +32,13 @@ func (e *examined) stays(healthy time.Duration) {
 		now := time.Now()
 		if text := e.health(); strings.HasSuffix(text, "\nready\n") {
 			continue
-		} else if !machine.excuses(now.Add(-healthy), now) {
+		} else if !machine.excuses(e.tb, now.Add(-healthy), now) {
 			e.tb.Fatalf("the agent says: %s", text)
 		}
 		end = now.Add(healthy) // what it has found on this machine does not count
 	}
 	now := time.Now()
-	if r := e.doctor(); (r.code != 0 || strings.Contains(r.stdout, "PROBLEM") || strings.Contains(r.stdout, "WARNING")) && !machine.excuses(now.Add(-healthy), time.Now()) {
+	if r := e.doctor(); (r.code != 0 || strings.Contains(r.stdout, "PROBLEM") || strings.Contains(r.stdout, "WARNING")) && !machine.excuses(e.tb, now.Add(-healthy), time.Now()) {
 		e.tb.Errorf("doctor says: %d %s%s", r.code, r.stdout, r.stderr)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/miekg/dns"
@@ -16,6 +17,7 @@ import (
 // A load is a set of applications on a VM that send 500 queries per second, half of them
 // over each family. It counts the answers.
 type load struct {
+	tb    testing.TB
 	began time.Time
 	stop  chan struct{}
 	done  sync.WaitGroup
@@ -34,7 +36,7 @@ const (
 // load starts a load. Each family has three applications that keep their socket, one that
 // opens a new socket for every query, and one that uses TCP.
 func (v *vm) load() *load {
-	l := &load{began: time.Now(), stop: make(chan struct{}), answers: map[string][]moment{}}
+	l := &load{tb: v.tb, began: time.Now(), stop: make(chan struct{}), answers: map[string][]moment{}}
 	const each = 5
 	for _, server := range []string{named, named6} {
 		for n := range each {
@@ -128,7 +130,11 @@ func (l *load) end() map[string]int {
 			continue // which is always right
 		}
 		for _, m := range answers {
-			if machine.excuses(m.from, m.to) {
+			soon := m.from.Add(5 * time.Second) // what comes later has not caused a loss
+			if soon.After(m.to) {
+				soon = m.to
+			}
+			if machine.excuses(l.tb, m.from, soon) {
 				counts[address]--
 				counts["while the machine stood still: "+address]++
 			}

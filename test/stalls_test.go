@@ -16,35 +16,49 @@ import (
 )
 
 // What a stalls measures: a thread wakes up after each beat, and how long the threads of agents have waited for a
-// processor is read in each round. What is shorter than late is usual.
+// processor is read in each round. What is shorter than late, or less than much in a round, is usual.
 const (
 	beat  = 10 * time.Millisecond
+	late  = 50 * time.Millisecond
 	round = 25 // beats
-	late  = 20 * time.Millisecond
+	much  = 100 * time.Millisecond
 )
 
-// A stalls knows in which moments this machine stood still, or was too busy to run the agents. The product has limits
-// of time, such as the lease of the rules, that pass in such a moment, so what is lost in one is no defect.
+// A stalls knows in which moments this machine stood still, or was too busy to run the agents of a test. The product has
+// limits of time, such as the lease of the rules, that pass in such a moment, so what is lost in one is no defect.
 type stalls struct {
 	once sync.Once
 
-	mu      sync.Mutex
-	agents  map[int]map[string]time.Duration // how long each thread has waited for a processor, by the process of the agent
-	moments []moment                         // in the order of their ends
+	mu       sync.Mutex
+	followed map[int]*followed // by the process
+	moments  []still           // in the order of their ends
+}
+
+// followed is a process of a test.
+type followed struct {
+	tb     testing.TB
+	waited map[string]time.Duration // how long each thread has waited for a processor
 }
 
 // A moment is a period of time.
 type moment struct{ from, to time.Time }
 
-// machine is this machine.
-var machine = stalls{agents: map[int]map[string]time.Duration{}}
+// A still is a moment in which the machine stood still, for a test or, if tb is nil, for all.
+type still struct {
+	moment
+	tb testing.TB
+}
 
-// follow measures how long the threads of a process and of its children wait, until it ends.
-func (s *stalls) follow(pid int) {
+// machine is this machine.
+var machine = stalls{followed: map[int]*followed{}}
+
+// follow measures how long the threads of a process of a test, and of its children, wait, until it ends.
+func (s *stalls) follow(tb testing.TB, pid int) {
+	tb.Helper()
 	s.once.Do(func() { go s.measure() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.agents[pid] = map[string]time.Duration{}
+	s.followed[pid] = &followed{tb, map[string]time.Duration{}}
 }
 
 // measure measures until the tests have ended.
@@ -54,23 +68,30 @@ func (s *stalls) measure() {
 		began := time.Now()
 		time.Sleep(beat)
 		s.mu.Lock()
-		if now := time.Now(); now.Sub(began) > beat+late {
-			s.moments = append(s.moments, moment{began.Add(beat), now})
+		now := time.Now()
+		if now.Sub(began) > beat+late {
+			s.moments = append(s.moments, still{moment{began.Add(beat), now}, nil})
 		}
-		if n%round == 0 {
-			for pid, waited := range s.agents {
-				if !s.read(pid, waited) {
-					delete(s.agents, pid)
-				}
+		for pid, f := range s.followed {
+			if n%round != 0 {
+				break
+			}
+			waited, running := f.read(pid)
+			if waited > much {
+				s.moments = append(s.moments, still{moment{now.Add(-waited), now}, f.tb})
+			}
+			if !running {
+				delete(s.followed, pid)
 			}
 		}
 		s.mu.Unlock()
 	}
 }
 
-// read reads how long the threads of a process have waited. It returns false if the process has ended.
-func (s *stalls) read(pid int, waited map[string]time.Duration) bool {
-	found := false
+// read returns how long a process has waited since the last round: its threads together, but no longer than the round,
+// or one thread of it. running is false if it has ended.
+func (f *followed) read(pid int) (waited time.Duration, running bool) {
+	var together, longest time.Duration
 	for _, pid := range append(process.Children(pid), pid) {
 		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid)) // none if it has ended
 		for _, thread := range threads {
@@ -79,30 +100,30 @@ func (s *stalls) read(pid int, waited map[string]time.Duration) bool {
 			if err != nil || len(fields) < 2 {
 				continue // the thread has ended
 			}
-			found = true
 			delay, _ := strconv.Atoi(fields[1]) // zero if it is none
-			if more := time.Duration(delay) - waited[thread]; more > late {
-				now := time.Now()
-				s.moments = append(s.moments, moment{now.Add(-more), now})
-			}
-			waited[thread] = time.Duration(delay)
+			more := time.Duration(delay) - f.waited[thread]
+			f.waited[thread], running = time.Duration(delay), true
+			together, longest = together+more, max(longest, more)
 		}
 	}
-	return found
+	return max(longest, min(together, round*beat)), running
 }
 
-// between returns how long the machine stood still between two times.
-func (s *stalls) between(from, to time.Time) (total time.Duration) {
+// between returns how long the machine stood still for a test between two times.
+func (s *stalls) between(tb testing.TB, from, to time.Time) (total time.Duration) {
+	tb.Helper()
 	s.mu.Lock()
-	var within []moment
+	var within []still
 	for _, m := range slices.Backward(s.moments) {
 		if m.to.Before(from) {
 			break
 		}
-		within = append(within, m)
+		if m.tb == nil || m.tb == tb {
+			within = append(within, m)
+		}
 	}
 	s.mu.Unlock()
-	slices.SortFunc(within, func(a, b moment) int { return a.from.Compare(b.from) })
+	slices.SortFunc(within, func(a, b still) int { return a.from.Compare(b.from) })
 	for _, m := range within { // they overlap
 		if m.from.Before(from) {
 			m.from = from
@@ -120,19 +141,20 @@ func (s *stalls) between(from, to time.Time) (total time.Duration) {
 
 // excuses reports whether the machine stood still so long, before what happened between two times, that the rules may
 // have lost their lease, or the agent may not have known whether its probes arrive.
-func (s *stalls) excuses(from, to time.Time) bool {
-	const before, enough = 5 * time.Second, 250 * time.Millisecond
+func (s *stalls) excuses(tb testing.TB, from, to time.Time) bool {
+	tb.Helper()
+	const before, enough = 4 * time.Second, 300 * time.Millisecond
 	time.Sleep(time.Until(to.Add(2 * round * beat))) // until it is measured
-	return s.between(from.Add(-before), to) > enough
+	return s.between(tb, from.Add(-before), to) > enough
 }
 
 // stoodStill is excuses for what has just happened. It logs that the rest of the test is left out.
 func stoodStill(tb testing.TB) bool {
 	tb.Helper()
 	now := time.Now()
-	if !machine.excuses(now, now) {
+	if !machine.excuses(tb, now, now) {
 		return false
 	}
-	tb.Logf("the rest is left out: this machine stood still for %v in the last minute", machine.between(now.Add(-time.Minute), now))
+	tb.Logf("the rest is left out: this machine stood still for %v in the last minute", machine.between(tb, now.Add(-time.Minute), now))
 	return true
 }
