@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,16 +35,49 @@ func (a *agent) limitFiles(n uint64) {
 	}
 }
 
-// exhaust limits the descriptors of the agent so that only some are free. Some that it has open for a moment are closed
-// later, so the lowest number of several looks counts.
-func (a *agent) exhaust(free uint64) {
+// exhaust limits the descriptors of the agent to fewer than it has open: to those below the lowest one that is free in
+// any of several looks.
+func (a *agent) exhaust() {
 	a.host.tb.Helper()
 	lowest := a.freeFile()
-	for range 30 {
-		time.Sleep(50 * time.Millisecond)
-		lowest = min(lowest, a.freeFile())
+	a.look(func(int) { lowest = min(lowest, a.freeFile()) })
+	a.limitFiles(lowest)
+}
+
+// leave limits the descriptors of the agent to those that it has open for long, some of which it keeps in reserve, and
+// some more. Others among them may be free, until clients connect.
+func (a *agent) leave(more uint64) {
+	a.host.tb.Helper()
+	open, highest := map[string]int{}, uint64(0)
+	a.look(func(n int) {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
+		if err != nil {
+			a.host.tb.Fatal(err)
+		}
+		for _, file := range files {
+			if open[file.Name()] == n {
+				open[file.Name()]++
+			}
+		}
+	})
+	for name, times := range open {
+		number, _ := strconv.ParseUint(name, 10, 64)
+		own, _ := os.Readlink("/proc/self/fd/" + name)
+		if its, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", a.Process.Pid, name)); times == looks && its != own { // not inherited
+			highest = max(highest, number)
+		}
 	}
-	a.limitFiles(lowest + free)
+	a.limitFiles(highest + 1 + more)
+}
+
+// looks is how often the descriptors of an agent are looked at.
+const looks = 30
+
+func (a *agent) look(at func(n int)) {
+	for n := range looks {
+		at(n)
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 // connect opens a TCP connection to the agent that ends with the test.
@@ -92,9 +126,9 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	}
 	// The agent keeps its open descriptors and gets no new ones.
 	began := time.Now()
-	a.exhaust(0)
+	a.leave(0)
 	ask("without descriptors")
-	a.exhaust(8)
+	a.leave(8)
 	var idle []net.Conn
 	for range 100 {
 		conn := h.connect()
@@ -127,7 +161,7 @@ func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
 	h.sameUser = true // otherwise the test could not change the limits of the agent
 	a := h.start()
 	for _, free := range []uint64{0, 3} {
-		a.exhaust(free)
+		a.leave(free)
 		for i := range 100 {
 			conn := h.dialStatus(statusAddr)
 			defer conn.Close()

@@ -78,7 +78,7 @@ func brokenLocally() []hostCase {
 		{name: "no descriptor is free", says: "PROBLEM  the agent has no free descriptors", make: func(e *examined) {
 			e.sameUser = true
 			a := e.agent()
-			a.exhaust(0)
+			a.exhaust()
 			e.mend = func() { a.limitFiles(1024) }
 		}},
 		{name: "memory is nearly used up", says: "WARNING  the memory of the agent is nearly at its limit", make: func(e *examined) {
