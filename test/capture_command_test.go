@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -15,21 +16,17 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		t := v.tb
 		v.start()
 		before := v.Rules()
-		state := func(want iptables.State, code int) {
+		state := func(want iptables.State, code int) { // at last, on a busy machine
 			t.Helper()
-			var status struct {
-				Backend  string
-				Families []struct{ Family, State string }
-			}
-			if r := v.parse(&status, "status"); r.code != code {
-				t.Errorf("status: %+v", r)
-			}
-			if len(status.Families) != 2 || status.Families[0].State != string(want) || status.Backend != v.backend {
-				t.Errorf("status: %+v, want %s", status, want)
-			}
-			if r := v.nametap(v.args("status")...); r.code != code || !strings.Contains(r.stdout, "IPv4      "+string(want)) {
-				t.Errorf("status: %+v, want %s", r, want)
-			}
+			wait.Until(t, "the rules are "+string(want), func() bool {
+				var status struct {
+					Backend  string
+					Families []struct{ Family, State string }
+				}
+				r, text := v.parse(&status, "status"), v.nametap(v.args("status")...)
+				return r.code == code && len(status.Families) == 2 && status.Families[0].State == string(want) && status.Backend == v.backend &&
+					text.code == code && strings.Contains(text.stdout, "IPv4      "+string(want))
+			})
 		}
 		var findings []iptables.Finding
 		if r := v.parse(&findings, "check"); r.code != 0 || len(findings) < 6 || r.stderr != "" {

@@ -26,11 +26,9 @@ func TestCaptureLinkLocal(t *testing.T) { // K14
 		t.Errorf("getaddrinfo: %s", got)
 	}
 	before := len(router.Queries())
-	var direct string
-	v.Run(func() { direct = v.dig("-p", "15053", "@127.0.0.1", "forwarded.example.org") })
-	// On a busy machine, the agent repeats a query that is late.
-	if n := len(router.Queries()) - before; direct != otherIP || n < 1 {
-		t.Errorf("forwarded: %s, %d queries to the nameserver", direct, n)
+	v.digs(otherIP, "-p", "15053", "@127.0.0.1", "forwarded.example.org")
+	if n := len(router.Queries()) - before; n < 1 { // on a busy machine, the agent repeats a query that is late
+		t.Error("the nameserver has received no query of the agent")
 	}
 	if r := v.nametap("status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "not captured: queries to link-local nameservers (fe80::/10)") {
 		t.Errorf("status: %+v", r)

@@ -118,7 +118,7 @@ func TestStubIsNoLoop(t *testing.T) { // F6, K7
 	v := newVM(t, "auto")
 	v.resolvConf = v.write("resolv.conf", "nameserver "+stubAddr+"\n")
 	v.stub()
-	a := v.capture()
+	a := v.capture("--upstream-timeout", "20s")
 	released := make(chan struct{})
 	release := sync.OnceFunc(func() { close(released) })
 	t.Cleanup(release)

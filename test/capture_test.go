@@ -20,6 +20,7 @@ func TestCapture(t *testing.T) { // K1, K4, K9, R1
 	vms(t, func(v *vm) {
 		t := v.tb
 		before := v.Rules()
+		v.flags = append(v.flags, "--upstream-timeout", "8s") // as the machine may be busy
 		a := v.capture()
 		v.resolves()
 		a.end(terminate)

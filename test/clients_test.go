@@ -83,7 +83,7 @@ func (h *host) digWithin(limit time.Duration, args ...string) string {
 // client runs a program with text as its /etc/resolv.conf, in a mount namespace of its own.
 func (h *host) client(text string, args ...string) string {
 	h.tb.Helper()
-	path := h.write("resolv.conf-"+strconv.Itoa(len(text)), text)
+	path := h.write("resolv.conf-"+strconv.Itoa(len(text)), text+"options timeout:30 attempts:5\n")
 	script := `mount --bind "$0" /etc/resolv.conf && exec "$@"`
 	return h.Exec("unshare", append([]string{"--mount", "sh", "-c", script, path}, args...)...)
 }

@@ -76,7 +76,7 @@ const looks = 30
 func (a *agent) look(at func(n int)) {
 	for n := range looks {
 		at(n)
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) //nolint:forbidigo // what is open for a moment is closed meanwhile
 	}
 }
 

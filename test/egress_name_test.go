@@ -97,8 +97,9 @@ func hello(t *testing.T, name string, more int) []byte {
 	return all
 }
 
-// records splits a handshake message into records of up to size bytes.
-func records(message []byte, size int) []byte {
+// records splits a handshake message into records.
+func records(message []byte) []byte {
+	const size = 16_384
 	var out []byte
 	for len(message) > 0 {
 		n := min(size, len(message))
@@ -127,14 +128,14 @@ func TestEgressNames(t *testing.T) {
 	}
 	e.resolve("other.example.org", serverA)
 	a := e.capture()
-	long := records(append([]byte{1, 1, 0, 1}, make([]byte, 70_000)...), 16_384)
+	long := records(append([]byte{1, 1, 0, 1}, make([]byte, 70_000)...))
 	for _, test := range []struct {
 		name, reason string
 		sent         []byte
 	}{
-		{"another name", "other_name", records(hello(t, "other.example.org", 0), 16_384)},
-		{"the suffix itself", "other_name", records(hello(t, "apps.example.org", 0), 16_384)},
-		{"no name", "no_name", records(hello(t, "10.0.0.11", 0), 16_384)}, // addresses are not sent
+		{"another name", "other_name", records(hello(t, "other.example.org", 0))},
+		{"the suffix itself", "other_name", records(hello(t, "apps.example.org", 0))},
+		{"no name", "no_name", records(hello(t, "10.0.0.11", 0))}, // addresses are not sent
 		{"another host", "other_name", []byte("GET / HTTP/1.1\r\nHost: other.example.org\r\n\r\n")},
 		{"no host", "no_name", []byte("GET / HTTP/1.0\r\n\r\n")},
 		{"two hosts", "protocol", []byte("GET / HTTP/1.1\r\nHost: a.apps.example.org\r\nHost: other.example.org\r\n\r\n")},
@@ -142,7 +143,7 @@ func TestEgressNames(t *testing.T) {
 		{"HTTP/2 without TLS", "protocol", []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")},
 		{"another protocol", "protocol", []byte("\x00\x01\x02\x03")},
 		{"too long", "protocol", long},
-		{"stalled", "slow", records(hello(t, "a.apps.example.org", 0), 16_384)[:100]},
+		{"stalled", "slow", records(hello(t, "a.apps.example.org", 0))[:100]},
 		{"silent", "slow", nil},
 	} {
 		before, slow, began := e.refusals(test.reason), e.refusals("slow"), time.Now()

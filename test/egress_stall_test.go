@@ -46,7 +46,7 @@ func TestEgressStalled(t *testing.T) {
 	large := hello(t, "a.apps.example.org", 60_000)
 	open := func() []*net.TCPConn {
 		exact, wild := e.mustDial(vipA, "7"), e.mustDial(vipWild, "443")
-		if _, err := wild.Write(records(large, 16_384)); err != nil {
+		if _, err := wild.Write(records(large)); err != nil {
 			t.Fatal(err)
 		}
 		stall(t, exact)

@@ -165,7 +165,7 @@ func TestHandOverMeets(t *testing.T) { // V1, C7, F5, F14, K9
 func TestHandOverInFlight(t *testing.T) { // V1
 	t.Parallel()
 	v := newUnitVM(t)
-	a := v.held(v.start())
+	a := v.held(v.start("--upstream-timeout", "1m"))
 	asked, answer := make(chan struct{}, 8), make(chan struct{})
 	has := anyName(namedIP)
 	v.named.Handle(func(query *dns.Msg, network string) *dns.Msg {
@@ -278,15 +278,15 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	const text = "search corp.example\nnameserver " + named + "\n"
 	v.write("resolv.conf", text)
 	a := v.held(v.start())
-	check := func(server, want string) {
+	check := func(want string) {
 		t.Helper()
 		for name, want := range map[string]string{"web.shop.corp.example": meshIP, "www.example.org": want} {
 			v.digs(want, "-p", "15053", "@127.0.0.1", name)
 		}
 	}
-	check(named, namedIP)
+	check(namedIP)
 	a = v.handsOver(a, func() { v.write("resolv.conf", "") })
-	check(named, namedIP)
+	check(namedIP)
 	v.write("resolv.conf", strings.Replace(text, named, other, 1))
 	wait.Until(t, "the change is in use", func() bool { return a.log.Count("resolv.conf has changed") > 0 })
 	if err := os.Remove(v.resolvConf); err != nil {
@@ -294,7 +294,7 @@ func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	}
 	a.end(syscall.SIGKILL)
 	v.start()
-	check(other, otherIP)
+	check(otherIP)
 }
 
 // TestKillsUnderLoad kills the agent several times while applications send queries. Almost no query for

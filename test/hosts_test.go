@@ -161,7 +161,7 @@ func (e *examined) becomes(line string) {
 				return
 			}
 		}
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //nolint:forbidigo // the host may be broken for longer than wait.Until waits
 	}
 	e.tb.Errorf("doctor says %q first, want %q; exit code %d:\n%s%s", e.first(r), line, r.code, r.stdout, r.stderr)
 }

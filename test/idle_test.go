@@ -70,17 +70,21 @@ func number(tb testing.TB, text string) int {
 func BenchmarkIdle(b *testing.B) { // R11
 	for name, start := range map[string]func(tb testing.TB) *agent{
 		"pod": func(tb testing.TB) *agent {
+			tb.Helper()
 			h := newHost(tb)
 			h.capabilities = nil
 			return h.supervised("--dns-addr", "localhost:15053")
 		},
-		"vm": func(tb testing.TB) *agent { return newVM(tb, "nft").capture() },
+		"vm": func(tb testing.TB) *agent {
+			tb.Helper()
+			return newVM(tb, "nft").capture()
+		},
 	} {
 		b.Run(name, func(b *testing.B) {
 			a := start(b)
 			before := costOf(b, a.Process.Pid)
 			for b.Loop() {
-				time.Sleep(10 * time.Second)
+				time.Sleep(10 * time.Second) //nolint:forbidigo // it is what is measured
 			}
 			after, seconds := costOf(b, a.Process.Pid), b.Elapsed().Seconds()
 			b.ReportMetric(float64(after.waits-before.waits)/seconds, "waits/s")

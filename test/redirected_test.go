@@ -2,6 +2,7 @@ package test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,20 +24,14 @@ func TestStatusInPod(t *testing.T) { // I0, K11
 	v.environment = append(v.environment, "PATH=/nonexistent")
 	says := func(code int, parts ...string) {
 		t.Helper()
-		var status result
-		wait.Until(t, "the agent reads anew", func() bool { // what it has read is kept for a second
-			status = v.nametap("status", "--status-addr", statusAddr)
-			return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(status.stdout, part) })
-		})
-		rules := v.nametap(v.args("status")...)
-		for _, part := range parts {
-			if !strings.Contains(rules.stdout, part) {
-				t.Errorf("%q is not in\n%s", part, rules.stdout)
+		wait.Until(t, fmt.Sprintf("both say %q", parts), func() bool { // what the agent has read is kept for a second
+			status, rules := v.nametap("status", "--status-addr", statusAddr), v.nametap(v.args("status")...)
+			missing := func(part string) bool {
+				return !strings.Contains(status.stdout, part) || !strings.Contains(rules.stdout, part)
 			}
-		}
-		if status.code != 0 || rules.code != code || code != 0 && !strings.Contains(rules.stderr, "CAP_NET_ADMIN") {
-			t.Errorf("%+v\n%+v", status, rules)
-		}
+			named := code == 0 || strings.Contains(rules.stderr, "CAP_NET_ADMIN")
+			return status.code == 0 && rules.code == code && named && !slices.ContainsFunc(parts, missing)
+		})
 	}
 	installed := func(args ...string) {
 		t.Helper()

@@ -66,7 +66,7 @@ func (s *stalls) measure() {
 	runtime.LockOSThread()
 	for n := 0; ; n++ {
 		began := time.Now()
-		time.Sleep(beat)
+		time.Sleep(beat) //nolint:forbidigo // it is what is measured
 		s.mu.Lock()
 		now := time.Now()
 		if now.Sub(began) > beat+late {
@@ -144,7 +144,7 @@ func (s *stalls) between(tb testing.TB, from, to time.Time) (total time.Duration
 func (s *stalls) excuses(tb testing.TB, from, to time.Time) bool {
 	tb.Helper()
 	const before, enough = 4 * time.Second, 300 * time.Millisecond
-	time.Sleep(time.Until(to.Add(2 * round * beat))) // until it is measured
+	time.Sleep(time.Until(to.Add(2 * round * beat))) //nolint:forbidigo // until it is measured
 	return s.between(tb, from.Add(-before), to) > enough
 }
 
