@@ -60,9 +60,6 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	h.tb.Helper()
 	a := &agent{Cmd: cmd, host: h, log: testlog.New(h.tb), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
-	if h.output != nil {
-		a.Stdout, a.Stderr = h.output, h.output
-	}
 	if len(h.sockets) > 0 {
 		a.ExtraFiles = h.sockets
 		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))

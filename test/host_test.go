@@ -44,7 +44,6 @@ type host struct {
 	environment  []string   // of its agents, besides the test's own
 	flags        []string   // of its agents, before those of a test
 	signal       os.Signal  // that ends its agents after the test
-	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, passed as by systemd
 	wrapper      string     // a program that runs its agents with sockets; empty is none
 	terminal     bool       // its agents have a terminal that controls them
