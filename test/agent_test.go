@@ -88,8 +88,8 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 // end sends a signal and returns when the process has ended.
 func (a *agent) end(signal os.Signal) {
 	a.host.tb.Helper()
-	_ = a.Process.Signal(signal) // it may have ended
-	defer a.Process.Kill()       //nolint:errcheck // if it does not end on that
+	_ = a.Process.Signal(signal)            // it may have ended
+	defer func() { _ = a.Process.Kill() }() // if it does not end on that
 	wait.For(a.host.tb, fmt.Sprintf("the agent ends on %v", signal), a.ended)
 }
 
