@@ -236,11 +236,16 @@ COMMIT
 		}
 	}
 	const said = "do not reach the agent"
-	for range 6 { // on a busy machine, the changes may take long enough
-		lines := a.log.Count(said)
+	const pass = 800 * time.Millisecond // in which three probes may fail
+	quick := 0
+	for range 6 {
+		lines, began := a.log.Count(said), time.Now()
 		for range 3 {
 			reload()
 			wait.Until(t, "queries are redirected", has("nat"))
+		}
+		if time.Since(began) < pass {
+			quick++
 		}
 		wait.Until(t, "table filter has the rules of nametap", has("filter"))
 		v.becomes(named, meshIP)
@@ -248,7 +253,7 @@ COMMIT
 			return
 		}
 	}
-	if stoodStill(t) {
+	if quick == 0 && stoodStill(t) {
 		return
 	}
 	t.Errorf("queries pass through each time:\n%s", a.log)

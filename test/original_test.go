@@ -1,12 +1,8 @@
 package test
 
 import (
-	"net"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
@@ -59,40 +55,5 @@ func TestOriginalDestinationNotPermitted(t *testing.T) { // F14
 	a.end(terminate)
 	if n := strings.Count(a.log.String(), "CAP_NET_ADMIN"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, a.log)
-	}
-}
-
-// BenchmarkCaptured measures the time of one answer to a captured query.
-func BenchmarkCaptured(b *testing.B) {
-	netns.Need(b, "iptables")
-	h := newHost(b)
-	h.start()
-	h.redirect()
-	for what, name := range map[string]string{"table": "web.shop.svc.cluster.local.", "cache": "www.example.org."} {
-		b.Run(what, func(b *testing.B) {
-			var conn net.Conn
-			var err error
-			h.Run(func() { conn, err = net.Dial("udp", named+":53") })
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer conn.Close()
-			query, err := new(dns.Msg).SetQuestion(name, dns.TypeA).Pack()
-			if err != nil {
-				b.Fatal(err)
-			}
-			reply := make([]byte, dns.MaxMsgSize)
-			for b.Loop() {
-				if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := conn.Write(query); err != nil {
-					b.Fatal(err)
-				}
-				if _, err := conn.Read(reply); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }
