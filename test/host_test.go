@@ -68,7 +68,12 @@ func newHost(tb testing.TB) *host {
 // newBareHost makes a host without nameservers.
 func newBareHost(tb testing.TB) *host {
 	tb.Helper()
-	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}, signal: terminate}
+	h := &host{NS: netns.New(tb), tb: tb, capabilities: []uintptr{capNetAdmin}, signal: terminate}
+	var err error
+	if h.dir, err = os.MkdirTemp("", "host-"); err != nil { // tb.TempDir has the name of the test, and sockets take short paths only
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { os.RemoveAll(h.dir) })
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
