@@ -70,7 +70,8 @@ func newBareHost(tb testing.TB) *host {
 	tb.Helper()
 	h := &host{NS: netns.New(tb), tb: tb, capabilities: []uintptr{capNetAdmin}, signal: terminate}
 	var err error
-	if h.dir, err = os.MkdirTemp("", "host-"); err != nil { // tb.TempDir has the name of the test, and sockets take short paths only
+	//nolint:usetesting // tb.TempDir has the name of the test, and sockets take short paths only
+	if h.dir, err = os.MkdirTemp("", "host-"); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { os.RemoveAll(h.dir) })
