@@ -148,7 +148,7 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 		t.Fatal(err)
 	}
 	defer notified.Close()
-	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(2*wait.Limit))); err != nil {
+	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(patience))); err != nil {
 		t.Fatal(err)
 	}
 	h.environment = append(h.environment, "NOTIFY_SOCKET="+path)
