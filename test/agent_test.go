@@ -60,9 +60,6 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	h.tb.Helper()
 	a := &agent{Cmd: cmd, host: h, log: testlog.New(h.tb), ended: make(chan struct{})}
 	a.Stdout, a.Stderr = a.log, a.log
-	if h.output != nil {
-		a.Stdout, a.Stderr = h.output, h.output
-	}
 	if len(h.sockets) > 0 {
 		a.ExtraFiles = h.sockets
 		a.Env = append(a.Env, fmt.Sprintf("LISTEN_FDS=%d", len(h.sockets)))
@@ -79,6 +76,7 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 	if err := h.Start(a.Cmd); err != nil {
 		h.tb.Fatal(err)
 	}
+	machine.follow(h.tb, a.Process.Pid)
 	go func() {
 		_ = a.Wait() // how it ended is in the log
 		close(a.ended)
@@ -90,14 +88,9 @@ func (h *host) launchCommand(cmd *exec.Cmd) *agent {
 // end sends a signal and returns when the process has ended.
 func (a *agent) end(signal os.Signal) {
 	a.host.tb.Helper()
-	_ = a.Process.Signal(signal) // it may have ended
-	select {
-	case <-a.ended:
-	case <-time.After(wait.Limit):
-		_ = a.Process.Kill()
-		<-a.ended
-		a.host.tb.Errorf("the agent did not end on %v", signal)
-	}
+	_ = a.Process.Signal(signal)            // it may have ended
+	defer func() { _ = a.Process.Kill() }() // if it does not end on that
+	wait.For(a.host.tb, fmt.Sprintf("the agent ends on %v", signal), a.ended)
 }
 
 // supervised starts an agent with --supervise that keeps snapshots.
@@ -167,12 +160,12 @@ func (a *agent) freeFile() (number uint64) {
 func (h *host) get(path string) string {
 	h.tb.Helper()
 	if strings.HasPrefix(path, "/debug/") {
-		conn, err := net.DialTimeout("unix", h.socket(), wait.Limit)
+		conn, err := net.DialTimeout("unix", h.socket(), patience)
 		return h.getFrom(conn, err, path)
 	}
 	var response string
 	h.Run(func() {
-		conn, err := net.DialTimeout("tcp", statusAddr, wait.Limit)
+		conn, err := net.DialTimeout("tcp", statusAddr, patience)
 		response = h.getFrom(conn, err, path)
 	})
 	return response
@@ -189,7 +182,7 @@ func (h *host) getFrom(conn net.Conn, err error, path string) string {
 	}
 	defer conn.Close()
 	var response []byte
-	if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		h.tb.Fatal(err)
 	}
 	if _, err = fmt.Fprintf(conn, "GET %s HTTP/1.0\r\n\r\n", path); err == nil {
@@ -264,7 +257,7 @@ func (h *host) notifications() (next func() string) {
 	h.environment = append(h.environment, "NOTIFY_SOCKET="+path, "WATCHDOG_USEC=300000")
 	return func() string {
 		h.tb.Helper()
-		if err := notified.SetReadDeadline(time.Now().Add(wait.Limit)); err != nil {
+		if err := notified.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			h.tb.Fatal(err)
 		}
 		buffer := make([]byte, 512)

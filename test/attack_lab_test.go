@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,7 +57,7 @@ type plane struct {
 func startPlane(tb testing.TB, flags ...string) *plane {
 	tb.Helper()
 	p := &plane{tb: tb, api: fakekube.Start(tb), log: testlog.New(tb), roots: x509.NewCertPool(), ended: make(chan struct{})}
-	p.plain, p.tls, p.status = freeAddress(tb), freeAddress(tb), freeAddress(tb)
+	p.plain, p.tls, p.status = freeAddress(), freeAddress(), freeAddress()
 	authority := fakexds.NewAuthority(tb, planeName, "spiffe://cluster.local/ns/shop/sa/web")
 	p.roots.AppendCertsFromPEM([]byte(authority.Root()))
 	certificate, key := authority.Server()
@@ -73,6 +74,7 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"), append([]string{
 		"--kubeconfig", p.api.Kubeconfig(), "--state-dir=", "--grpc-addr", p.plain, "--tls-addr", p.tls, "--http-addr", p.status,
 		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key")}, flags...)...)
+	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", limitMiB*85/100, "MiB")) // as it sets itself in the Deployment
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		tb.Fatal(err)
@@ -96,15 +98,12 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 	return p
 }
 
-// freeAddress returns a local address with a port that is free.
-func freeAddress(tb testing.TB) string {
-	tb.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
+// addresses counts the addresses that freeAddress has returned.
+var addresses atomic.Int32
+
+// freeAddress returns an address of loopback that no other program uses, not as the source of connections either.
+func freeAddress() string {
+	return fmt.Sprintf("127.%d.%d.%d:15010", 64+os.Getpid()>>8&63, os.Getpid()&255, addresses.Add(1))
 }
 
 // put changes the address of a Service in the namespace shop.
@@ -128,28 +127,6 @@ func (p *plane) peak() int {
 		p.tb.Fatal(err)
 	}
 	return kib >> 10
-}
-
-// queued returns how many bytes of connections in plaintext the kernel keeps because clients have not read them.
-func (p *plane) queued() (bytes int) {
-	p.tb.Helper()
-	text, err := os.ReadFile("/proc/net/tcp")
-	if err != nil {
-		p.tb.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(p.plain)
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		p.tb.Fatal(err)
-	}
-	for _, found := range regexp.MustCompile(fmt.Sprintf(`: \w+:%04X \w+:\w+ \w+ (\w+):`, number)).FindAllSubmatch(text, -1) {
-		n, err := strconv.ParseInt(string(found[1]), 16, 64)
-		if err != nil {
-			p.tb.Fatal(err)
-		}
-		bytes += int(n)
-	}
-	return bytes
 }
 
 // metric returns the sum of the metrics with a prefix.

@@ -2,13 +2,10 @@ package test
 
 import (
 	"encoding/json"
-	"net/netip"
 	"strings"
 	"testing"
 
-	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -19,21 +16,17 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		t := v.tb
 		v.start()
 		before := v.Rules()
-		state := func(want iptables.State, code int) {
+		state := func(want iptables.State, code int) { // at last, on a busy machine
 			t.Helper()
-			var status struct {
-				Backend  string
-				Families []struct{ Family, State string }
-			}
-			if r := v.parse(&status, "status"); r.code != code {
-				t.Errorf("status: %+v", r)
-			}
-			if len(status.Families) != 2 || status.Families[0].State != string(want) || status.Backend != v.backend {
-				t.Errorf("status: %+v, want %s", status, want)
-			}
-			if r := v.nametap(v.args("status")...); r.code != code || !strings.Contains(r.stdout, "IPv4      "+string(want)) {
-				t.Errorf("status: %+v, want %s", r, want)
-			}
+			wait.Until(t, "the rules are "+string(want), func() bool {
+				var status struct {
+					Backend  string
+					Families []struct{ Family, State string }
+				}
+				r, text := v.parse(&status, "status"), v.nametap(v.args("status")...)
+				return r.code == code && len(status.Families) == 2 && status.Families[0].State == string(want) && status.Backend == v.backend &&
+					text.code == code && strings.Contains(text.stdout, "IPv4      "+string(want))
+			})
 		}
 		var findings []iptables.Finding
 		if r := v.parse(&findings, "check"); r.code != 0 || len(findings) < 6 || r.stderr != "" {
@@ -127,23 +120,6 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	r := v.root("agent", "--capture")
 	if r.code != 2 || !strings.Contains(r.stderr, "--capture-agent-uid") {
 		t.Errorf("agent as root: %+v", r)
-	}
-}
-
-// TestQueryRcode checks the name of a response code of more than four bits.
-func TestQueryRcode(t *testing.T) { // A8
-	t.Parallel()
-	h := newBareHost(t)
-	h.Exec("ip", "address", "add", named+"/32", "dev", "lo")
-	h.Run(func() {
-		fakedns.Start(t, func(query *dns.Msg, _ string) *dns.Msg {
-			reply := new(dns.Msg).SetReply(query).SetEdns0(1232, false)
-			reply.Rcode = dns.RcodeBadVers
-			return reply
-		}, fakedns.On(netip.MustParseAddrPort(named+":53")))
-	})
-	if r := h.nametap("query", "--dns-addr", named+":53", "www.example.org"); !strings.Contains(r.stdout, ": BADVERS in ") {
-		t.Errorf("%+v", r)
 	}
 }
 

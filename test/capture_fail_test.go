@@ -41,37 +41,19 @@ func TestRemoveDespiteSettings(t *testing.T) { // K3, K9
 // after the end of an agent.
 func TestFailClosed(t *testing.T) { // K9
 	t.Parallel()
-	vms(t, func(v *vm) {
-		t := v.tb
-		path := v.write("mesh", meshConfig(true))
-		a := v.capture("--capture-fail-open=false", "--mesh-config", path)
-		a.end(terminate)
-		if _, err := v.refused(named); err == nil || !v.captured() {
-			t.Errorf("after the end of the agent: %v\n%s", err, v.Rules())
-		}
-		a = v.capture("--capture-fail-open=false", "--mesh-config", path)
-		v.asked(named, meshIP)
-		v.replace("mesh", meshConfig(false)) // the switch removes them all the same
-		wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
-		a.end(terminate)
-		v.asked(named, namedIP)
-	})
-}
-
-// TestServersLater starts an agent before resolv.conf has nameservers, as at the boot of a
-// VM.
-func TestServersLater(t *testing.T) { // K6, F5
-	t.Parallel()
 	v := newVM(t, "nft")
-	v.write("resolv.conf", "search shop.svc.cluster.local\n")
-	v.start("--capture", "--capture-servers", "resolv-conf")
-	if v.captured() {
-		t.Errorf("captured without a nameserver:\n%s", v.Rules())
+	path := v.write("mesh", meshConfig(true))
+	a := v.capture("--capture-fail-open=false", "--mesh-config", path)
+	a.end(terminate)
+	if err := v.refused(named); err == nil || !v.captured() {
+		t.Errorf("after the end of the agent: %v\n%s", err, v.Rules())
 	}
-	v.replace("resolv.conf", "nameserver "+named+"\n")
-	wait.Until(t, "DNS is captured", v.captured)
-	v.becomes(named, meshIP)
-	v.asked(other, otherIP)
+	a = v.capture("--capture-fail-open=false", "--mesh-config", path)
+	v.asked(named, meshIP)
+	v.replace("mesh", meshConfig(false)) // the switch removes them all the same
+	wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
+	a.end(terminate)
+	v.asked(named, namedIP)
 }
 
 // silence lets all queries to listeners over UDP time out, or with -D no longer.
@@ -90,7 +72,8 @@ func TestEndBeforeListeners(t *testing.T) { // K9
 	a := v.launch("--capture")
 	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
 	a.end(terminate)
-	if a.ProcessState.ExitCode() != 0 || a.log.Count("canceled") != 0 || v.captured() {
+	canceled := a.log.Count("canceled") - a.log.Count("i/o timeout", "canceled") // of two listeners, one may have been silent until then
+	if a.ProcessState.ExitCode() != 0 || canceled != 0 || v.captured() {
 		t.Errorf("%v\n%s", a.ProcessState, a.log)
 	}
 }
@@ -115,40 +98,6 @@ func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
 	wait.Until(t, "DNS is captured", v.captured)
 	v.becomes(named, meshIP)
 	v.asked(other, otherIP)
-}
-
-// TestNoNameserversAtStart starts an agent before resolv.conf has nameservers, as a VM boots,
-// and checks that it warns once and captures as soon as there is one.
-func TestNoNameserversAtStart(t *testing.T) { // K6, R10
-	t.Parallel()
-	v := newVM(t, "nft")
-	v.write("resolv.conf", "search shop.svc.cluster.local\n")
-	next := v.notifications()
-	a := v.launch("--capture", "--capture-servers", "resolv-conf")
-	if got := next(); got != "READY=1" || v.captured() {
-		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())
-	}
-	v.replace("resolv.conf", "nameserver "+named+"\n")
-	wait.Until(t, "DNS is captured", v.captured)
-	if n := a.log.Count("nothing is captured until there are nameservers"); n != 1 || a.log.Count("level=ERROR") != 0 {
-		t.Errorf("%d warnings\n%s", n, a.log)
-	}
-}
-
-// TestStatusOfHalf checks that capture status fails if one of two families has rules.
-func TestStatusOfHalf(t *testing.T) { // K4
-	t.Parallel()
-	v := newVM(t, "nft")
-	v.start()
-	if r := v.root(v.args("apply", "--dns-addr", "127.0.0.1:15053")...); r.code != 0 {
-		t.Fatalf("apply: %+v", r)
-	}
-	if r := v.root(v.args("status", "--dns-addr", "127.0.0.1:15053")...); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
-	if r := v.root(v.args("status")...); r.code != 1 {
-		t.Errorf("%+v", r)
-	}
 }
 
 // TestSystemd checks that the agent reports to systemd when DNS works, and answers the

@@ -21,22 +21,11 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 		}
 	}
 	own := slices.Clone(v.environment)
-	for what, environment := range map[string][]string{
-		"two addresses that are one": {"HOST_IP=10.1.2.3"}, // as INSTANCE_IP
-		"the node's address is here": {"HOST_IP=" + self},
-		"over IPv6":                  {"HOST_IP=" + self6},
-	} {
-		v.environment = append(slices.Clone(own), environment...)
+	for what, address := range map[string]string{"two addresses that are one": "10.1.2.3", "the node's address is here": self6} {
+		v.environment = append(slices.Clone(own), "HOST_IP="+address)
 		refused(what, v.root(v.args("apply")...))
 		a := v.launch("--capture")
-		wait.Until(t, "the agent ends", func() bool {
-			select {
-			case <-a.ended:
-				return true
-			default:
-				return false
-			}
-		})
+		wait.For(t, "the agent ends", a.ended)
 		if a.ProcessState.Success() || a.log.Count("network of its node") != 1 || v.captured() {
 			t.Errorf("%s: agent: %v\n%s", what, a.ProcessState, a.log)
 		}

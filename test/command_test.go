@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"syscall"
 )
 
@@ -24,6 +23,7 @@ func (h *host) run(cmd *exec.Cmd) result {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := h.Start(cmd)
 	if err == nil {
+		machine.follow(h.tb, cmd.Process.Pid)
 		err = cmd.Wait()
 	}
 	if exit := new(exec.ExitError); err != nil && !errors.As(err, &exit) {
@@ -58,16 +58,8 @@ func (h *host) command(args ...string) *exec.Cmd {
 	if h.descriptors > 0 {
 		cmd = exec.Command("prlimit", append([]string{fmt.Sprintf("--nofile=%d", h.descriptors), binary(h.tb)}, args...)...)
 	}
-	if h.cgroup != "" {
-		cmd = exec.Command("sh", append([]string{"-c", `echo $$ > "$0/cgroup.procs" && exec "$@"`, h.cgroup, binary(h.tb)}, args...)...)
-	}
-	if h.chroot != "" {
-		cmd.Path = imageBinary
-	}
-	runtime := "RUNTIME_DIRECTORY=" + strings.TrimPrefix(h.runDir(), h.chroot)
-	cmd.Env = append(slices.Concat(os.Environ(), []string{runtime}, h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
+	cmd.Env = append(slices.Concat(os.Environ(), []string{"RUNTIME_DIRECTORY=" + h.runDir()}, h.environment), "POD_NAME=web-0", "POD_NAMESPACE=shop", "INSTANCE_IP=10.1.2.3")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Chroot:      h.chroot,
 		Credential:  &syscall.Credential{Uid: agentID, Gid: agentID},
 		AmbientCaps: h.capabilities,
 		Pdeathsig:   syscall.SIGKILL,

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -34,15 +35,60 @@ func (a *agent) limitFiles(n uint64) {
 	}
 }
 
+// exhaust limits the descriptors of the agent to fewer than it has open: to those below the lowest one that is free in
+// any of several looks.
+func (a *agent) exhaust() {
+	a.host.tb.Helper()
+	lowest := a.freeFile()
+	a.look(func(int) { lowest = min(lowest, a.freeFile()) })
+	a.limitFiles(lowest)
+}
+
+// leave limits the descriptors of the agent to those that it has open for long, some of which it keeps in reserve, and
+// some more. Others among them may be free, until clients connect.
+func (a *agent) leave(more uint64) {
+	a.host.tb.Helper()
+	open, highest := map[string]int{}, uint64(0)
+	a.look(func(n int) {
+		files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.Process.Pid))
+		if err != nil {
+			a.host.tb.Fatal(err)
+		}
+		for _, file := range files {
+			if open[file.Name()] == n {
+				open[file.Name()]++
+			}
+		}
+	})
+	for name, times := range open {
+		number, _ := strconv.ParseUint(name, 10, 64)
+		own, _ := os.Readlink("/proc/self/fd/" + name)
+		if its, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", a.Process.Pid, name)); times == looks && its != own { // not inherited
+			highest = max(highest, number)
+		}
+	}
+	a.limitFiles(highest + 1 + more)
+}
+
+// looks is how often the descriptors of an agent are looked at.
+const looks = 30
+
+func (a *agent) look(at func(n int)) {
+	for n := range looks {
+		at(n)
+		time.Sleep(50 * time.Millisecond) //nolint:forbidigo // what is open for a moment is closed meanwhile
+	}
+}
+
 // connect opens a TCP connection to the agent that ends with the test.
 func (h *host) connect() net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, wait.Limit) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", dnsAddr, patience) })
 	if err == nil {
 		h.tb.Cleanup(func() { conn.Close() })
-		err = conn.SetDeadline(time.Now().Add(wait.Limit))
+		err = conn.SetDeadline(time.Now().Add(patience))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -72,18 +118,17 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	ask := func(when string) {
 		t.Helper()
 		for range 20 {
-			if got := h.dig("@127.0.0.1", "-p", "15053", mesh); got != meshIP {
-				t.Errorf("%s, over UDP: %s", when, got)
-			}
+			h.digs(meshIP, "@127.0.0.1", "-p", "15053", mesh)
 			if err := answered(h.connect()); err != nil {
 				t.Errorf("%s, over TCP: %v", when, err)
 			}
 		}
 	}
 	// The agent keeps its open descriptors and gets no new ones.
-	a.limitFiles(a.freeFile())
+	began := time.Now()
+	a.leave(0)
 	ask("without descriptors")
-	a.limitFiles(a.freeFile() + 8)
+	a.leave(8)
 	var idle []net.Conn
 	for range 100 {
 		conn := h.connect()
@@ -103,8 +148,8 @@ func TestOutOfDescriptors(t *testing.T) { // R3, A12
 	}
 	a.limitFiles(1024)
 	wait.Until(t, "errors are counted", func() bool { return h.metric("nametap_dns_listener_errors_total") > 0 })
-	if n := a.log.Count("reading from a listener failed"); n == 0 || n > 100 {
-		t.Errorf("the log reports it in %d lines", n)
+	if n, seconds := a.log.Count("reading from a listener failed"), int(time.Since(began).Seconds()); n == 0 || n > 4*(seconds+1) {
+		t.Errorf("the log reports it in %d lines in %d s", n, seconds)
 	}
 }
 
@@ -116,7 +161,7 @@ func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
 	h.sameUser = true // otherwise the test could not change the limits of the agent
 	a := h.start()
 	for _, free := range []uint64{0, 3} {
-		a.limitFiles(a.freeFile() + free)
+		a.leave(free)
 		for i := range 100 {
 			conn := h.dialStatus(statusAddr)
 			defer conn.Close()
@@ -127,12 +172,8 @@ func TestProbesOutOfDescriptors(t *testing.T) { // R3, R9
 			}
 		}
 		for range 20 {
-			began := time.Now()
 			if got := h.raw("GET /healthz/ready HTTP/1.0\r\nHost: localhost\r\n\r\n"); got != "HTTP/1.0 200 OK" {
 				t.Errorf("%d free descriptors: a probe: %s", free, got)
-			}
-			if took := time.Since(began); took > 5*time.Second {
-				t.Errorf("%d free descriptors: a probe took %v", free, took)
 			}
 		}
 		if r := h.root("doctor", "--status-addr", statusAddr); !strings.Contains(r.stdout, "no free descriptors") {

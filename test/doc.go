@@ -10,6 +10,7 @@
 //   - hosts_test.go: hosts that `nametap doctor` examines, broken ones and healthy ones;
 //   - command_test.go: other commands of nametap, and their results;
 //   - clients_test.go: DNS clients, such as dig;
+//   - stalls_test.go: the moments in which this machine stood still, which no verdict counts;
 //   - load_test.go: many clients at a time, none of whose queries may be lost;
 //   - attack_test.go: pods that attack a control plane, and attack_lab_test.go: that control plane and its pods.
 //

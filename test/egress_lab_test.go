@@ -2,6 +2,7 @@ package test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // egressPort is where agents listen for connections to VIPs. Their status port has the default.
@@ -143,7 +143,8 @@ func (e *egressVM) serve(addr string, handle func(conn *net.TCPConn)) {
 		e.tb.Fatal(err)
 	}
 	var running sync.WaitGroup
-	e.tb.Cleanup(func() { listener.Close(); running.Wait() })
+	ended, end := context.WithCancel(context.Background())
+	e.tb.Cleanup(func() { end(); listener.Close(); running.Wait() })
 	running.Go(func() {
 		for {
 			conn, err := listener.Accept()
@@ -152,8 +153,7 @@ func (e *egressVM) serve(addr string, handle func(conn *net.TCPConn)) {
 			}
 			running.Go(func() {
 				defer conn.Close()
-				stop := time.AfterFunc(wait.Limit, func() { conn.Close() })
-				defer stop.Stop()
+				defer context.AfterFunc(ended, func() { conn.Close() })()
 				handle(conn.(*net.TCPConn))
 			})
 		}
@@ -174,12 +174,12 @@ func greeter(name string) func(conn *net.TCPConn) {
 func (e *egressVM) dialTCP(host, port string) (*net.TCPConn, error) {
 	var conn net.Conn
 	var err error
-	e.Run(func() { conn, err = net.DialTimeout("tcp", net.JoinHostPort(host, port), wait.Limit) })
+	e.Run(func() { conn, err = net.DialTimeout("tcp", net.JoinHostPort(host, port), patience) })
 	if err != nil {
 		return nil, err
 	}
 	e.tb.Cleanup(func() { conn.Close() })
-	_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+	_ = conn.SetDeadline(time.Now().Add(4 * patience)) // which is longer than any test
 	return conn.(*net.TCPConn), nil
 }
 

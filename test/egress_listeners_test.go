@@ -51,22 +51,6 @@ func TestEgressPortTaken(t *testing.T) {
 	wait.Until(t, "connections over IPv6 are redirected", func() bool { return strings.Contains(e.Exec("ip6tables-nft-save"), "2001:2::") })
 }
 
-// E1: if IPv6 is switched on after the start, connections to VIPs over it are carried.
-func TestEgressLateFamily(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve("["+server6A+"]:7", greeter("one"))
-	e.Exec("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
-	e.capture()
-	e.Exec("sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=0")
-	e.Exec("ip", "address", "replace", self6+"/64", "dev", "eth0", "nodad")
-	e.Exec("ip", "-6", "route", "replace", "default", "via", named6)
-	wait.Until(t, "IPv6 is captured", func() bool { return strings.Contains(e.Exec("ip6tables-nft-save"), "-j NAMETAP_OUTPUT") })
-	if got := e.greeting(vip6A, "7"); got != "220 one" {
-		t.Errorf("%q", got)
-	}
-}
-
 // E14, R10: settings of egress that change in a file take effect after a restart, in the rules, too.
 func TestEgressReload(t *testing.T) {
 	t.Parallel()

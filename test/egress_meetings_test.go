@@ -1,13 +1,13 @@
 package test
 
 import (
-	"fmt"
+	"bytes"
+	"errors"
 	"io"
 	"net"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -32,13 +32,18 @@ func (e *egressVM) open() *openConn {
 // lives reports an error unless the server echoes.
 func (c *openConn) lives(after string) {
 	c.e.tb.Helper()
+	if err := c.echoes(); err != nil {
+		c.e.tb.Errorf("after %s: %v", after, err)
+	}
+}
+
+// echoes sends a byte and receives it.
+func (c *openConn) echoes() error {
 	if _, err := c.Write([]byte("x")); err != nil {
-		c.e.tb.Errorf("after %s: %v", after, err)
-		return
+		return err
 	}
-	if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
-		c.e.tb.Errorf("after %s: %v", after, err)
-	}
+	_, err := io.ReadFull(c, make([]byte, 1))
+	return err
 }
 
 // E12, E13, E14: open connections live while resolv.conf changes, while capture is switched off and on, and
@@ -98,7 +103,7 @@ func TestEgressDrain(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
-	a := e.capture("--drain", "10s")
+	a := e.capture("--drain", "10m")
 	short, long := e.open(), e.open()
 	if err := a.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -114,7 +119,7 @@ func TestEgressDrain(t *testing.T) {
 			t.Errorf("%q, %v", rest, err)
 		}
 	}
-	wait.For(t, "the agent ends", a.ended)
+	a.end(terminate) // cuts the drain short
 
 	a = e.capture("--drain", "300ms")
 	conn := e.open()
@@ -140,40 +145,6 @@ func TestEgressSuffixes(t *testing.T) {
 	}
 }
 
-// E17: while clients connect and send nothing, others are served, and nothing is left of them.
-func TestEgressSilentClients(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	a := e.capture()
-	before := a.openFiles()
-	for range 200 {
-		e.mustDial(vipWild, "443")
-	}
-	if got := e.greeting(vipA, "7"); got != "220 one" {
-		t.Errorf("beside silent clients: %q", got)
-	}
-	wait.Until(t, "the silent clients are reset", func() bool { return e.refusals("slow") == 200 })
-	wait.Until(t, "their descriptors are closed", func() bool { return a.openFiles() <= before+2 })
-}
-
-// A2, E1: HTTPS records of a host with a VIP are not forwarded, so that clients use the VIP, and its PTR
-// record leads back to it.
-func TestEgressRecords(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.capture()
-	if got := e.dig("@10.0.0.55", exactA, "HTTPS"); got != "NOERROR" {
-		t.Errorf("HTTPS: %s", got)
-	}
-	if got := e.Exec("dig", "+short", "+tries=1", "@10.0.0.55", "-x", vipA); strings.TrimSpace(got) != exactA+"." {
-		t.Errorf("PTR: %s", got)
-	}
-	if got := e.Exec("dig", "+noall", "+comments", "+tries=1", "@10.0.0.55", "-x", vipWild); !strings.Contains(got, "NXDOMAIN") {
-		t.Errorf("PTR of a wildcard's VIP, which has no name: %s", got)
-	}
-}
-
 // TestEgressIdle checks that idle connections take two descriptors each, and that bytes arrive unchanged in
 // both directions at once, also through pipes.
 func TestEgressIdle(t *testing.T) { // E17, E9
@@ -186,43 +157,21 @@ func TestEgressIdle(t *testing.T) { // E17, E9
 	for range 50 {
 		conns = append(conns, e.open())
 	}
-	if got := a.openFiles() - before; got > 2*50+4 {
-		t.Errorf("50 idle connections have %d descriptors", got)
+	wait.Until(t, "50 idle connections have two descriptors each", func() bool { return a.openFiles()-before <= 2*50+4 })
+	data := make([]byte, 8<<20)
+	for i := range data {
+		data[i] = byte(i>>16 ^ i>>8 ^ i)
 	}
-	const size = 8 << 20
-	pattern := func(at int) byte { return byte(at>>16 ^ at>>8 ^ at) }
 	failed := make(chan error, len(conns))
 	for _, conn := range conns[:4] {
-		_ = conn.SetDeadline(time.Now().Add(wait.Limit))
+		go func() { _, _ = conn.Write(data) }() // the echo shows what has failed
 		go func() {
-			block := make([]byte, 64<<10)
-			for at := 0; at < size; at += len(block) {
-				for i := range block {
-					block[i] = pattern(at + i)
-				}
-				if _, err := conn.Write(block); err != nil {
-					failed <- err
-					return
-				}
+			echo := make([]byte, len(data))
+			_, err := io.ReadFull(conn, echo)
+			if err == nil && !bytes.Equal(echo, data) {
+				err = errors.New("the echo differs")
 			}
-		}()
-		go func() {
-			block, at := make([]byte, 64<<10), 0
-			for at < size {
-				n, err := conn.Read(block)
-				if err != nil {
-					failed <- fmt.Errorf("after %d bytes: %w", at, err)
-					return
-				}
-				for i := range block[:n] {
-					if block[i] != pattern(at+i) {
-						failed <- fmt.Errorf("byte %d differs", at+i)
-						return
-					}
-				}
-				at += n
-			}
-			failed <- nil
+			failed <- err
 		}()
 	}
 	for range 4 {
@@ -255,36 +204,9 @@ func TestEgressOutage(t *testing.T) {
 			t.Errorf("a host that was not resolved before: %q, want a reset", got)
 		}
 	}
-	if got := e.dig("@10.0.0.55", exactB); got != vipB {
-		t.Errorf("a mesh name: %s", got)
-	}
+	e.digs(vipB, "@10.0.0.55", exactB)
 	if e.refusals("resolution")+e.refusals("connect") < 4 {
 		t.Error("the refusals are not counted")
-	}
-}
-
-// E13: in a hand-over to the next agent, open connections go on for the drain, since systemd stores the listeners. Then
-// they are reset while the rules translate their addresses. New ones reach the next agent.
-func TestEgressHandOver(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	e.asService()
-	const drain = 2 * time.Second
-	e.flags = append(e.flags, "--drain", drain.String())
-	first := e.held(e.start())
-	conn := e.open()
-	began := time.Now()
-	first.end(handOver)
-	if took := time.Since(began); took < drain || took > 10*drain {
-		t.Errorf("the hand-over took %v, with a drain of %v", took, drain)
-	}
-	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
-		t.Errorf("an open connection: %v, want a reset", err)
-	}
-	e.held(e.start())
-	if got := e.greeting(vipA, "7"); got != "220 one" {
-		t.Errorf("a connection to the next agent: %q", got)
 	}
 }
 
@@ -295,7 +217,7 @@ func TestEgressHeldListeners(t *testing.T) {
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":7", greeter("one"))
 	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
-	e.flags = append(e.flags, "--drain", "1m")
+	e.flags = append(e.flags, "--drain", "10m")
 	first := e.held(e.start())
 	conn := e.open()
 	if err := first.Process.Signal(handOver); err != nil {
@@ -303,9 +225,7 @@ func TestEgressHeldListeners(t *testing.T) {
 	}
 	wait.Until(t, "the agent drains", func() bool { return strings.HasSuffix(e.get("/healthz/ready"), "draining\n") })
 	conn.lives("the hand-over began")
-	if got := e.dig("@10.0.0.55", exactB); got != vipB {
-		t.Errorf("a mesh name during the drain: %s", got)
-	}
+	e.digs(vipB, "@10.0.0.55", exactB)
 	waiting := e.mustDial(vipA, "7")
 	if err := conn.CloseWrite(); err != nil {
 		t.Fatal(err)

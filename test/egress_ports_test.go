@@ -1,7 +1,6 @@
 package test
 
 import (
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -89,7 +87,7 @@ func TestEgressSpread(t *testing.T) {
 	e := newEgressVM(t, "nft")
 	e.serve(serverA+":2525", greeter("one"))
 	e.serve(serverB+":2525", greeter("two"))
-	a := e.capture()
+	e.capture()
 	e.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		exactA: externalHost([]*api.NameTable_Destination{{Port: 25, Endpoints: []string{serverA + ":2525", serverB + ":2525"}}}, vipA),
 	}})
@@ -97,25 +95,6 @@ func TestEgressSpread(t *testing.T) {
 	wait.Until(t, "both endpoints are used", func() bool {
 		seen[e.greeting(vipA, "25")]++
 		return seen["220 one"] > 0 && seen["220 two"] > 0
-	})
-
-	a.end(terminate)
-
-	// Through a proxy, an endpoint is asked for.
-	targets := make(chan string, 10)
-	e.serve(serverB+":3128", tunnel(targets))
-	e.capture("--egress-proxy", serverB+":3128")
-	wait.Until(t, "the proxy is asked for an endpoint", func() bool {
-		conn, err := e.dialTCP(vipA, "25")
-		if err != nil {
-			return false
-		}
-		defer conn.Close()
-		if all, err := io.ReadAll(conn); err != nil || string(all) != "the host, by the proxy" {
-			return false
-		}
-		target := wait.For(t, "the proxy is asked", targets)
-		return target == serverA+":2525" || target == serverB+":2525"
 	})
 }
 
@@ -126,11 +105,6 @@ func TestEgressWithDiscovery(t *testing.T) {
 	e.resolve(exactA, serverA)
 	e.serve(serverA+":3306", greeter("one"))
 	e.serve(serverB+":13306", greeter("two"))
-	dir, err := process.Build("nametap-discovery")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
 	objects := t.TempDir()
 	put := func(ports, endpoints string) {
 		text := "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: mysql, namespace: shop}\n" +
@@ -145,7 +119,7 @@ func TestEgressWithDiscovery(t *testing.T) {
 	put("{number: 3306, name: sql, protocol: TCP}", "")
 	const addr = "127.0.0.1:15010"
 	log := testlog.New(t)
-	cmd := exec.Command(filepath.Join(dir, "nametap-discovery"), "--config-dir", objects, "--state-dir", t.TempDir(), "--grpc-addr", addr)
+	cmd := exec.Command(filepath.Join(planes.Dir(t), "nametap-discovery"), "--config-dir", objects, "--state-dir", t.TempDir(), "--grpc-addr", addr)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := e.Start(cmd); err != nil {
 		t.Fatal(err)

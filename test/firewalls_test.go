@@ -1,7 +1,6 @@
 package test
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -166,9 +165,11 @@ func TestFirewalls(t *testing.T) {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			v, servers := r.host(t)
-			if _, before := v.lookups(servers); !r.ambient && before != [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp} {
-				t.Fatalf("without nametap: %v", before)
-			}
+			all := [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp}
+			wait.Until(t, "nameservers answer without nametap", func() bool {
+				_, before := v.lookups(servers)
+				return r.ambient || before == all
+			})
 			var want [4]lookup
 			for i, over := range overs {
 				want[i] = lookedUp
@@ -180,15 +181,13 @@ func TestFirewalls(t *testing.T) {
 			for _, server := range servers {
 				wait.Until(t, "the way to a nameserver is known", func() bool { return a.probed(server) || a.log.Count("capture is incomplete") > 0 })
 			}
-			deadline := time.Now().Add(wait.Limit / 4)
 			mesh, other := v.lookups(servers)
-			settled := func() bool { return mesh == want && other == [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp} }
-			for !settled() && time.Now().Before(deadline) {
+			for try := 0; mesh != want || other != all; try++ {
+				if try > 60 {
+					t.Fatalf("mesh names: %v, want %v; other names: %v\n%s\n%s", mesh, want, other, a.log, v.nametap("status", "--status-addr", statusAddr).stdout)
+				}
+				time.Sleep(250 * time.Millisecond) //nolint:forbidigo // the agent probes twice a second
 				mesh, other = v.lookups(servers)
-			}
-			t.Logf("| %s |%s", r.name, cells(mesh, other))
-			if !settled() {
-				t.Errorf("mesh names: %v, want %v; other names: %v\n%s\n%s", mesh, want, other, a.log, v.nametap("status", "--status-addr", statusAddr).stdout)
 			}
 		})
 	}
@@ -237,20 +236,25 @@ COMMIT
 		}
 	}
 	const said = "do not reach the agent"
-	for range 10 {
-		lines := a.log.Count(said)
-		began := time.Now()
+	const pass = 800 * time.Millisecond // in which three probes may fail
+	quick := 0
+	for range 6 {
+		lines, began := a.log.Count(said), time.Now()
 		for range 3 {
 			reload()
 			wait.Until(t, "queries are redirected", has("nat"))
 		}
-		took := time.Since(began)
+		if time.Since(began) < pass {
+			quick++
+		}
 		wait.Until(t, "table filter has the rules of nametap", has("filter"))
 		v.becomes(named, meshIP)
 		if a.log.Count(said) == lines {
 			return
 		}
-		t.Logf("queries passed through while the firewall changed rules for %v", took) // on a busy machine
+	}
+	if quick == 0 && stoodStill(t) {
+		return
 	}
 	t.Errorf("queries pass through each time:\n%s", a.log)
 }
@@ -272,7 +276,7 @@ func TestNoLoopback(t *testing.T) {
 		wait.Until(t, "another one is dropped", packets)
 	}
 	v.asked(named, namedIP)
-	if n := a.log.Count("no listener answers"); n != 1 {
+	if n := a.log.Count("no listener answers"); n != 1 && !stoodStill(t) {
 		t.Errorf("said %d times:\n%s", n, a.log)
 	}
 }
@@ -315,13 +319,4 @@ func (a *agent) probed(server string) bool {
 		}
 	}
 	return false
-}
-
-// cells returns the results as cells of a table.
-func cells(mesh, other [4]lookup) string {
-	var b strings.Builder
-	for i := range mesh {
-		fmt.Fprintf(&b, " %s / %s |", mesh[i], other[i])
-	}
-	return b.String()
 }

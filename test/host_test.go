@@ -44,13 +44,10 @@ type host struct {
 	environment  []string   // of its agents, besides the test's own
 	flags        []string   // of its agents, before those of a test
 	signal       os.Signal  // that ends its agents after the test
-	output       *os.File   // of its agents; nil is the log
 	sockets      []*os.File // of its agents, passed as by systemd
 	wrapper      string     // a program that runs its agents with sockets; empty is none
 	terminal     bool       // its agents have a terminal that controls them
-	chroot       string     // root directory of its agents, with nametap at the place that it has in the image; empty is that of the test
 	descriptors  int        // limit of its agents; 0 means that of the test
-	cgroup       string     // directory of the cgroup of its agents
 }
 
 // capNetAdmin is the capability that the agent has for its rules.
@@ -71,7 +68,13 @@ func newHost(tb testing.TB) *host {
 // newBareHost makes a host without nameservers.
 func newBareHost(tb testing.TB) *host {
 	tb.Helper()
-	h := &host{NS: netns.New(tb), tb: tb, dir: tb.TempDir(), capabilities: []uintptr{capNetAdmin}, signal: terminate}
+	h := &host{NS: netns.New(tb), tb: tb, capabilities: []uintptr{capNetAdmin}, signal: terminate}
+	var err error
+	//nolint:usetesting // tb.TempDir has the name of the test, and sockets take short paths only
+	if h.dir, err = os.MkdirTemp("", "host-"); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { os.RemoveAll(h.dir) })
 	// The agent runs as another user.
 	for dir := h.dir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {

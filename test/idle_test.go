@@ -11,14 +11,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/process"
-	"github.com/nametap/nametap/internal/testkit/wait"
-)
-
-// The largest numbers of waits a second: of an idle pod, the supervisor included, and of an idle agent with capture,
-// which probes the way of clients.
-const (
-	idlePod = 10
-	idleVM  = 40
 )
 
 // A cost is what processes have cost the kernel so far.
@@ -72,37 +64,31 @@ func number(tb testing.TB, text string) int {
 	return n
 }
 
-// idle checks that the threads of an idle agent wait at most as often as want a second, and prints that with the agent's
-// processor time. Other load of the machine can split a piece of work in two, so one of twelve turns is enough.
-func (a *agent) idle(want float64) {
-	a.host.tb.Helper()
-	var all []string
-	for range 12 {
-		before, began := costOf(a.host.tb, a.Process.Pid), time.Now()
-		wait.For(a.host.tb, "the turn is over", time.After(5*time.Second))
-		after, seconds := costOf(a.host.tb, a.Process.Pid), time.Since(began).Seconds()
-		waits := float64(after.waits-before.waits) / seconds
-		all = append(all, fmt.Sprintf("%.1f waits and %.2f ms of processor time a second",
-			waits, float64(after.nanoseconds-before.nanoseconds)/1e6/seconds))
-		if waits <= want {
-			a.host.tb.Log(all[len(all)-1])
-			return
-		}
+// BenchmarkIdle measures how often an agent wakes up that no client queries: with a supervisor, as in a pod, and with
+// capture, which probes the way of clients. R11 has the largest numbers. Other load of the machine can split a piece of
+// work in two.
+func BenchmarkIdle(b *testing.B) { // R11
+	for name, start := range map[string]func(tb testing.TB) *agent{
+		"pod": func(tb testing.TB) *agent {
+			tb.Helper()
+			h := newHost(tb)
+			h.capabilities = nil
+			return h.supervised("--dns-addr", "localhost:15053")
+		},
+		"vm": func(tb testing.TB) *agent {
+			tb.Helper()
+			return newVM(tb, "nft").capture()
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			a := start(b)
+			before := costOf(b, a.Process.Pid)
+			for b.Loop() {
+				time.Sleep(10 * time.Second) //nolint:forbidigo // it is what is measured
+			}
+			after, seconds := costOf(b, a.Process.Pid), b.Elapsed().Seconds()
+			b.ReportMetric(float64(after.waits-before.waits)/seconds, "waits/s")
+			b.ReportMetric(float64(after.nanoseconds-before.nanoseconds)/1e6/seconds, "ms-of-processor/s")
+		})
 	}
-	a.host.tb.Errorf("want at most %v waits a second:\n%s", want, strings.Join(all, "\n"))
-}
-
-// TestIdlePod checks how often an agent with a supervisor wakes up while no client queries it.
-func TestIdlePod(t *testing.T) { // R11
-	h := newHost(t)
-	h.capabilities = nil
-	a := h.supervised("--dns-addr", "localhost:15053")
-	a.idle(idlePod)
-}
-
-// TestIdleVM checks how often an agent with capture wakes up while no client queries it.
-func TestIdleVM(t *testing.T) { // R11
-	v := newVM(t, "nft")
-	a := v.capture()
-	a.idle(idleVM)
 }

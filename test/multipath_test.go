@@ -9,20 +9,19 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // dialMultipath connects over Multipath TCP (RFC 8684), which the other side may not have.
 func dialMultipath(t *testing.T, addr string) (net.Conn, error) {
 	t.Helper()
-	dialer := net.Dialer{Timeout: wait.Limit}
+	dialer := net.Dialer{Timeout: patience}
 	dialer.SetMultipathTCP(true)
 	conn, err := dialer.DialContext(t.Context(), "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	t.Cleanup(func() { conn.Close() })
-	return conn, conn.SetDeadline(time.Now().Add(wait.Limit))
+	return conn, conn.SetDeadline(time.Now().Add(patience))
 }
 
 // E1: a client of Multipath TCP reaches the host.

@@ -2,8 +2,6 @@ package test
 
 import (
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -23,9 +21,9 @@ func (h *host) dialStatus(address string) net.Conn {
 	h.tb.Helper()
 	var conn net.Conn
 	var err error
-	h.Run(func() { conn, err = net.DialTimeout("tcp", address, wait.Limit) })
+	h.Run(func() { conn, err = net.DialTimeout("tcp", address, patience) })
 	if err == nil {
-		err = conn.SetDeadline(time.Now().Add(2 * wait.Limit))
+		err = conn.SetDeadline(time.Now().Add(patience))
 	}
 	if err != nil {
 		h.tb.Fatal(err)
@@ -90,17 +88,6 @@ func (h *host) leave(dir string) {
 	}
 }
 
-// TestStatusAfterRoot checks that an agent replaces the socket that one of another user has left, if it may.
-func TestStatusAfterRoot(t *testing.T) { // R9
-	t.Parallel()
-	h := newHost(t)
-	h.leave(h.runDir())
-	h.start()
-	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 {
-		t.Errorf("%d %s", r.code, r.stderr)
-	}
-}
-
 // TestStatusInReadOnlyContainer checks that commands find the agent whose user can write to its state
 // directory only, as in a pod.
 func TestStatusInReadOnlyContainer(t *testing.T) { // R9
@@ -134,7 +121,7 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	}
 	defer taken.Close()
 	a := h.launch("--supervise")
-	answers := func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP }
+	answers := func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP }
 	wait.Until(t, "the agent answers", answers)
 	pid := a.signalChild(syscall.SIGKILL)
 	wait.Until(t, "the next agent answers", func() bool { return child(a.Process.Pid) != pid && answers() })
@@ -150,87 +137,6 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	}
 }
 
-// TestSupervisedStatusHeld checks that no other program can take the status port while a supervised agent
-// restarts.
-func TestSupervisedStatusHeld(t *testing.T) { // K15
-	t.Parallel()
-	h := newHost(t)
-	h.capabilities = nil
-	a := h.supervised()
-	for range 3 {
-		pid := a.signalChild(syscall.SIGKILL)
-		for child(a.Process.Pid) == pid || !strings.HasPrefix(h.get("/healthz/live"), "HTTP/1.0 200") {
-			h.Run(func() {
-				if taken, err := net.Listen("tcp", statusAddr); err == nil {
-					_ = taken.Close()
-					t.Error("another program can take the status port")
-				}
-			})
-		}
-	}
-}
-
-// TestInheritedSockets checks that sockets of systemd reach their part of the agent in any order, that one
-// which no setting names any more is left out, and that the status address limits who is answered.
-func TestInheritedSockets(t *testing.T) { // V1, R3
-	t.Parallel()
-	h := newHost(t)
-	h.sameUser = true
-	listen := func(addr string) *os.File {
-		var listener net.Listener
-		var err error
-		h.Run(func() { listener, err = net.Listen("tcp", addr) })
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer listener.Close()
-		file, err := listener.(*net.TCPListener).File()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = file.Close() })
-		return file
-	}
-	status, unused, tcp := listen("0.0.0.0:15054"), listen("127.0.0.1:15020"), listen(dnsAddr)
-	var packets net.PacketConn
-	var err error
-	h.Run(func() { packets, err = net.ListenPacket("udp", dnsAddr) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer packets.Close()
-	udp, err := packets.(*net.UDPConn).File()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer udp.Close()
-	for _, order := range [][]*os.File{{status, unused, tcp, udp}, {udp, tcp, unused, status}, {tcp, status, udp, unused}} {
-		h.sockets = order
-		a := h.start()
-		if got := h.dig("@127.0.0.1", "-p", "15053", "+tcp", mesh); got != meshIP {
-			t.Errorf("over TCP: %s", got)
-		}
-		if n := a.log.Count("a TCP socket of nametap.socket is not used"); n != 1 {
-			t.Errorf("the log reports %d sockets without a use:\n%s", n, a.log)
-		}
-		h.Run(func() {
-			conn, err := net.Dial("tcp", named+":15054") // another address of this host
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer conn.Close()
-			if err := conn.SetDeadline(time.Now().Add(wait.Limit)); err != nil {
-				t.Error(err)
-			}
-			if n, err := conn.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("a client of another address reads %d bytes, %v", n, err)
-			}
-		})
-		a.end(terminate)
-	}
-}
-
 // TestStoredStatusSocket checks that systemd gets the socket of the status address to store, that the next
 // agent uses it, and that one with another status address lets systemd close it.
 func TestStoredStatusSocket(t *testing.T) { // V1
@@ -242,7 +148,7 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 		t.Fatal(err)
 	}
 	defer notified.Close()
-	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(2*wait.Limit))); err != nil {
+	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(patience))); err != nil {
 		t.Fatal(err)
 	}
 	h.environment = append(h.environment, "NOTIFY_SOCKET="+path)
@@ -283,69 +189,5 @@ func TestStoredStatusSocket(t *testing.T) { // V1
 	h.launch("--status-addr", "127.0.0.1:15055")
 	next("FDSTOREREMOVE")
 	next("FDSTORE")
-	wait.Until(t, "the agent answers", func() bool { return h.dig("@127.0.0.1", "-p", "15053", mesh) == meshIP })
-}
-
-// TestStoredStatusSocketAlone checks that an agent which gets the stored socket but none for DNS, as after a
-// change of nametap.socket, opens its own.
-func TestStoredStatusSocketAlone(t *testing.T) { // V1
-	t.Parallel()
-	v := newUnitVM(t)
-	for _, file := range v.sockets {
-		if err := file.Close(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	v.Run(func() {
-		stored, err := net.Listen("tcp", statusAddr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer stored.Close()
-		v.sockets = []*os.File{v.file(stored)}
-	})
-	a := v.held(v.start())
-	v.asked(named, meshIP)
-	if a.log.Count("systemd has no sockets for this agent") != 1 {
-		t.Errorf("the log does not report it:\n%s", a.log)
-	}
-}
-
-// TestStatusIdleConnections checks that idle and slow clients are limited, and block
-// neither probes nor each other.
-func TestStatusIdleConnections(t *testing.T) { // R9
-	t.Parallel()
-	h := newHost(t)
-	elsewhere := netns.New(t)
-	netns.Connect(
-		netns.End{NS: h.NS, Name: "eth0", Addrs: []string{self + "/24"}},
-		netns.End{NS: elsewhere, Name: "eth0", Addrs: []string{"10.0.0.2/24"}},
-	)
-	a := h.start("--status-addr", ":15054")
-	before := a.openFiles()
-	remote := &host{NS: elsewhere, tb: t}
-	var conns []net.Conn
-	for i := range 300 {
-		conn := remote.dialStatus(self + ":15054")
-		defer conn.Close()
-		conns = append(conns, conn)
-		switch i % 3 {
-		case 0: // idle after a request
-			if _, err := fmt.Fprintf(conn, "GET /healthz/live HTTP/1.1\r\nHost: %s\r\n\r\n", self); err != nil {
-				t.Fatal(err)
-			}
-		case 1: // in the middle of a request
-			if _, err := fmt.Fprint(conn, "GET /healthz/live HTTP/1.1\r\nHost: "); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if got := h.get("/healthz/ready"); !strings.HasPrefix(got, "HTTP/1.0 200") {
-		t.Errorf("a probe: %s", got)
-	}
-	wait.Until(t, "few are open", func() bool { return a.openFiles() < before+100 })
-	for _, conn := range conns { // connections that were not closed to make room time out
-		_, _ = io.Copy(io.Discard, conn)
-	}
-	wait.Until(t, "all are closed", func() bool { return a.openFiles() <= before+4 })
+	wait.Until(t, "the agent answers", func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP })
 }

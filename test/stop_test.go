@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -63,15 +62,14 @@ func TestStopRunsFewTools(t *testing.T) { // V4, K9
 		a := v.launchCommand(v.command(args...))
 		wait.Until(t, "DNS is captured", func() bool { return a.log.Count("DNS is captured") > 0 })
 		v.becomes(named, meshIP)
-		started, began := len(ran()), time.Now()
+		started := len(ran())
 		a.end(terminate)
-		took, tools := time.Since(began), ran()[started:]
-		t.Logf("the end took %v and ran %d tools: %v", took.Round(time.Millisecond), len(tools), tools)
+		tools := ran()[started:]
 		// Each family is read, unhooked, read, and later read, removed and read again. Legacy
 		// cannot be read here, so that is attempted twice. A check that the installation has made due
 		// may read both backends meanwhile.
-		if len(tools) > 16+5 {
-			t.Errorf("the end ran %d tools", len(tools))
+		if len(tools) > 16+5 && !stoodStill(t) {
+			t.Errorf("the end ran %d tools: %v", len(tools), tools)
 		}
 		if after := v.Rules(); after != before {
 			t.Errorf("rules are left:\n%s\nbefore:\n%s", after, before)

@@ -3,8 +3,6 @@ package test
 import (
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -33,9 +31,7 @@ func TestTLSUpstream(t *testing.T) { // F15
 	server := h.serveTLS()
 	h.start("--upstream", "tls://"+named+"#dns.example")
 	for i := range 20 {
-		if got := h.dig("@127.0.0.1", "-p", "15053", fmt.Sprintf("w%d.example.org", i)); got != "192.0.2.85" {
-			t.Fatalf("query %d: %s", i, got)
-		}
+		h.digs("192.0.2.85", "@127.0.0.1", "-p", "15053", fmt.Sprintf("w%d.example.org", i))
 	}
 	// On a busy machine another connection is opened while the first one is silent, up to four.
 	if n := server.Connections(); n < 1 || n > 4 {
@@ -71,52 +67,9 @@ func TestTLSUpstreamRootCA(t *testing.T) { // F15, R7
 	h.serveTLS()
 	h.environment = nil
 	h.start("--upstream", "tls://"+named+"#dns.example", "--upstream-root-ca", h.write("own.pem", string(h.authority)))
-	if got := h.dig("@127.0.0.1", "-p", "15053", "www.example.org"); got != "192.0.2.85" {
-		t.Error(got)
-	}
+	h.digs("192.0.2.85", "@127.0.0.1", "-p", "15053", "www.example.org")
 	r := h.nametap("agent", "--upstream-root-ca", h.write("empty.pem", ""))
 	if r.code == 0 || !strings.Contains(r.stderr, "upstream-root-ca") || !strings.Contains(r.stderr, "empty.pem") {
 		t.Errorf("%+v", r)
-	}
-}
-
-// imageBinary and imageRoots are the paths of nametap and of the root certificates in the image;
-// the test of tools/image checks that they are there.
-const (
-	imageBinary = "/usr/local/bin/nametap"
-	imageRoots  = "/etc/ssl/certs/ca-certificates.crt"
-)
-
-// TestTLSUpstreamInImage checks that the image has root certificates where Go reads them:
-// it runs an agent that sees only the files of the image.
-func TestTLSUpstreamInImage(t *testing.T) { // F15
-	t.Parallel()
-	netns.Need(t, "dig")
-	h := newHost(t)
-	h.serveTLS()
-	h.environment = nil
-	h.chroot = h.dir
-	// inRoot returns the path of a file of the image on this host. Its directory exists.
-	inRoot := func(path string) string {
-		path = filepath.Join(h.chroot, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	// A copy could not be executed while a child of another test has it open for writing.
-	if err := os.Link(binary(t), inRoot(imageBinary)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(inRoot(imageRoots), h.authority, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(inRoot("etc/resolv.conf"), nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	h.resolvConf = "/etc/resolv.conf"
-	h.start("--upstream", "tls://"+named+"#dns.example")
-	if got := h.dig("@127.0.0.1", "-p", "15053", "www.example.org"); got != "192.0.2.85" {
-		t.Error(got)
 	}
 }

@@ -9,9 +9,11 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/iptables"
 )
 
 // A VM also has the two nameservers over IPv6, all behind eth0.
@@ -43,8 +45,8 @@ type vm struct {
 	named6, other6 *fakedns.Server
 }
 
-// newVM makes a vm. Its agents listen for both families, use the backend, forward with a
-// timeout of 1 s, so they settle in 2 s, and check rules every second.
+// newVM makes a vm. Its agents listen for both families, use the backend, and forward with a timeout of 2 s, so they
+// settle in 3 s.
 func newVM(tb testing.TB, backend string) *vm {
 	tb.Helper()
 	netns.Need(tb, "ip", "iptables-nft", "iptables-legacy", "dig")
@@ -64,7 +66,7 @@ func newVM(tb testing.TB, backend string) *vm {
 		}
 	}
 	v.signal = syscall.SIGKILL // faster than the removal of rules after each test
-	v.flags = []string{"--dns-addr", "localhost:15053", "--upstream-timeout", "1s"}
+	v.flags = []string{"--dns-addr", "localhost:15053", "--upstream-timeout", "2s"}
 	if backend == "legacy" {
 		v.capabilities = append(v.capabilities, capNetRaw, capDACReadSearch)
 	}
@@ -88,8 +90,8 @@ func (v *vm) captured() bool {
 	return strings.Contains(v.Rules(), "-j NAMETAP_OUTPUT")
 }
 
-// capture starts an agent with --capture, and returns when queries are captured, or when the agent knows that
-// they do not reach it.
+// capture starts an agent with --capture, and returns when queries are captured over each family that has rules, or when
+// the agent knows that they do not reach it.
 func (v *vm) capture(flags ...string) *agent {
 	v.tb.Helper()
 	a := v.start(append([]string{"--capture"}, flags...)...)
@@ -99,9 +101,29 @@ func (v *vm) capture(flags ...string) *agent {
 			v.tb.Fatal("the agent ended")
 		default:
 		}
-		return v.metric("nametap_capture_on") == 1 || a.log.Count("do not reach the agent") > 0
+		return a.log.Count("do not reach the agent") > 0 || v.metric("nametap_capture_on") == 1 && v.leases()
 	})
 	return a
+}
+
+// leases reports whether the rules of each family have a lease, as far as they need one.
+func (v *vm) leases() bool {
+	v.tb.Helper()
+	for _, f := range family.All() {
+		tool := map[family.Family]string{family.IPv4: "iptables-", family.IPv6: "ip6tables-"}[f]
+		for _, backend := range []string{"nft", "legacy"} {
+			rules := v.Exec("sh", "-c", tool+backend+"-save || true") // it may find rules that only nft can read
+			if !strings.Contains(rules, "-m recent") {
+				continue
+			}
+			alive, err := false, error(nil)
+			v.Run(func() { alive, err = iptables.Leased(f) })
+			if !alive && err == nil { // an error is that of a firewall
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // meshConfig returns a mesh config that switches capture on or off.

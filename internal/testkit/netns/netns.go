@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,9 @@ type NS struct {
 
 	pairs int // number of interfaces that are the first end of a pair
 }
+
+// patience is how long a command may run. The machine may be busy.
+const patience = 5 * time.Minute
 
 // New makes a namespace whose interface lo is up. It skips the test without the
 // permission to do so.
@@ -108,7 +112,7 @@ func (n *NS) Start(cmd *exec.Cmd) error {
 func (n *NS) Path() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), n.file.Fd()) }
 
 // Exec runs a command in the namespace and returns its standard output. The test fails if
-// the command fails, or runs longer than [wait.Limit]: iptables would wait forever for an
+// the command fails, or runs for minutes: iptables would wait forever for an
 // xtables lock that is never released.
 func (n *NS) Exec(name string, args ...string) string {
 	n.tb.Helper()
@@ -119,7 +123,7 @@ func (n *NS) Exec(name string, args ...string) string {
 func (n *NS) Pipe(input, name string, args ...string) string {
 	n.tb.Helper()
 	// Cleanup functions run after the end of the test's context.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.tb.Context()), wait.Limit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.tb.Context()), patience)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, name, args...)

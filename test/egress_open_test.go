@@ -2,7 +2,6 @@ package test
 
 import (
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,9 +12,9 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// TestEgressThousand changes everything around 1,000 open connections: they live on, new ones follow the change,
+// TestEgressOpen changes everything around 200 open connections: they live on, new ones follow the change,
 // and DNS is answered in each phase. Only the end of the agent ends them.
-func TestEgressThousand(t *testing.T) { // E12, E13, E17
+func TestEgressOpen(t *testing.T) { // E12, E13, E17
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
@@ -27,7 +26,7 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 	asker := e.askOften()
 
 	var conns []*openConn
-	for range 1000 {
+	for range 200 {
 		conns = append(conns, e.open())
 	}
 	live := func(after string) {
@@ -37,10 +36,10 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 		}
 		asker.phase(after)
 	}
-	live("1,000 connections were opened")
+	live("the connections were opened")
 
 	all := map[string][]string{exactA: {vipA, vip6A}, exactB: {vipB, vip6B}, wildcard: {vipWild, vip6Wild}}
-	for i := range 20 {
+	for i := range 5 {
 		e.push(map[string][]string{exactA: {vipB, vip6B}, exactB: {vipA, vip6A}}) // each has the other's VIP
 		e.await("220 two")
 		e.push(map[string][]string{exactB: {vipB, vip6B}})
@@ -49,26 +48,17 @@ func TestEgressThousand(t *testing.T) { // E12, E13, E17
 		e.await("220 one")
 		conns[i].lives("a push")
 	}
-	live("60 pushes")
+	live("15 pushes")
 
 	e.net.Exec("ip", "address", "add", "10.0.0.56/24", "dev", "eth0")
 	nameserver(t, e.net, "10.0.0.56", serverB)
-	for range 5 {
+	for range 2 {
 		e.replace("resolv.conf", "nameserver 10.0.0.56\n")
 		e.await("220 two")
 		e.replace("resolv.conf", "nameserver 10.0.0.55\n")
 		e.await("220 one")
 	}
-	live("10 changes of resolv.conf")
-
-	a.limitFiles(a.freeFile())
-	e.await("reset")
-	live("no descriptors were left")
-	a.limitFiles(10_000)
-	e.await("220 one")
-	if e.refusals("descriptors") == 0 {
-		t.Error("the refusal had another reason than descriptors")
-	}
+	live("4 changes of resolv.conf")
 
 	a.end(handOver) // the drain is short
 	for _, conn := range conns {
@@ -90,12 +80,12 @@ func (e *egressVM) await(want string) {
 	wait.Until(e.tb, "a connection to "+vipA+" leads to "+want, func() bool { return strings.Contains(e.greeting(vipA, "7"), want) })
 }
 
-// An asker sends queries for a mesh name, one a millisecond.
+// An asker sends queries for a mesh name, one after the other.
 type asker struct {
 	tb testing.TB
 
 	mu     sync.Mutex
-	times  []time.Duration // of the current phase
+	asked  int // in the current phase
 	failed int
 }
 
@@ -112,21 +102,23 @@ func (e *egressVM) askOften() *asker {
 	stop := make(chan struct{})
 	var asking sync.WaitGroup
 	asking.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
+		tick := time.NewTicker(5 * time.Millisecond)
 		defer tick.Stop()
-		client := dns.Client{Timeout: 5 * time.Second}
+		client := dns.Client{Timeout: loadPatience}
 		for {
 			select {
 			case <-stop:
 				return
 			case <-tick.C:
 			}
-			reply, took, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(exactB+".", dns.TypeAAAA), &dns.Conn{Conn: conn})
+			began := time.Now()
+			reply, _, err := client.ExchangeWithConn(new(dns.Msg).SetQuestion(exactB+".", dns.TypeAAAA), &dns.Conn{Conn: conn})
+			bad := (err != nil || len(reply.Answer) != 1) && !machine.excuses(a.tb, began, time.Now())
 			a.mu.Lock()
-			if err != nil || len(reply.Answer) != 1 {
+			a.asked++
+			if bad {
 				a.failed++
 			}
-			a.times = append(a.times, took)
 			a.mu.Unlock()
 		}
 	})
@@ -134,17 +126,18 @@ func (e *egressVM) askOften() *asker {
 	return a
 }
 
-// phase logs the times of the queries since the last phase, and reports those without an answer.
+// phase reports the queries since the last phase that have no answer. At least one has.
 func (a *asker) phase(name string) {
 	a.tb.Helper()
+	wait.Until(a.tb, "a query of this phase", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.asked > 0
+	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.failed > 0 || len(a.times) == 0 {
-		a.tb.Errorf("until %s: %d of %d queries have no answer", name, a.failed, len(a.times))
-		return
+	if a.failed > 0 {
+		a.tb.Errorf("until %s: %d of %d queries have no answer", name, a.failed, a.asked)
 	}
-	slices.Sort(a.times)
-	a.tb.Logf("until %s: %d queries, p50 %v, p99 %v, longest %v", name, len(a.times),
-		a.times[len(a.times)/2], a.times[len(a.times)*99/100], a.times[len(a.times)-1])
-	a.times, a.failed = nil, 0
+	a.asked, a.failed = 0, 0
 }
