@@ -36,12 +36,12 @@ var (
 // event. That would cost twice the processor time (see docs/performance.md), and goroutines that copy would take
 // processors from queries. Other goroutines may call only the method post.
 type loop struct {
-	epoll   int
-	wake    *socket // an eventfd, to which post writes
-	sockets map[int32]*socket
-	nextID  int32
-	now     time.Time // when the current events came
-	clock   func() time.Time
+	epoll     int
+	wake      *socket // an eventfd, to which post writes
+	sockets   map[int32]*socket
+	nextID    int32
+	now       time.Time // when the current events came
+	clock     func() time.Time
 	waiting   map[*task]struct{}
 	nextTimer time.Time       // no task waits for an earlier time; zero if none waits for a time
 	deferred  []func()        // called after the next events
