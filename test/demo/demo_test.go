@@ -29,7 +29,7 @@ func run(m *testing.M) int {
 // captured is what the tour shows of capture: first without nametap, then with rules of an init container, then with
 // the agent of a VM, which is switched off and on.
 const captured = "  without nametap" + nameserver +
-	"  `nametap capture apply`, .*\n      backend .*\n      IPv4 in place" + mesh +
+	"  `nametap capture apply`, .*\n      backend .*\n      IPv4 +in place" + mesh +
 	"  `nametap agent --capture --egress`, ISTIO_META_DNS_CAPTURE: \"false\"" + nameserver +
 	"  the mesh config changes to ISTIO_META_DNS_CAPTURE: \"true\"" + mesh + `      mysql-instance1.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is mysql-instance1
       mysql-instance2.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is mysql-instance2
