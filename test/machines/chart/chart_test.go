@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -71,12 +72,15 @@ func (h helm) template(values string) (objects, error) {
 	return parse(h.t, stdout), nil
 }
 
-// render renders the chart with values that are right.
+// render renders the chart with values that are right, and checks that the objects are valid and fit each other.
 func (h helm) render(values string) objects {
 	h.t.Helper()
 	rendered, err := h.template(values)
 	if err != nil {
 		h.t.Fatal(err)
+	}
+	for _, problem := range check(rendered) {
+		h.t.Errorf("%s\n%s", problem, values)
 	}
 	return rendered
 }
@@ -251,25 +255,33 @@ func TestValues(t *testing.T) { // P9
 }
 
 // TestOtherNamespace checks that nothing of the chart depends on the name of its namespace, which is never
-// injected.
+// injected, also if it looks like a number.
 func TestOtherNamespace(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
-		stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", "mesh", "--kube-version", "1.36.1", "--set", "injection.webhook=true")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, stderr)
-		}
-		if strings.Contains(stdout, namespace) {
-			t.Errorf("%s is in:\n%s", namespace, stdout)
-		}
-		for key := range parse(t, stdout) {
-			if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, "mesh/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
-				t.Errorf("%s is not in the namespace of the release", key)
+		for _, other := range []string{"mesh", "1e3"} {
+			stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", other, "--kube-version", "1.36.1", "--set", "injection.webhook=true")
+			if err != nil {
+				t.Fatalf("%v\n%s", err, stderr)
 			}
-		}
-		cfg, err := inject.ParseConfig([]byte(read[corev1.ConfigMap](t, parse(t, stdout), "ConfigMap mesh/nametap-inject").Data["inject.yaml"]))
-		if err != nil || !slices.Contains(cfg.IgnoredNamespaces, "mesh") || cfg.ControlPlane != "nametap-discovery.mesh.svc:15012" {
-			t.Errorf("%v, %+v", err, cfg)
+			if strings.Contains(stdout, namespace) || strings.Contains(stdout, "namespace: 1e3") {
+				t.Errorf("%s, or a namespace that is a number, is in:\n%s", namespace, stdout)
+			}
+			all := parse(t, stdout)
+			for key := range all {
+				if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, other+"/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
+					t.Errorf("%s is not in the namespace of the release", key)
+				}
+			}
+			cfg, err := inject.ParseConfig([]byte(read[corev1.ConfigMap](t, all, "ConfigMap "+other+"/nametap-inject").Data["inject.yaml"]))
+			if err != nil || !slices.Contains(cfg.IgnoredNamespaces, other) || cfg.ControlPlane != "nametap-discovery."+other+".svc:15012" {
+				t.Errorf("%v, %+v", err, cfg)
+			}
+			for _, hook := range read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Webhooks {
+				if hook.ClientConfig.Service.Namespace != other {
+					t.Errorf("%+v", hook.ClientConfig.Service)
+				}
+			}
 		}
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -84,30 +83,6 @@ func TestTexts(t *testing.T) { // P9
 		}
 		if image := pod.Spec.Containers[0].Image; image != "[fd00::1]:5000/mesh/nametap-discovery:1.0" {
 			t.Error(image)
-		}
-	})
-}
-
-// TestNumberedNamespace checks that the chart can be in a namespace whose name looks like a number.
-func TestNumberedNamespace(t *testing.T) { // P9
-	versions(t, func(h helm) {
-		t := h.t
-		stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", "1e3", "--kube-version", "1.36.1", "--set", "injection.webhook=true")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, stderr)
-		}
-		if strings.Contains(stdout, "namespace: 1e3") {
-			t.Errorf("a namespace is a number in:\n%s", stdout)
-		}
-		all := parse(t, stdout)
-		for key := range all {
-			if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, "1e3/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
-				t.Errorf("%s is not in the namespace of the release", key)
-			}
-		}
-		hooks := read[admissionv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration /nametap-inject").Webhooks
-		if len(hooks) == 0 || hooks[0].ClientConfig.Service.Namespace != "1e3" {
-			t.Errorf("%+v", hooks)
 		}
 	})
 }
