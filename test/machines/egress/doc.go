@@ -17,8 +17,6 @@
 //	servers_test.go    the processes of servers and their certificate
 //	databases_test.go  two MariaDB servers on one port
 //	mail_test.go       Exim
-//	web_test.go        nginx behind a wildcard, with curl and with Go's client
+//	web_test.go        nginx behind a wildcard, with curl
 //	proxy_test.go      tinyproxy as the only way out of the host
-//	quic_test.go       a client that tries HTTP/3 first
-//	client_test.go     that client, and Go's client of HTTP/2, as a program
 package egress
