@@ -1,9 +1,5 @@
-// Package soak has three tests. TestSoak runs nametap for 20 minutes while everything around it
-// fails, restarts and changes, and checks every answer. TestAlerts shows that each alert of deploy/prometheus fires while
-// its fault lasts, and ends after it: alerts_test.go has Prometheus, alertfaults_test.go the agents and their faults.
-// TestNoProblemWithLoss loses one packet of 100 for 10 minutes, in which the agent must find no problem (loss_test.go).
-//
-// # TestSoak
+// Package soak runs nametap for 20 minutes while everything around it fails, restarts and changes, and checks every
+// answer.
 //
 // A host and its network are two network namespaces:
 //
