@@ -1,4 +1,4 @@
-package vm
+package lab
 
 import (
 	"bytes"
@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -83,6 +84,18 @@ func (m *Machine) Read(path string) string {
 // lead out of the machine.
 func (m *Machine) Root() string { return fmt.Sprintf("/proc/%d/root", m.leader) }
 
+// Property returns a property of a unit, such as "ActiveState".
+func (m *Machine) Property(name, unit string) string {
+	m.tb.Helper()
+	return strings.TrimSpace(m.Run("systemctl", "show", "--property="+name, "--value", unit))
+}
+
+// Systemctl runs a command of systemctl for the units of nametap.
+func (m *Machine) Systemctl(command string) {
+	m.tb.Helper()
+	m.Run("systemctl", append([]string{command}, Units()...)...)
+}
+
 // Journal returns what a unit, such as "nametap.service", has logged since the machine booted,
 // and what systemd has logged of it. The times have microseconds.
 func (m *Machine) Journal(unit string) string {
@@ -99,11 +112,34 @@ func (m *Machine) keepJournal() {
 	}
 	journal, err := m.Try("journalctl", "--no-pager", "--output=short-precise")
 	if err == nil {
-		path := filepath.Join(os.TempDir(), "nt-vm-"+strings.ReplaceAll(m.tb.Name(), "/", "-")+".journal")
+		path := filepath.Join(os.TempDir(), "nt-lab-"+strings.ReplaceAll(m.tb.Name(), "/", "-")+".journal")
 		err = os.WriteFile(path, []byte(journal), 0o644)
 		m.tb.Logf("the journal of the machine is in %s", path)
 	}
 	if err != nil {
 		m.tb.Logf("the journal of the machine is lost: %v", err)
 	}
+}
+
+// Freeze stops all processes of the machine, as a suspend does, until the function that it returns is called. The
+// clocks and the network of the machine go on, unlike in a suspend.
+func (m *Machine) Freeze() (thaw func()) {
+	m.tb.Helper()
+	write := func(state string) {
+		m.tb.Helper()
+		if err := os.WriteFile(filepath.Join(m.cgroup, "cgroup.freeze"), []byte(state), 0); err != nil {
+			m.tb.Fatal(err)
+		}
+		wait.Until(m.tb, "the kernel has set frozen to "+state, func() bool {
+			events, err := os.ReadFile(filepath.Join(m.cgroup, "cgroup.events"))
+			if err != nil {
+				m.tb.Fatal(err)
+			}
+			return strings.Contains(string(events), "frozen "+state+"\n")
+		})
+	}
+	write("1")
+	thaw = sync.OnceFunc(func() { write("0") })
+	m.tb.Cleanup(thaw) // a frozen machine could not be ended
+	return thaw
 }

@@ -1,15 +1,10 @@
-package vm
+package lab
 
 import (
 	"fmt"
-	"net"
 	"os/exec"
-	"path/filepath"
-	"runtime"
 	"strings"
-	"time"
-
-	"github.com/miekg/dns"
+	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -17,17 +12,16 @@ import (
 // Units are the units of nametap, as `systemctl stop` takes them.
 func Units() []string { return []string{"nametap.socket", "nametap.service"} }
 
-// Repository returns the directory of nametap's sources.
-func Repository() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "..")
-}
-
-// Install installs nametap by `make install`, and writes its settings: the World's, and then
-// settings, one NAME=value each. Nothing is started.
+// Install installs nametap by `make install`, and configures it. Nothing is started.
 func (m *Machine) Install(settings ...string) {
 	m.tb.Helper()
 	m.InstallFrom(Repository())
+	m.Configure(settings...)
+}
+
+// Configure writes the settings of the agent: those that it needs for the World, and then settings, one NAME=value each.
+func (m *Machine) Configure(settings ...string) {
+	m.tb.Helper()
 	settings = append([]string{"NAMETAP_XDS_ADDR=" + Control, "NAMETAP_XDS_PLAINTEXT=true", "POD_NAMESPACE=shop"}, settings...)
 	m.Write("/etc/default/nametap", strings.Join(settings, "\n")+"\n")
 }
@@ -55,6 +49,15 @@ func (m *Machine) Start() {
 	m.AwaitMesh()
 }
 
+// Started boots a machine whose agent runs.
+func Started(tb testing.TB, options ...Option) *Machine {
+	tb.Helper()
+	m := Boot(tb, options...)
+	m.Install()
+	m.Start()
+	return m
+}
+
 // AwaitMesh returns when a program of the machine can look up [Mesh].
 func (m *Machine) AwaitMesh() {
 	m.tb.Helper()
@@ -67,39 +70,9 @@ func (m *Machine) Captured() bool {
 	return strings.Contains(m.Net.Rules(), "-j NAMETAP_OUTPUT")
 }
 
-// Lookup sends one query from the machine to the nameserver in its resolv.conf, and returns the
-// addresses in the response, or the error.
+// Lookup sends one query from the machine to the nameserver in its resolv.conf, and returns the addresses in the
+// response, or the error.
 func (m *Machine) Lookup(name string) string {
 	m.tb.Helper()
-	return m.LookupAt("udp", net.JoinHostPort(Named, "53"), name)
+	return m.Net.Ask(Named+":53", name, "A")
 }
-
-// LookupAt is Lookup with a nameserver, over "udp" or "tcp".
-func (m *Machine) LookupAt(network, server, name string) string {
-	m.tb.Helper()
-	var conn *dns.Conn
-	var err error
-	m.Net.Run(func() { conn, err = dns.DialTimeout(network, server, lookupTimeout) })
-	if err != nil {
-		return err.Error()
-	}
-	defer conn.Close()
-	client := dns.Client{Net: network, Timeout: lookupTimeout}
-	reply, _, err := client.ExchangeWithConnContext(m.tb.Context(), new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.TypeA), conn)
-	if err != nil {
-		return err.Error()
-	}
-	if reply.Rcode != dns.RcodeSuccess {
-		return dns.RcodeToString[reply.Rcode]
-	}
-	var addresses []string
-	for _, record := range reply.Answer {
-		if a, ok := record.(*dns.A); ok {
-			addresses = append(addresses, a.A.String())
-		}
-	}
-	return strings.Join(addresses, " ")
-}
-
-// lookupTimeout is the timeout of a query in glibc's resolver.
-const lookupTimeout = 5 * time.Second

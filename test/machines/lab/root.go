@@ -1,4 +1,4 @@
-package vm
+package lab
 
 import (
 	"context"
@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/nametap/nametap/test/machines/cache"
 )
 
 // suite is Debian 12.
@@ -41,7 +39,7 @@ func mirror(ctx context.Context) (string, error) {
 func roots(tb testing.TB, packages []string) []string {
 	tb.Helper()
 	include := strings.Join(base(), ",")
-	root, err := cache.Dir("debian", []string{suite, include}, func(dir string) error {
+	root, err := Cached("debian", []string{suite, include}, func(dir string) error {
 		tb.Logf("making a root directory of Debian with debootstrap in %s, once", dir)
 		address, err := mirror(tb.Context())
 		if err != nil {
@@ -57,7 +55,7 @@ func roots(tb testing.TB, packages []string) []string {
 	}
 	packages = slices.Compact(slices.Sorted(slices.Values(packages)))
 	recipe := append([]string{root, layer}, packages...)
-	upper, err := cache.Dir("debian-packages", recipe, func(dir string) error {
+	upper, err := Cached("debian-packages", recipe, func(dir string) error {
 		tb.Logf("installing %s in %s, once", strings.Join(packages, " "), dir)
 		return run(tb.Context(), "unshare", append([]string{"--mount", "--propagation", "private",
 			"sh", "-euc", layer, "layer.sh", root, dir}, packages...)...)

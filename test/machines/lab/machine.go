@@ -1,4 +1,4 @@
-package vm
+package lab
 
 import (
 	"bufio"
@@ -16,7 +16,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/cgroup"
 )
 
 // An Option changes the machine that [Boot] boots.
@@ -43,12 +42,12 @@ func Before(change func(m *Machine)) Option {
 // A Machine is a Debian that has booted. Its methods may fail the test, so only the goroutine
 // of the test may call them.
 type Machine struct {
-	// Net is the network namespace of the machine. Sockets that a test opens in it, by its
-	// method Run, are like sockets of the machine's programs. A reboot replaces it.
-	Net   *netns.NS
+	// Net is the network namespace of the machine. Sockets that a test opens in it are like sockets of the machine's
+	// programs. A reboot replaces it.
+	Net   *Place
 	World *World
 
-	tb           testing.TB
+	owner, tb    testing.TB // of the machine, and of the subtest that uses it
 	packages     []string
 	capabilities []string
 	before       []func(*Machine)
@@ -71,20 +70,27 @@ const rootDir = "/mnt/root"
 func Boot(tb testing.TB, options ...Option) *Machine {
 	tb.Helper()
 	m := &Machine{
-		Net: netns.New(tb), tb: tb, console: testlog.New(tb),
+		Net: &Place{NS: netns.New(tb), TB: tb}, owner: tb, tb: tb, console: testlog.New(tb),
 		capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"},
 	}
 	for _, option := range options {
 		option(m)
 	}
-	m.World = newWorld(tb, m.Net)
+	m.World = newWorld(tb, m.Net.NS)
 	m.mount(roots(tb, m.packages))
-	var err error
-	if m.cgroup, err = newCgroup(); err != nil {
+	// Two machines in one cgroup would use the same cgroup for the same unit.
+	_, unified, err := hierarchies()
+	if err == nil && unified == "" {
+		err = errors.New("cgroups of version 2 are missing, run: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
+	}
+	if err == nil {
+		m.cgroup, err = os.MkdirTemp(unified, fmt.Sprintf("%s%d-", cgroupPrefix, os.Getpid()))
+	}
+	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		if err := removeCgroups(cgroup.Own); err != nil {
+		if err := removeAll([]string{m.cgroup}); err != nil {
 			tb.Errorf("ending the machine: %v", err)
 		}
 	})
@@ -101,13 +107,24 @@ func Boot(tb testing.TB, options ...Option) *Machine {
 	return m
 }
 
+// Sub runs a subtest, in which the methods of the machine fail that one.
+func (m *Machine) Sub(t *testing.T, name string, test func(t *testing.T)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		before := m.tb
+		m.tb, m.Net.TB = t, t
+		defer func() { m.tb, m.Net.TB = before, before }()
+		test(t)
+	})
+}
+
 // mount makes the disk: an overlay of the directories in a mount namespace of its own, which
 // ends with the process that keeps it. That process ends with this one, or with the test.
 func (m *Machine) mount(lower []string) {
 	m.tb.Helper()
-	const script = `mount -t tmpfs nt-vm /mnt
+	const script = `mount -t tmpfs nt-lab /mnt
 mkdir /mnt/upper /mnt/work ` + rootDir + `
-mount -t overlay nt-vm -o "lowerdir=$1,upperdir=/mnt/upper,workdir=/mnt/work" ` + rootDir + `
+mount -t overlay nt-lab -o "lowerdir=$1,upperdir=/mnt/upper,workdir=/mnt/work" ` + rootDir + `
 echo mounted
 exec cat`
 	cmd := exec.CommandContext(m.tb.Context(), "unshare", "--mount", "--propagation", "private",
@@ -150,7 +167,7 @@ func (m *Machine) start() {
 	//nolint:noctx // keepJournal needs the machine after the end of the test's context
 	m.nspawn = exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", m.disk), "--",
 		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine="+filepath.Base(m.cgroup), "--register=no", "--keep-unit",
-		"--network-namespace-path="+m.Net.Path(), "--capability="+strings.Join(m.capabilities, ","),
+		"--network-namespace-path="+m.Net.NS.Path(), "--capability="+strings.Join(m.capabilities, ","),
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe")
 	m.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.LocalAddr().String())
 	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
@@ -212,8 +229,8 @@ func (m *Machine) Reboot() {
 		m.tb.Fatal("the machine powered off")
 	}
 	m.World.disconnect()
-	m.Net = netns.New(m.tb)
-	m.World.connect(m.Net)
+	m.Net = &Place{NS: netns.New(m.owner), TB: m.tb}
+	m.World.connect(m.Net.NS)
 	m.start()
 }
 
