@@ -1,10 +1,8 @@
 package interop
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -16,21 +14,17 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 // istiosWebhook applies the configuration of Istio's injector and its webhook, from Istio's own
 // chart, and has the API server find the webhook of istiod. In the namespace shop both injectors
 // are on.
-func (c *cluster) istiosWebhook(t *testing.T) {
-	t.Helper()
-	c.write("mesh.yaml", "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n")
-	c.apply(istioDefinitions(t))
-	c.apply(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: istio-system}
----
+func (c *injectedCluster) istiosWebhook() {
+	c.TB.Helper()
+	c.Write("mesh.yaml", "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n")
+	c.ApplyIstio()
+	c.Apply(`
 apiVersion: v1
 kind: Service
 metadata: {name: istiod, namespace: istio-system}
@@ -41,64 +35,48 @@ kind: EndpointSlice
 metadata: {name: istiod, namespace: istio-system, labels: {kubernetes.io/service-name: istiod}}
 addressType: IPv4
 ports: [{name: https-webhook, port: 15117}]
-endpoints: [{addresses: [172.31.0.1], conditions: {ready: true}}]
----
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {istio-injection: enabled, nametap.dev/inject: enabled}}
+endpoints: [{addresses: [` + lab.ClusterAddr + `], conditions: {ready: true}}]
 `)
-	c.account("shop")
-	chart := peers.Path(t, "istiod", "istio.io/istio", "manifests/charts/istio-control/istio-discovery")
-	c.apply(c.helm("helm4", "template", "istiod", chart, "--namespace", "istio-system", "--kube-version", "1.36.1",
+	c.namespace("shop", "istio-injection: enabled, nametap.dev/inject: enabled", "")
+	chart := lab.PeerPath(c.TB, "istiod", "istio.io/istio", "manifests/charts/istio-control/istio-discovery")
+	c.Apply(c.Helm("helm4", "template", "istiod", chart, "--namespace", "istio-system", "--kube-version", "1.36.1",
 		"--set", "global.hub=example.com/istio,global.tag=1.31",
 		"--show-only", "templates/istiod-injector-configmap.yaml", "--show-only", "templates/mutatingwebhook.yaml"))
 }
 
-// injectingIstiod starts an istiod with the webhook. native is whether Istio's sidecar is an init container.
-func (c *cluster) injectingIstiod(native bool) *istiod {
-	c.tb.Helper()
-	return c.istiod(options{args: []string{"--httpsAddr=172.31.0.1:15117"}, env: []string{
-		"INJECTION_WEBHOOK_CONFIG_NAME=istio-sidecar-injector", "REVISION=default", "ENABLE_NATIVE_SIDECARS=" + strconv.FormatBool(native),
-	}})
-}
-
-// TestIstiosInjector runs `nametap inject` and the injector of an unmodified istiod in both orders.
+// TestIstiosInjector runs `nametap inject` and the injector of an unmodified istiod in both orders. native is whether Istio's
+// sidecar is an init container. Then both webhooks inject a pod at once.
 func TestIstiosInjector(t *testing.T) { // I5
-	c := prepareCluster(t)
-	c.boot("--enable-aggregator-routing=true") // to endpoints of Services
-	c.istiosWebhook(t)
-	for _, native := range []bool{true, false} {
+	c := newInjectedCluster(t)
+	c.istiosWebhook()
+	for _, native := range []bool{false, true} {
 		t.Run(fmt.Sprintf("native sidecars %v", native), func(t *testing.T) {
-			d := c.injectingIstiod(native)
-			defer d.process.end(os.Kill)
+			c := c.in(t)
+			c.Istiod(lab.IstiodOptions{Args: []string{"--httpsAddr=" + lab.ClusterAddr + ":15117"}, Env: []string{
+				"INJECTION_WEBHOOK_CONFIG_NAME=istio-sidecar-injector", "REVISION=default", "ENABLE_NATIVE_SIDECARS=" + strconv.FormatBool(native),
+			}})
 			for _, mode := range []string{"rules", "resolv"} {
-				t.Run(mode, injectors{d, mode, native}.test)
+				t.Run(mode, func(t *testing.T) { injectors{c.in(t), mode, native}.test(t) })
 			}
+			if !native {
+				return
+			}
+			in := injectors{c, "rules", true}
+			c.startWebhook("160")
+			var pod *corev1.Pod
+			wait.Until(t, "both inject", func() bool {
+				var err error
+				pod, err = in.create(in.read(shopPod), "shop")
+				return err == nil && in.hasIstio(pod) && pod.Annotations[injectStatus] != ""
+			})
+			in.check(t, pod)
 		})
 	}
 }
 
-// TestIstiosInjectorInCluster creates a pod that Istio's webhook and nametap's webhook inject at once.
-func TestIstiosInjectorInCluster(t *testing.T) { // I5
-	c := newInjectedCluster(t)
-	c.istiosWebhook(t)
-	in := injectors{c.injectingIstiod(true), "rules", true}
-	c.startWebhook("160")
-	var pod *corev1.Pod
-	wait.Until(t, "both inject", func() bool {
-		status, answer := in.create(in.read(shopPod))
-		if status != http.StatusCreated {
-			return false
-		}
-		pod = in.read(string(answer))
-		return in.hasIstio(pod) && pod.Annotations[injectStatus] != ""
-	})
-	in.check(t, pod)
-}
-
 // injectors are nametap's and Istio's.
 type injectors struct {
-	*istiod
+	*injectedCluster
 	mode   string
 	native bool
 }
@@ -117,13 +95,10 @@ spec:
 `
 
 func (in injectors) test(t *testing.T) {
-	whole := in.tb
-	in.tb = t
-	defer func() { in.tb = whole }()
 	plain := in.read(shopPod)
 	wait.Until(t, "the API server asks istiod", func() bool { // when istiod has written its certificate
-		status, answer := in.create(plain)
-		return status == http.StatusCreated && in.hasIstio(in.read(string(answer)))
+		pod, err := in.create(plain, "shop")
+		return err == nil && in.hasIstio(pod)
 	})
 	// As both webhooks run: nametap's again if Istio's has changed the pod.
 	after := in.nametap(in.istio(plain))
@@ -185,18 +160,14 @@ func (in injectors) apart(t *testing.T, pod *corev1.Pod) {
 // comparable returns a pod with the defaults of the API server, and without the list of probes in istio-proxy: Istio's
 // injector keeps probes in it that it has redirected once, and that are no longer in the pod.
 func (in injectors) comparable(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
+	in.TB.Helper()
 	pod = pod.DeepCopy()
 	pod.Namespace = "default" // which no injector serves
-	text, err := json.Marshal(pod)
+	pod, err := in.create(pod, "default")
 	if err != nil {
-		in.tb.Fatal(err)
+		in.TB.Fatal(err)
 	}
-	status, answer := in.try(http.MethodPost, "/api/v1/namespaces/default/pods?dryRun=All", "application/json", text)
-	if status != http.StatusCreated {
-		in.tb.Fatalf("status %d: %s", status, answer)
-	}
-	pod = in.withoutServer(in.read(string(answer)))
+	in.withoutServer(pod)
 	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			list[i].Env = slices.DeleteFunc(list[i].Env, func(v corev1.EnvVar) bool { return v.Name == "ISTIO_KUBE_APP_PROBERS" })
@@ -216,34 +187,26 @@ func (in injectors) hasIstio(pod *corev1.Pod) bool {
 
 // read reads a pod.
 func (in injectors) read(text string) *corev1.Pod {
-	in.tb.Helper()
+	in.TB.Helper()
 	pod := new(corev1.Pod)
 	if err := yaml.UnmarshalStrict([]byte(text), pod); err != nil {
-		in.tb.Fatalf("%v\n%s", err, text)
+		in.TB.Fatalf("%v\n%s", err, text)
 	}
 	return pod
 }
 
 // create has the API server make a pod, which calls istiod, without keeping it.
-func (in injectors) create(pod *corev1.Pod) (status int, answer []byte) {
-	in.tb.Helper()
-	text, err := json.Marshal(pod)
-	if err != nil {
-		in.tb.Fatal(err)
-	}
-	return in.try(http.MethodPost, "/api/v1/namespaces/shop/pods?dryRun=All", "application/json", text)
+func (in injectors) create(pod *corev1.Pod, namespace string) (*corev1.Pod, error) {
+	created := new(corev1.Pod)
+	return created, in.Do(http.MethodPost, "/api/v1/namespaces/"+namespace+"/pods?dryRun=All", pod, created)
 }
 
 // istio returns a pod that Istio's injector has changed, without what the API server adds.
 func (in injectors) istio(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
-	status, answer := in.create(pod)
-	if status != http.StatusCreated {
-		in.tb.Fatalf("status %d: %s", status, answer)
-	}
-	injected := in.read(string(answer))
-	if !in.hasIstio(injected) {
-		in.tb.Fatalf("istiod has not injected the pod:\n%s", answer)
+	in.TB.Helper()
+	injected, err := in.create(pod, "shop")
+	if err != nil || !in.hasIstio(injected) {
+		in.TB.Fatalf("istiod has not injected the pod: %v\n%+v", err, injected)
 	}
 	return in.withoutServer(injected)
 }
@@ -264,17 +227,17 @@ func (in injectors) withoutServer(injected *corev1.Pod) *corev1.Pod {
 
 // nametap returns a pod that `nametap inject` has changed.
 func (in injectors) nametap(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
+	in.TB.Helper()
 	text, err := yaml.Marshal(pod)
 	if err != nil {
-		in.tb.Fatal(err)
+		in.TB.Fatal(err)
 	}
-	cmd := exec.CommandContext(in.tb.Context(), discoveryBinary, "inject", "--mode", in.mode, "--nameserver", "10.96.0.10")
+	cmd := exec.CommandContext(in.TB.Context(), lab.Program(in.TB, "nametap-discovery"), "inject", "--mode", in.mode, "--nameserver", "10.96.0.10")
 	var stderr strings.Builder
 	cmd.Stdin, cmd.Stderr = strings.NewReader(string(text)), &stderr
 	output, err := cmd.Output()
 	if err != nil || !strings.Contains(stderr.String(), "shop/shop: injected: ") {
-		in.tb.Fatalf("%v: %s", err, &stderr)
+		in.TB.Fatalf("%v: %s", err, &stderr)
 	}
 	return in.read(string(output))
 }

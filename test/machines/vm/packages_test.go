@@ -115,8 +115,8 @@ func (s state) compare(t *testing.T, before state) {
 }
 
 // TestDeb installs the package, starts the agent, and removes and purges the package. The installation alone leaves the
-// DNS of the machine unchanged, also over a reboot, which is the first boot of an image. The same goes for an
-// installation over a stopped agent. P4. The removal leaves the settings and the state, the purge leaves nothing. P2.
+// DNS of the machine unchanged, also over a reboot. The same goes for an installation over a stopped agent. P4. The removal
+// leaves the settings and the state, the purge leaves nothing. P2.
 func TestDeb(t *testing.T) {
 	m := bootDeb(t)
 	before := stateOf(m.Machine)
@@ -135,14 +135,8 @@ func TestDeb(t *testing.T) {
 		}
 	}
 	untouched()
-	id := m.Read("/etc/machine-id")
-	m.Write("/etc/machine-id", "uninitialized\n")
 	m.Reboot()
 	untouched()
-	if m.Read("/etc/machine-id") == "uninitialized\n" {
-		t.Error("it was not a first boot")
-	}
-	m.Write("/etc/machine-id", id)
 	if got := m.Run("id", "nametap"); !strings.HasPrefix(got, "uid=1337(nametap) gid=1337(nametap)") {
 		t.Errorf("the user is %s", got)
 	}
@@ -164,6 +158,23 @@ func TestDeb(t *testing.T) {
 	m.dpkg("--purge", "nametap")
 	untouched()
 	stateOf(m.Machine).compare(t, before)
+}
+
+// TestDebFirstBoot boots a copy of an image with the package for the first time. systemd does not enable the agent. P4.
+func TestDebFirstBoot(t *testing.T) {
+	m := bootDeb(t)
+	m.dpkg("--install", m.deb)
+	m.Write("/etc/machine-id", "uninitialized\n")
+	m.Reboot()
+	if m.Read("/etc/machine-id") == "uninitialized\n" {
+		t.Fatal("it was not a first boot")
+	}
+	for _, unit := range lab.Units() {
+		if state, _ := m.Try("systemctl", "is-enabled", unit); state != "disabled\n" {
+			t.Errorf("%s is %s", unit, state)
+		}
+	}
+	wantNotCaptured(t, m.Machine)
 }
 
 // otherListeners makes a package of another version, whose nametap.socket has other listeners.
