@@ -59,8 +59,8 @@ func (p *Place) Spawn(name string, cmd *exec.Cmd) *Process {
 
 // Signal sends a signal.
 func (d *Process) Signal(signal os.Signal) {
-	if d.inner {
-		for _, pid := range process.Children(d.Cmd.Process.Pid) {
+	if children := process.Children(d.Cmd.Process.Pid); d.inner && len(children) > 0 {
+		for _, pid := range children {
 			_ = syscall.Kill(pid, signal.(syscall.Signal))
 		}
 		return
