@@ -24,7 +24,7 @@ import (
 
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 func versions(t *testing.T, test func(h helm)) {
 	t.Helper()
 	for _, version := range []string{"helm3", "helm4"} {
-		t.Run(version, func(t *testing.T) { test(helm{t, peers.Build(t, version)}) })
+		t.Run(version, func(t *testing.T) { test(helm{t, lab.Peer(t, version)}) })
 	}
 }
 

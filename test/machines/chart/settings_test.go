@@ -15,7 +15,7 @@ import (
 
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 const (
@@ -246,7 +246,7 @@ func TestAccount(t *testing.T) { // P9
 
 // TestNotes checks that the notes say what to do next, and that a name of a value in them is one.
 func TestNotes(t *testing.T) { // P9
-	h := helm{t, peers.Build(t, "helm4")} // Helm 3 needs a cluster for notes
+	h := helm{t, lab.Peer(t, "helm4")} // Helm 3 needs a cluster for notes
 	for values, want := range map[string][]string{
 		"discovery.enabled=true":  {"rollout status deployment/nametap-discovery", "set image.registry", "nametap-discovery:" + version.Release(), "nametap inject --config", "--set injection.webhook=true", "injection.mode=resolv", "--take-ownership"},
 		"injection.webhook=true":  {"kubectl label namespace NAMESPACE nametap.dev/inject=enabled", "rollout restart"},

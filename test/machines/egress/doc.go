@@ -13,8 +13,7 @@
 //
 // All files but this one are tests:
 //
-//	world_test.go      the namespaces, the control plane and the agent
-//	servers_test.go    the processes of servers and their certificate
+//	world_test.go      the namespaces, the control plane, the agent, the processes of servers and their certificate
 //	databases_test.go  two MariaDB servers on one port
 //	mail_test.go       Exim
 //	web_test.go        nginx behind a wildcard, with curl

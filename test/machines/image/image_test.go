@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nametap/nametap/test/machines/cache"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 const (
@@ -200,7 +200,7 @@ func goBase(t *testing.T, name string) string {
 		t.Fatalf("the Dockerfile builds with Go %s, and this machine has %s", minor, goVersion)
 	}
 	const include = "ca-certificates,git,make"
-	dir, err := cache.Dir("golang-image", []string{suite, include, goVersion}, func(dir string) error {
+	dir, err := lab.Cached("golang-image", []string{suite, include, goVersion}, func(dir string) error {
 		t.Logf("making a root directory for the image %s with debootstrap in %s, once", name, dir)
 		script := `mirror=$("$4/tools/debian-mirror")
 debootstrap --variant=minbase --include="$2" "$3" "$1" "$mirror"
