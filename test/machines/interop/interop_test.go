@@ -66,10 +66,9 @@ func discovery(c *lab.Cluster, flags ...string) *lab.Process {
 // A host is a place for agents that reaches its cluster, with a nameserver on 127.0.0.1:53.
 type host struct {
 	*lab.Place
-	c          *lab.Cluster
-	control    string // the address of the cluster
-	addrs      []string
-	nameserver *fakedns.Server
+	c       *lab.Cluster
+	control string // the address of the cluster
+	addrs   []string
 }
 
 // Which addresses a host has.
@@ -106,7 +105,7 @@ func newHost(c *lab.Cluster, f families) *host {
 	}
 	netns.Connect(near, far)
 	h.Run(func() {
-		h.nameserver = fakedns.Start(h.TB, upstream, fakedns.On(netip.MustParseAddrPort("127.0.0.1:53")))
+		fakedns.Start(h.TB, upstream, fakedns.On(netip.MustParseAddrPort("127.0.0.1:53")))
 	})
 	return h
 }
@@ -128,9 +127,6 @@ func upstream(query *dns.Msg, network string) *dns.Msg {
 	return fakedns.Rcode(dns.RcodeNameError)(query, network)
 }
 
-// ndots is the option in resolv.conf.
-const ndots = 5
-
 // searchList returns the search list of a pod in a namespace.
 func searchList(namespace string) []string {
 	return []string{namespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local", "corp.example"}
@@ -138,7 +134,7 @@ func searchList(namespace string) []string {
 
 // resolvConf writes the resolv.conf of a pod in a namespace, and returns its path.
 func (h *host) resolvConf(namespace string) string {
-	return h.Write("resolv.conf-"+namespace, fmt.Sprintf("nameserver 127.0.0.1\nsearch %s\noptions ndots:%d\n", strings.Join(searchList(namespace), " "), ndots))
+	return h.Write("resolv.conf-"+namespace, fmt.Sprintf("nameserver 127.0.0.1\nsearch %s\noptions ndots:5\n", strings.Join(searchList(namespace), " ")))
 }
 
 // flags returns the flags of an agent of the host, and more.

@@ -2,7 +2,6 @@ package interop
 
 import (
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -24,7 +23,6 @@ func TestIstiod(t *testing.T) { // C1, C2, C5, N1, N2, N4, N5, N7, N9, N11, A2, 
 	t.Run("tables", func(t *testing.T) { testTables(t, d, other) })
 	t.Run("Istio's agent", func(t *testing.T) { testIstiosAgent(t, d) })
 	t.Run("advice", func(t *testing.T) { testAdvice(t, d) })
-	t.Run("VM", func(t *testing.T) { testVM(t, d) })
 	t.Run("workload certificate", func(t *testing.T) { testWorkloadCertificate(t, other) })
 	t.Run("token", func(t *testing.T) { testToken(t, d) })
 	t.Run("outages", func(t *testing.T) { testOutages(t, d) })
@@ -174,87 +172,6 @@ func testWorkloadCertificate(t *testing.T, d *lab.Istiod) {
 	a.End(syscall.SIGTERM)
 	pair := h.Write("pair.pem", certificate)
 	d.WantTable(h.agent("client-certificate", "shop", append(h.secure(d), "--xds-cert", pair, "--xds-key", pair)...))
-}
-
-// The files that `istioctl x workload entry configure --autoregister` writes for a VM, with an address of istiod that
-// needs no /etc/hosts.
-const (
-	clusterEnv = `CANONICAL_REVISION='latest'
-CANONICAL_SERVICE='vm-app'
-CA_ADDR='%[1]s'
-ISTIO_INBOUND_PORTS='*'
-ISTIO_LOCAL_EXCLUDE_PORTS='22,15090,15021,15020'
-ISTIO_METAJSON_LABELS='{"app":"vm-app","service.istio.io/canonical-name":"vm-app","service.istio.io/canonical-revision":"latest"}'
-ISTIO_META_AUTO_REGISTER_GROUP='vm-app'
-ISTIO_META_CLUSTER_ID='Kubernetes'
-ISTIO_META_DNS_CAPTURE='true'
-ISTIO_META_MESH_ID=''
-ISTIO_META_NETWORK=''
-ISTIO_META_WORKLOAD_NAME='vm-app'
-ISTIO_NAMESPACE='shop'
-ISTIO_SERVICE='vm-app.shop'
-ISTIO_SERVICE_CIDR='*'
-ISTIO_SVC_IP='%[2]s'
-POD_NAMESPACE='shop'
-SERVICE_ACCOUNT='default'
-TRUST_DOMAIN=''
-`
-	vmMesh = `defaultConfig:
-  discoveryAddress: %[1]s
-  proxyMetadata:
-    CANONICAL_REVISION: latest
-    CANONICAL_SERVICE: vm-app
-    ISTIO_META_AUTO_REGISTER_GROUP: vm-app
-    ISTIO_META_CLUSTER_ID: Kubernetes
-    ISTIO_META_DNS_CAPTURE: "true"
-    ISTIO_META_MESH_ID: ""
-    ISTIO_META_NETWORK: ""
-    ISTIO_META_WORKLOAD_NAME: vm-app
-    ISTIO_METAJSON_LABELS: '{"app":"vm-app","service.istio.io/canonical-name":"vm-app","service.istio.io/canonical-revision":"latest"}'
-    POD_NAMESPACE: shop
-    SERVICE_ACCOUNT: default
-    TRUST_DOMAIN: ""
-  tracing:
-    zipkin:
-      address: zipkin.istio-system:9411
-`
-	workloadGroup = `apiVersion: networking.istio.io/v1
-kind: WorkloadGroup
-metadata: {name: vm-app, namespace: shop}
-spec:
-  metadata: {labels: {app: vm-app}}
-  template: {serviceAccount: default}
-`
-)
-
-// testVM runs an agent with the files that istioctl writes for a VM: istiod issues the VM's certificate, registers the VM as
-// a workload of its group with its address, and sends its table.
-func testVM(t *testing.T, d *lab.Istiod) {
-	c := d.Cluster.In(t)
-	c.Apply(workloadGroup)
-	h := newHost(c, onlyIPv4)
-	address := h.address(d.Port(15012))
-	name, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
-	name, _, _ = strings.Cut(name, ".")
-	cmd := h.AgentCommand(name, "shop")
-	cmd.Args = slices.Concat(cmd.Args[:2], []string{"--status-addr", lab.AgentStatus, "--resolv-conf", h.resolvConf("shop"), "--drain", "0s", "--state-dir", h.Path("state"),
-		"--mesh-config", h.Write("mesh.yaml", fmt.Sprintf(vmMesh, address)), "--xds-root-ca", h.Write("root-cert.pem", root(c, "shop", "istio-ca-root-cert")),
-		"--xds-token-file", h.Write("istio-token", token(c, "shop", "default", audience))})
-	for line := range strings.Lines(fmt.Sprintf(clusterEnv, address, h.addrs[0])) {
-		key, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-		cmd.Env = append(cmd.Env, key+"="+strings.Trim(value, "'"))
-	}
-	a := &lab.Agent{Process: h.Spawn("vm", cmd), Place: h.Place, Name: name, Namespace: "shop"}
-	a.Await("the agent has a certificate and a table", func() bool {
-		return a.Logged("msg=ready") > 0 && a.Logged("workload certificate obtained", "spiffe://cluster.local/ns/shop/sa/default") > 0
-	})
-	a.Await("istiod has registered the VM", func() bool {
-		return c.Do(http.MethodGet, "/apis/networking.istio.io/v1/namespaces/shop/workloadentries/vm-app-"+h.addrs[0], nil, nil) == nil
-	})
-	d.WantTable(a)
 }
 
 // testOutages restarts, kills and stops istiod and its API server: the agent answers every query from its table. Afterwards

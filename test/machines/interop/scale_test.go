@@ -322,7 +322,9 @@ func (p population) testPlane(t *testing.T, d *lab.Process, begun time.Time, por
 	p.c.StartAPIServer()
 	ready := time.Now()
 	if discovery {
-		awaitHeard(t, p.c, since)
+		wait.Until(t, "nametap-discovery has read all objects again", func() bool {
+			return !slices.ContainsFunc(heard(t, p.c), func(r resource) bool { return r.Failure != "" || r.Heard.Before(since) })
+		})
 		if now := h.Metric(lab.AgentStatus, "nametap_xds_pushes_total"); now != pushes {
 			t.Errorf("the agent was sent %v pushes, although nothing has changed", now-pushes)
 		}
@@ -334,30 +336,20 @@ func (p population) testPlane(t *testing.T, d *lab.Process, begun time.Time, por
 	return h, a
 }
 
+// A resource is what nametap-discovery reads.
+type resource struct {
+	Failure string
+	Heard   time.Time
+}
+
 // heard returns the state of the resources that nametap-discovery reads.
-func heard(t *testing.T, c *lab.Cluster) (all []struct {
-	Resource, Failure string
-	Heard             time.Time
-}) {
+func heard(t *testing.T, c *lab.Cluster) (all []resource) {
 	t.Helper()
 	_, text := c.Place.Get("http://" + discoveryStatus + "/debug/objects")
 	if err := json.Unmarshal([]byte(text), &all); err != nil || len(all) == 0 {
 		t.Fatalf("%v: %s", err, text)
 	}
 	return all
-}
-
-// awaitHeard waits until every resource was heard of since a time.
-func awaitHeard(t *testing.T, c *lab.Cluster, since time.Time) {
-	t.Helper()
-	wait.Until(t, "nametap-discovery has read all objects again", func() bool {
-		for _, r := range heard(t, c) {
-			if r.Failure != "" || r.Heard.Before(since) {
-				return false
-			}
-		}
-		return true
-	})
 }
 
 // testDiscovery measures nametap-discovery. While others are edited, it builds at most every 30 ms, and an edit shows
@@ -423,12 +415,7 @@ func (p population) testDiscovery(t *testing.T) {
 		g.shut()
 		began := time.Now()
 		wait.Until(t, "the objects are old", func() bool {
-			return !slices.ContainsFunc(heard(t, p.c), func(r struct {
-				Resource, Failure string
-				Heard             time.Time
-			}) bool {
-				return !strings.Contains(r.Failure, "connection refused")
-			})
+			return !slices.ContainsFunc(heard(t, p.c), func(r resource) bool { return !strings.Contains(r.Failure, "connection refused") })
 		})
 		for time.Since(began) < *outageFor {
 			if code, text := p.c.Place.Get("http://" + discoveryStatus + "/healthz/ready"); code != http.StatusOK {

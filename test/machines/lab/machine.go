@@ -4,16 +4,15 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -27,18 +26,6 @@ func Packages(names ...string) Option {
 	return func(m *Machine) { m.packages = append(m.packages, names...) }
 }
 
-// Capabilities gives the machine more capabilities, such as "CAP_SYS_TIME". Every machine
-// has a container's capabilities, CAP_NET_ADMIN and CAP_NET_RAW.
-func Capabilities(names ...string) Option {
-	return func(m *Machine) { m.capabilities = append(m.capabilities, names...) }
-}
-
-// Before calls change before the machine boots for the first time. It can change the disk with
-// [Machine.Outside].
-func Before(change func(m *Machine)) Option {
-	return func(m *Machine) { m.before = append(m.before, change) }
-}
-
 // A Machine is a Debian that has booted. Its methods may fail the test, so only the goroutine
 // of the test may call them.
 type Machine struct {
@@ -47,10 +34,8 @@ type Machine struct {
 	Net   *Place
 	World *World
 
-	owner, tb    testing.TB // of the machine, and of the subtest that uses it
-	packages     []string
-	capabilities []string
-	before       []func(*Machine)
+	owner, tb testing.TB // of the machine, and of the subtest that uses it
+	packages  []string
 
 	disk    int    // process that keeps the mount namespace with the root directory
 	cgroup  string // of all processes of the machine; its last part is the machine's name
@@ -71,7 +56,6 @@ func Boot(tb testing.TB, options ...Option) *Machine {
 	tb.Helper()
 	m := &Machine{
 		Net: &Place{NS: netns.New(tb), TB: tb}, owner: tb, tb: tb, console: testlog.New(tb),
-		capabilities: []string{"CAP_NET_ADMIN", "CAP_NET_RAW"},
 	}
 	for _, option := range options {
 		option(m)
@@ -96,9 +80,6 @@ func Boot(tb testing.TB, options ...Option) *Machine {
 	})
 	m.Outside("sh", "-euc", `rm -f "$1/etc/resolv.conf" && printf %s "$2" >"$1/etc/resolv.conf"`, "sh",
 		rootDir, "search corp.example\nnameserver "+Named+"\n")
-	for _, change := range m.before {
-		change(m)
-	}
 	m.start()
 	tb.Cleanup(func() {
 		m.keepJournal()
@@ -155,10 +136,6 @@ exec cat`
 // start boots the machine.
 func (m *Machine) start() {
 	m.tb.Helper()
-	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: "@" + filepath.Base(m.cgroup)})
-	if err != nil {
-		m.tb.Fatal(err)
-	}
 	cgroup, err := os.Open(m.cgroup)
 	if err != nil {
 		m.tb.Fatal(err)
@@ -167,57 +144,35 @@ func (m *Machine) start() {
 	//nolint:noctx // keepJournal needs the machine after the end of the test's context
 	m.nspawn = exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", m.disk), "--",
 		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine="+filepath.Base(m.cgroup), "--register=no", "--keep-unit",
-		"--network-namespace-path="+m.Net.NS.Path(), "--capability="+strings.Join(m.capabilities, ","),
+		"--network-namespace-path="+m.Net.NS.Path(), "--capability=CAP_NET_ADMIN,CAP_NET_RAW",
 		"--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe")
-	m.nspawn.Env = append(os.Environ(), "NOTIFY_SOCKET="+notify.LocalAddr().String())
 	m.nspawn.Stdout, m.nspawn.Stderr = m.console, m.console
 	m.nspawn.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, UseCgroupFD: true, CgroupFD: int(cgroup.Fd())}
 	if err := m.nspawn.Start(); err != nil {
-		_ = notify.Close() // the test has failed
 		m.tb.Fatal(err)
 	}
 	m.ended = make(chan error, 1)
-	go func(nspawn *exec.Cmd, ended chan<- error) {
-		err := nspawn.Wait()
-		_ = notify.Close() // its reader ends
-		ended <- err
-	}(m.nspawn, m.ended)
-	m.leader = m.awaitLeader(notify)
+	go func(nspawn *exec.Cmd, ended chan<- error) { ended <- nspawn.Wait() }(m.nspawn, m.ended)
+	wait.Until(m.tb, "the machine has a first process", func() bool {
+		select {
+		case err := <-m.ended:
+			m.ended <- err
+			m.tb.Fatalf("systemd-nspawn ended: %v", err)
+		default:
+		}
+		for _, pid := range process.Children(m.nspawn.Process.Pid) {
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && strings.HasSuffix(program, "/systemd") && strings.Contains(string(status), "\t1\n") {
+				m.leader = pid
+				return true
+			}
+		}
+		return false
+	})
 	wait.Until(m.tb, "the machine has booted", func() bool {
 		state, _ := m.Try("systemctl", "is-system-running", "--wait")
 		return strings.Contains(state, "running") || strings.Contains(state, "degraded")
 	})
-}
-
-// awaitLeader returns the process that systemd-nspawn reports as the machine's first.
-func (m *Machine) awaitLeader(notify *net.UnixConn) int {
-	m.tb.Helper()
-	leader := make(chan int, 1)
-	go func() {
-		buf := make([]byte, 4096)
-		for {
-			n, err := notify.Read(buf)
-			if err != nil {
-				return // the machine has ended
-			}
-			for line := range strings.Lines(string(buf[:n])) {
-				number, ok := strings.CutPrefix(strings.TrimSpace(line), "X_NSPAWN_LEADER_PID=")
-				if pid, err := strconv.Atoi(number); ok && err == nil {
-					leader <- pid
-				}
-			}
-		}
-	}()
-	select {
-	case err := <-m.ended:
-		m.ended <- err
-		m.tb.Fatalf("systemd-nspawn ended: %v", err)
-	case pid := <-leader:
-		return pid
-	case <-m.tb.Context().Done():
-		m.tb.Fatal("the test ended")
-	}
-	return 0
 }
 
 // Reboot reboots the machine. It gets a new network namespace, because a kernel that boots

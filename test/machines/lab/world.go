@@ -83,11 +83,11 @@ func (w *World) disconnect() { w.Exec("ip", "link", "delete", link) }
 // address.
 func nameserver(tb testing.TB, addr, has string) *fakedns.Server {
 	tb.Helper()
-	return fakedns.Start(tb, AnyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
+	return fakedns.Start(tb, anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 }
 
-// AnyName returns a handler that answers every name with one address.
-func AnyName(address string) fakedns.Handler {
+// anyName returns a handler that answers every name with one address.
+func anyName(address string) fakedns.Handler {
 	ip := net.ParseIP(address)
 	return func(query *dns.Msg, _ string) *dns.Msg {
 		reply := new(dns.Msg).SetReply(query)

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 )
 
@@ -114,17 +115,32 @@ func (in injection) test(t *testing.T) {
 	p.notRestarted()
 }
 
-// testJob checks that an injected Job completes.
-func (in injection) testJob(t *testing.T) {
+// testJobs checks that an injected Job completes when its app has ended, and so does the Job of a CronJob.
+func (in injection) testJobs(t *testing.T) {
 	t.Parallel()
 	s := in.space(t)
-	job := batchv1.Job{TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "Job"}, ObjectMeta: metav1.ObjectMeta{Name: "job"}, Spec: s.job(app())}
-	var injected batchv1.Job
-	in.inject(t, s.name, job, &injected)
-	if err := s.Do(http.MethodPost, "/apis/batch/v1/namespaces/"+s.name+"/jobs", injected, nil); err != nil {
+	spec := app()
+	spec.Spec.Containers = []corev1.Container{confine(s.asker(spec, "app", 500, "-for=2s"))}
+	spec.Spec.RestartPolicy = corev1.RestartPolicyNever
+	cron := batchv1.CronJob{TypeMeta: metav1.TypeMeta{APIVersion: "batch/v1", Kind: "CronJob"}, ObjectMeta: metav1.ObjectMeta{Name: "cron"}, Spec: batchv1.CronJobSpec{
+		Schedule: "0 0 1 1 *", JobTemplate: batchv1.JobTemplateSpec{Spec: batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: spec.Spec}}},
+	}}
+	var injected batchv1.CronJob
+	in.inject(t, s.name, cron, &injected)
+	if err := s.Do(http.MethodPost, "/apis/batch/v1/namespaces/"+s.name+"/cronjobs", injected, nil); err != nil {
 		t.Fatal(err)
 	}
-	s.finished("job")
+	s.Kubectl("--namespace="+s.name, "create", "job", "--from=cronjob/cron", "job")
+	var pods corev1.PodList
+	wait.Until(t, "the Job has a pod", func() bool {
+		return s.Do(http.MethodGet, s.path("pods")+"?labelSelector=job-name=job", nil, &pods) == nil && len(pods.Items) > 0
+	})
+	(&pod{space: s, name: pods.Items[0].Name}).wantRight("app")
+	wait.Until(t, "the Job is complete", func() bool {
+		var now batchv1.Job
+		s.Get("/apis/batch/v1/namespaces/"+s.name+"/jobs/job", &now)
+		return now.Status.CompletionTime != nil
+	})
 }
 
 // testRulesRefused checks that a namespace with the level baseline or restricted refuses a pod of mode

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -12,13 +11,10 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
-	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
 func TestMain(m *testing.M) {
@@ -41,12 +37,10 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15
 		for _, variant := range []string{"discovery", "istiod"} {
 			t.Run("first query with "+variant, func(t *testing.T) { c.testFirstQuery(t, variant) })
 		}
-		t.Run("cronjob", c.testCronJob)
 		t.Run("agent killed", c.testAgentKilled)
 		t.Run("agent hangs", c.testAgentHangs)
 		t.Run("supervisor hangs", c.testSupervisorHangs)
 		t.Run("control plane away", c.testControlPlaneAway)
-		t.Run("deletion", c.testDeletion)
 		t.Run("run as non-root", c.testRunAsNonRoot)
 		t.Run("no rules", c.testNoRules)
 	})
@@ -56,7 +50,7 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15
 		for _, mode := range []string{"rules", "resolv", "webhook"} {
 			t.Run(mode, injection{c, mode, discoveryAddr, ""}.test)
 		}
-		t.Run("job", injection{c, "resolv", discoveryAddr, ""}.testJob)
+		t.Run("jobs", injection{c, "resolv", discoveryAddr, ""}.testJobs)
 		t.Run("rules under restricted", c.testRulesRefused)
 		t.Run("egress", c.testEgress)
 	})
@@ -231,15 +225,6 @@ func (c *cluster) testFirstQuery(t *testing.T, variant string) {
 	p.connected("")
 }
 
-// testCronJob checks that the Jobs of a CronJob complete.
-func (c *cluster) testCronJob(t *testing.T) {
-	t.Parallel()
-	s := c.space(t, "")
-	s.finished(s.firstJob(batchv1.CronJob{ObjectMeta: metav1.ObjectMeta{Name: "cron"}, Spec: batchv1.CronJobSpec{
-		Schedule: "* * * * *", JobTemplate: batchv1.JobTemplateSpec{Spec: s.job(podOf(t, "discovery"))},
-	}}))
-}
-
 // testAgentKilled kills the agent again and again, and checks that DNS is never away. Queries wait in the sockets, so
 // queries for mesh names over UDP are late, but not lost. Queries that the agent has forwarded, and its TCP connections,
 // end with it.
@@ -319,41 +304,6 @@ func (c *cluster) testControlPlaneAway(t *testing.T) {
 	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15012") {
 		t.Errorf("nametap status: %s", status)
 	}
-}
-
-// testDeletion checks that the app of a pod that is deleted has DNS to its end: here for some
-// seconds after SIGTERM.
-func (c *cluster) testDeletion(t *testing.T) {
-	t.Parallel()
-	s := c.space(t, "")
-	spec := podOf(t, "discovery")
-	asker := s.asker(spec, "app", 200)
-	// The shell stays, and does not pass on the signal.
-	asker.Command = []string{"sh", "-c", "trap : TERM; " + strings.Join(append(asker.Command, "-for=15s"), " ") + " & wait; wait"}
-	spec.Spec.Containers = []corev1.Container{asker}
-	p := s.create(spec)
-	p.await("the app runs", func(now *corev1.Pod) bool { return status(now, "app").State.Running != nil })
-	logs := make(chan string, 1)
-	go func() { // the log is gone with the pod
-		var text string
-		if err := c.Do(http.MethodGet, p.path("pods", p.name, "log")+"?container=app&follow=true", nil, &text); err != nil {
-			text = err.Error()
-		}
-		logs <- text
-	}()
-	if err := c.Do(http.MethodDelete, p.path("pods", p.name), nil, nil); err != nil {
-		t.Fatal(err)
-	}
-	deleted := time.Now()
-	text := wait.For(t, "the app has ended", logs)
-	var report load.Report
-	if err := json.Unmarshal([]byte(text), &report); err != nil {
-		t.Fatalf("the report of nametap-load: %v\n%s", err, text)
-	}
-	if report.Bad() > 0 || report.Ended.Sub(deleted) < time.Second {
-		t.Errorf("the app ended %v after the deletion: %v", report.Ended.Sub(deleted), report)
-	}
-	wait.Until(t, "the pod has ended", func() bool { return c.Do(http.MethodGet, p.path("pods", p.name), nil, nil) != nil })
 }
 
 // testRunAsNonRoot checks that a pod starts whose own security context forbids root.

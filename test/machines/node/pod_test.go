@@ -2,7 +2,6 @@ package node
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -15,9 +14,7 @@ import (
 	"testing"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/process"
@@ -336,52 +333,4 @@ func (p *pod) noneLost() {
 	if report := p.stop("load"); report.Bad() > 0 {
 		p.t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
 	}
-}
-
-// finished waits until the pod of a Job has succeeded, and then the Job, and checks what its app reports.
-func (s *space) finished(job string) {
-	s.t.Helper()
-	var pods corev1.PodList
-	wait.Until(s.t, "the Job has a pod", func() bool {
-		return s.Do(http.MethodGet, s.path("pods")+"?labelSelector=job-name="+job, nil, &pods) == nil && len(pods.Items) > 0
-	})
-	p := &pod{space: s, name: pods.Items[0].Name}
-	p.wantRight("app")
-	p.await("the pod of the Job has succeeded", func(now *corev1.Pod) bool { return now.Status.Phase == corev1.PodSucceeded })
-	wait.Until(s.t, "the Job is complete", func() bool {
-		var now batchv1.Job
-		return s.Do(http.MethodGet, "/apis/batch/v1/namespaces/"+s.name+"/jobs/"+job, nil, &now) == nil && now.Status.CompletionTime != nil
-	})
-}
-
-// firstJob creates a CronJob that is due each minute, and returns the name of the first Job that it starts. The CronJob is
-// deleted at the end of the check.
-func (s *space) firstJob(cron any) (name string) {
-	s.t.Helper()
-	batch := "/apis/batch/v1/namespaces/" + s.name
-	if err := s.Do(http.MethodPost, batch+"/cronjobs", cron, nil); err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		if err := s.Do(http.MethodDelete, batch+"/cronjobs/cron", nil, nil); err != nil && !errors.Is(err, lab.ErrAbsent) {
-			s.t.Error(err)
-		}
-	})
-	lab.Until(s.t, "the CronJob has started a Job", func() bool {
-		var jobs batchv1.JobList
-		s.Get(batch+"/jobs", &jobs)
-		if len(jobs.Items) > 0 {
-			name = jobs.Items[0].Name
-		}
-		return name != ""
-	})
-	return name
-}
-
-// job returns a Job whose pod has the spec of a pod, and an app that asks for two seconds.
-func (s *space) job(spec *corev1.Pod) batchv1.JobSpec {
-	s.t.Helper()
-	spec.Spec.Containers = []corev1.Container{confine(s.asker(spec, "app", 500, "-for=2s"))}
-	spec.Spec.RestartPolicy = corev1.RestartPolicyNever
-	return batchv1.JobSpec{Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Annotations: spec.Annotations}, Spec: spec.Spec}}
 }

@@ -1,7 +1,6 @@
 package vm
 
 import (
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -72,28 +71,25 @@ func timesOf(t *testing.T, journal, text string) []time.Time {
 	return times
 }
 
-// squatter is a service that has ports of the agent before this starts: the sockets of the Perl expression.
-func squatter(sockets string) string {
-	return `[Unit]
+// squatter is a service that has the DNS port of the agent before this starts.
+const squatter = `[Unit]
 DefaultDependencies=no
 Before=sysinit.target
 [Service]
 Type=notify
 NotifyAccess=all
 User=nobody
-ExecStart=perl -MIO::Socket::IP -e 'my @s = map { my $h = $_; ` + sockets + ` } "127.0.0.1", "::1"; system "systemd-notify", "--ready"; sleep 6000'
+ExecStart=perl -MIO::Socket::IP -e 'my @s = map { my $h = $_; (IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "udp") || die, IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "tcp", Listen => 1) || die) } "127.0.0.1", "::1"; system "systemd-notify", "--ready"; sleep 6000'
 [Install]
 WantedBy=sysinit.target
 `
-}
 
 // TestPortTakenAtBoot boots a machine where another program has the DNS port of the agent. The machine has DNS
 // without the mesh, systemd shows the reason, and the agent captures when the port is free. At the next restart systemd
 // holds the sockets. V10.
 func TestPortTakenAtBoot(t *testing.T) {
 	m := lab.Started(t)
-	m.Write("/etc/systemd/system/squatter.service", squatter(`(IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "udp") || die, `+
-		`IO::Socket::IP->new(LocalHost => $h, LocalPort => 15053, Proto => "tcp", Listen => 1) || die)`))
+	m.Write("/etc/systemd/system/squatter.service", squatter)
 	m.Run("systemctl", "enable", "squatter.service")
 	m.Reboot()
 	m.Run("systemctl", "is-active", "squatter.service")
@@ -106,53 +102,4 @@ func TestPortTakenAtBoot(t *testing.T) {
 	wantActive(t, m, "after a restart")
 	m.Run("systemctl", "stop", "nametap.socket")
 	wantNotCaptured(t, m)
-}
-
-// TestEgressPortTaken boots a machine where another program has the port for connections to VIPs. DNS is captured
-// and answered, the agent says what is missing, and carries connections once the port is free. Then systemd holds
-// the listeners. It closes them when a setting changes. E13, V1.
-func TestEgressPortTaken(t *testing.T) {
-	m := bootEgress(t)
-	m.Write("/etc/systemd/system/squatter.service", squatter(`IO::Socket::IP->new(LocalHost => $h, LocalPort => 15054, Listen => 1) or die`))
-	m.Run("systemctl", "enable", "squatter.service")
-	m.Reboot()
-	m.Run("systemctl", "is-active", "squatter.service")
-	wantNames(t, m, map[string]string{lab.Mesh: lab.MeshIP, "other.example.org": lab.NamedIP})
-	if status := m.Run("nametap", "status"); !strings.Contains(status, "15054: bind: address already in use") {
-		t.Errorf("the status does not name the port that is taken:\n%s", status)
-	}
-	m.Run("systemctl", "disable", "--now", "squatter.service")
-	carried := func(when string) {
-		t.Helper()
-		wait.Until(t, "connections are carried "+when, func() bool {
-			_, conn, err := m.Net.Greeting(externalVIP)
-			if err == nil {
-				conn.Close()
-			}
-			return err == nil
-		})
-	}
-	carried("when the port is free")
-	const status, vips = 1, 2 // sockets
-	stores := func(n int) {
-		t.Helper()
-		wait.Until(t, "systemd holds "+strconv.Itoa(n)+" sockets", func() bool {
-			return m.Property("NFileDescriptorStore", "nametap.service") == strconv.Itoa(n)
-		})
-	}
-	stores(status + vips)
-	kill(m)
-	if _, conn, err := m.Net.Greeting(externalVIP); err != nil {
-		t.Errorf("while the next agent starts: %v", err)
-	} else {
-		conn.Close()
-	}
-	m.AwaitMesh()
-	set(m, "NAMETAP_EGRESS_ADDR", "127.0.0.1:15154")
-	m.Run("systemctl", "restart", "nametap.service")
-	stores(status + 1)
-	carried("at another address")
-	set(m, "NAMETAP_EGRESS", "false")
-	m.Run("systemctl", "restart", "nametap.service")
-	stores(status)
 }

@@ -8,30 +8,10 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 	"github.com/nametap/nametap/test/machines/lab/load"
 )
-
-// push pushes the mesh name, and hosts others, whose names have a prefix and which all have one address.
-func push(m *lab.Machine, prefix, address string, hosts int) {
-	table := map[string]*api.NameTable_NameInfo{
-		lab.Mesh: {Ips: []string{lab.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
-	}
-	for i := range hosts {
-		name := fmt.Sprintf("%s%d", prefix, i)
-		table[name+".shop.svc.cluster.local"] = &api.NameTable_NameInfo{Ips: []string{address}, Registry: "Kubernetes", Shortname: name, Namespace: "shop"}
-	}
-	m.World.Control.Push(&api.NameTable{Table: table})
-}
-
-// awaitHost returns when the machine can look up the first host of a push.
-func awaitHost(t *testing.T, m *lab.Machine, prefix, address string) {
-	t.Helper()
-	name := prefix + "0.shop.svc.cluster.local"
-	wait.Until(t, "the machine can look up "+name, func() bool { return m.Lookup(name) == address })
-}
 
 // testFrozen stops all processes of the machine for longer than any watchdog waits, under load, as a suspend or a debugger
 // of the whole machine does. DNS is back within 2 s, from the nameserver. After the end, the agent captures again within
@@ -41,14 +21,17 @@ func testFrozen(t *testing.T, m *lab.Machine) {
 	var thaw func()
 	tr.outage(func() { thaw = m.Freeze() })
 	tr.past(12 * time.Second * 8 / 10) // of the mesh names
-	push(m, "after", "10.1.0.2", 1)
+	m.World.Control.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		lab.Mesh:         {Ips: []string{lab.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+		"db.example.com": {Ips: []string{"10.1.0.2"}, Registry: "External"},
+	}})
 	thaw()
 	began := time.Now()
 	m.AwaitMesh()
 	if took := time.Since(began) - tr.loads[0].Report().Lag; took > lapse {
 		t.Errorf("the agent captures after %v, want at most 2 s", took)
 	}
-	awaitHost(t, m, "after", "10.1.0.2")
+	wait.Until(t, "the agent has the push", func() bool { return m.Lookup("db.example.com") == "10.1.0.2" })
 	wait.Until(t, "no query passes the agent or is lost", func() bool {
 		before := tr.count(load.Foreign, load.Lost)
 		tr.more(time.Second)
@@ -113,47 +96,4 @@ func testTmpFull(t *testing.T, m *lab.Machine) {
 	m.Run("systemctl", "stop", "nametap.socket")
 	wantNotCaptured(t, m)
 	m.Run("sh", "-c", "rm -f /run/filler /run/more; mount -o remount,size=64m /run; umount /tmp /var/tmp")
-}
-
-// TestFullDisk fills the disk of the state directory. The agent starts, answers and takes pushes. It says once that
-// the table is not saved, and keeps the last one that was. When there is room again, it saves the table. C7.
-func TestFullDisk(t *testing.T) {
-	const dir = "/var/lib/nametap"
-	m := lab.Boot(t)
-	m.Install()
-	m.Run("systemd-sysusers", "nametap.conf")
-	m.Run("mkdir", "-p", dir)
-	m.Run("mount", "-t", "tmpfs", "-o", "size=256k,mode=0700,uid=nametap,gid=nametap", "state", dir)
-	saved := func(name string) {
-		t.Helper()
-		wait.Until(t, "the table is saved", func() bool {
-			_, err := m.Try("grep", "--quiet", name, dir+"/nametable.snapshot")
-			return err == nil
-		})
-	}
-	push(m, "first", "10.1.0.2", 10)
-	m.Start()
-	awaitHost(t, m, "first", "10.1.0.2")
-	saved("first0")
-	_, _ = m.Try("dd", "if=/dev/zero", "of="+dir+"/filler", "bs=4k") // fails when there is no room
-	for i := range 5 {
-		prefix := fmt.Sprintf("next%dx", i)
-		push(m, prefix, "10.1.0.3", 2000)
-		awaitHost(t, m, prefix, "10.1.0.3")
-	}
-	const said = "snapshot of the table not written"
-	wait.Until(t, "the agent logs that the table is not saved", func() bool { return strings.Contains(m.Journal("nametap.service"), said) })
-	if n := strings.Count(m.Journal("nametap.service"), said); n != 1 {
-		t.Errorf("the agent says %d times that the table is not saved, want once", n)
-	}
-	m.Run("systemctl", "restart", "nametap.service")
-	awaitHost(t, m, "next4x", "10.1.0.3")
-	m.World.Control.Stop()
-	m.Run("systemctl", "restart", "nametap.service")
-	awaitHost(t, m, "first", "10.1.0.2") // from the snapshot
-	m.Run("rm", dir+"/filler")
-	m.World.Run(func() { m.World.Control = fakexds.Start(t, fakexds.Options{Addr: lab.Control}) })
-	push(m, "last", "10.1.0.4", 10)
-	awaitHost(t, m, "last", "10.1.0.4")
-	saved("last0")
 }

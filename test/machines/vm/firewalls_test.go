@@ -68,17 +68,6 @@ table inet nat {
 			},
 		},
 		{
-			name: "netfilter-persistent", packages: []string{"iptables-persistent"}, has: "SITE",
-			files: map[string]string{
-				"/etc/iptables/rules.v4": persistent("10.9.0.0/24"),
-				"/etc/iptables/rules.v6": persistent("fd09::/64"),
-			},
-			prepare: "netfilter-persistent flush",
-			steps: []string{
-				"systemctl restart netfilter-persistent", "netfilter-persistent reload", "netfilter-persistent flush",
-			},
-		},
-		{
 			name: "docker", packages: []string{"docker.io"}, has: "-o docker0",
 			prepare: "systemctl stop docker.socket docker; ip link delete docker0 || true; nft flush ruleset",
 			steps: []string{

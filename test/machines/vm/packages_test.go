@@ -16,26 +16,21 @@ import (
 	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
-// build builds packages with variables of make in a directory with the sources, and returns the content and the name of
-// the one whose name has a pattern.
-func build(dir, pattern string, variables ...string) (content []byte, name string, err error) {
-	build := exec.Command("make", append([]string{"--silent", "--directory=" + dir, "packages", "ARCHES=amd64"}, variables...)...)
+// build builds packages of a format, and returns the content of the one whose name has a pattern.
+func build(format, pattern string) (content []byte, err error) {
+	build := exec.Command("make", "--silent", "--directory="+lab.Repository(), "packages", "ARCHES=amd64", "VERSION=0.1.0", "FORMATS="+format)
 	if output, err := build.CombinedOutput(); err != nil {
-		return nil, "", fmt.Errorf("%s: %w\n%s", build, err, output)
+		return nil, fmt.Errorf("%s: %w\n%s", build, err, output)
 	}
-	built, err := filepath.Glob(filepath.Join(dir, "bin/release", pattern))
+	built, err := filepath.Glob(filepath.Join(lab.Repository(), "bin/release", pattern))
 	if err != nil || len(built) != 1 {
-		return nil, "", fmt.Errorf("make packages has built %q, %w", built, err)
+		return nil, fmt.Errorf("make packages has built %q, %w", built, err)
 	}
-	content, err = os.ReadFile(built[0])
-	return content, filepath.Base(built[0]), err
+	return os.ReadFile(built[0])
 }
 
 // builtDeb builds the package of the sources once.
-var builtDeb = sync.OnceValues(func() (content []byte, err error) {
-	content, _, err = build(lab.Repository(), "nametap_*.deb", "FORMATS=deb", "VERSION=0.1.0")
-	return content, err
-})
+var builtDeb = sync.OnceValues(func() ([]byte, error) { return build("deb", "nametap_*.deb") })
 
 // A debMachine is a machine with the package of the agent.
 type debMachine struct {
@@ -47,17 +42,13 @@ type debMachine struct {
 // bootDeb boots a machine, and puts the package there. It is not installed.
 func bootDeb(t *testing.T) debMachine {
 	t.Helper()
-	m := debMachine{lab.Boot(t), t, "/var/tmp/nametap_0.1.0-1_amd64.deb"}
-	m.putDeb()
-	return m
-}
-
-func (m debMachine) putDeb() {
 	content, err := builtDeb()
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
+	m := debMachine{lab.Boot(t), t, "/var/tmp/nametap_0.1.0-1_amd64.deb"}
 	m.Write(m.deb, string(content))
+	return m
 }
 
 // dpkg runs dpkg. It keeps the file of settings, where a user would be asked.
@@ -177,13 +168,18 @@ func TestDebFirstBoot(t *testing.T) {
 	wantNotCaptured(t, m.Machine)
 }
 
-// otherListeners makes a package of another version, whose nametap.socket has other listeners.
-func (m debMachine) otherListeners() string {
+// otherListeners changes nametap.socket.
+const otherListeners = `sed -i 's/^\(Listen.*\)=127.0.0.1:/\1=0.0.0.0:/; s/^\(Listen.*\)=\[::1\]:/\1=[::]:/' usr/lib/systemd/system/nametap.socket`
+
+// changed makes a package of a later version in which a script has changed the files, and returns its path.
+func (m debMachine) changed(script string) string {
 	const changed = "/var/tmp/nametap_9.9.9-1_amd64.deb"
-	m.Run("sh", "-euc", `dpkg-deb --raw-extract "$1" /var/tmp/raw
-sed -i 's/^Version: .*/Version: 9.9.9-1/' /var/tmp/raw/DEBIAN/control
-sed -i 's/^\(Listen.*\)=127.0.0.1:/\1=0.0.0.0:/; s/^\(Listen.*\)=\[::1\]:/\1=[::]:/' /var/tmp/raw/usr/lib/systemd/system/nametap.socket
-dpkg-deb --root-owner-group -Znone --build /var/tmp/raw "$2"`, "sh", m.deb, changed)
+	m.Run("sh", "-euc", `rm -rf /var/tmp/raw
+dpkg-deb --raw-extract "$1" /var/tmp/raw
+cd /var/tmp/raw
+sed -i 's/^Version: .*/Version: 9.9.9-1/' DEBIAN/control
+eval "$3"
+dpkg-deb --root-owner-group -Znone --build . "$2"`, "sh", m.deb, changed, script)
 	return changed
 }
 
@@ -202,33 +198,22 @@ func (m debMachine) wantListeners(deb, when string) {
 // where each query has an answer. P3, V1.
 func TestDebUpgrades(t *testing.T) {
 	m := bootDeb(t)
-	content, name, err := build(otherVersion(t, "echo '# A new line of the package.' >>deploy/systemd/nametap.default"), "nametap_*.deb", "FORMATS=deb", "VERSION=9.9.9")
-	if err != nil {
-		t.Fatal(err)
-	}
-	later := "/var/tmp/" + name
-	m.Write(later, string(content))
+	later := m.changed("echo '# A new line of the package.' >>etc/default/nametap")
 	m.enable()
 	settings := m.Read("/etc/default/nametap")
 	tr := startTraffic(t, m.Machine)
-	previous := m.Run("nametap", "version")
 	replace(tr, 4, func(round int) {
+		process := running(m.Machine)
 		m.dpkg("--install", []string{later, m.deb}[round%2])
-		version := m.Run("nametap", "version")
-		if version == previous {
-			t.Fatalf("still version %s", version)
-		}
-		previous = version
-		if got := program(m.Machine); got != "/usr/bin/nametap" {
-			t.Errorf("nametap.service runs %s", got)
+		if running(m.Machine) == process {
+			t.Error("the agent is not replaced")
 		}
 	})
 	tr.none(load.Right)
 	if got := m.Read("/etc/default/nametap"); got != settings {
 		t.Errorf("/etc/default/nametap has %q", got)
 	}
-	m.Run("rm", later) // it has the name of the next one
-	other := m.otherListeners()
+	other := m.changed(otherListeners)
 	for _, deb := range []string{other, m.deb} {
 		tr := startTraffic(t, m.Machine)
 		m.dpkg("--install", deb)
@@ -243,7 +228,7 @@ func TestDebUpgrades(t *testing.T) {
 // calls of systemctl. `dpkg --configure -a` completes the upgrade, and the agent answers. P3.
 func TestDebInterrupted(t *testing.T) {
 	m := bootDeb(t)
-	debs := []string{m.otherListeners(), m.deb}
+	debs := []string{m.changed(otherListeners), m.deb}
 	m.enable()
 	round := 0
 	for _, command := range []string{"systemctl", "deb-systemd-invoke"} {
@@ -498,11 +483,11 @@ func TestDebOverMakeInstall(t *testing.T) {
 // the settings, the state and the user. P2, P3, P4.
 func TestRPM(t *testing.T) {
 	m := lab.Boot(t, lab.Packages("rpm"))
-	content, name, err := build(lab.Repository(), "nametap-[0-9]*.rpm", "FORMATS=rpm")
+	content, err := build("rpm", "nametap-[0-9]*.rpm")
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := "/var/tmp/" + name
+	const path = "/var/tmp/nametap.rpm"
 	m.Write(path, string(content))
 	before := stateOf(m)
 	rpm := func(args ...string) { m.Run("rpm", append([]string{"--nodeps", "--force-debian"}, args...)...) }

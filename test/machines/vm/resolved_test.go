@@ -54,10 +54,8 @@ type resolvedMachine struct {
 // starts the agent.
 func bootResolved(t *testing.T, packages ...string) *resolvedMachine {
 	t.Helper()
-	stub := lab.Before(func(m *lab.Machine) {
-		m.Outside("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/mnt/root/etc/resolv.conf")
-	})
-	m := &resolvedMachine{t: t, Machine: lab.Boot(t, stub, lab.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	m := &resolvedMachine{t: t, Machine: lab.Boot(t, lab.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	m.Run("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/etc/resolv.conf")
 	m.World.Control.Push(table(nil))
 	m.Run("resolvectl", "dns", "host0", lab.Named)
 	m.Run("resolvectl", "domain", "host0", "corp.example")

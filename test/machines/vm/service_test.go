@@ -5,9 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 	"github.com/nametap/nametap/test/machines/lab/load"
@@ -26,7 +23,7 @@ func fresh(m *lab.Machine) (without string) {
 }
 
 // TestService installs nametap as README.md says, and then does to its units and its process what administrators and
-// programs do. Each subtest begins with a running agent. V1, V2, V4, V7, V9, V10, R9, R10, R13.
+// programs do. Each subtest begins with a running agent. V1, V2, V4, V7, V9, V10, R9.
 func TestService(t *testing.T) {
 	m := lab.Boot(t)
 	wantNames(t, m, map[string]string{lab.Mesh: lab.NamedIP})
@@ -40,10 +37,7 @@ func TestService(t *testing.T) {
 		{"restarts", testRestarts}, // V1
 		{"deaths", testDeaths},     // V1
 		{"administration", testAdministration},
-		{"reload", testReload},
 		{"other users", testOtherUsers},
-		{"failures", testFailures},
-		{"changed settings", testChangedSettings},
 		{"stops", testStops},
 		{"hang", testHang},
 		{"no next agent", testNoNext},
@@ -124,28 +118,6 @@ func testAdministration(t *testing.T, m *lab.Machine) {
 	tr.none(load.Right)
 }
 
-// testReload changes the --config file and reloads the unit under load. R10.
-func testReload(t *testing.T, m *lab.Machine) {
-	const config = "/etc/nametap.yaml"
-	m.Write(config, "log-level: info\n")
-	set(m, "NAMETAP_CONFIG", config)
-	m.Run("systemctl", "restart", "nametap")
-	process := running(m)
-	tr := startTraffic(t, m)
-	previous := "info"
-	for _, level := range []string{"debug", "info"} {
-		m.Write(config, "log-level: "+level+"\n")
-		m.Run("systemctl", "reload", "nametap")
-		change := "name=log-level from=" + previous + " to=" + level
-		wait.Until(t, "the agent logs "+change, func() bool { return strings.Contains(m.Journal("nametap.service"), change) })
-		previous = level
-	}
-	tr.none(load.Right)
-	if got := running(m); got != process {
-		t.Errorf("the reload has replaced the process %s by %s", process, got)
-	}
-}
-
 // asNobody runs a program as another user, who has no rights.
 func asNobody(command ...string) []string {
 	return append([]string{"setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"}, command...)
@@ -188,50 +160,6 @@ setsockopt($s, SOL_SOCKET, 25, "lo"); bind($s, pack_sockaddr_in(15053, inet_aton
 	wantNotCaptured(t, m)
 	m.Run("systemctl", "stop", "squatter.service")
 	m.AwaitMesh()
-}
-
-// testFailures has programs of several units ask for names that fail: `nametap tail --failed` shows the unit of each.
-func testFailures(t *testing.T, m *lab.Machine) {
-	m.World.Named.Handle(fakedns.Rcode(dns.RcodeServerFailure))
-	defer m.World.Named.Handle(lab.AnyName(lab.NamedIP))
-	for _, unit := range []string{"one", "two", "three"} {
-		m.Run("systemd-run", "--quiet", "--unit="+unit, "sh", "-c", "while :; do getent ahosts "+unit+".fails.example; done")
-		wait.Until(t, "a failure is attributed to "+unit, func() bool {
-			for line := range strings.Lines(m.Run("nametap", "tail", "--failed", "--no-follow", "--output=json")) {
-				if strings.Contains(line, `"`+unit+".fails.example.") && strings.Contains(line, unit+".service") && strings.Contains(line, "SERVFAIL") {
-					return true
-				}
-			}
-			return false
-		})
-		m.Run("systemctl", "stop", unit)
-	}
-}
-
-// testChangedSettings restarts the agent with settings that change what is captured, and moves it to another port. The
-// rules of the previous process are replaced or removed.
-func testChangedSettings(t *testing.T, m *lab.Machine) {
-	set(m, "NAMETAP_CAPTURE_EXCLUDE_UID", "4242")
-	m.Run("systemctl", "restart", "nametap.service")
-	if rules := m.Net.Rules(); !strings.Contains(rules, "4242") {
-		t.Errorf("the rules are not replaced:\n%s", rules)
-	}
-	set(m, "ISTIO_META_DNS_CAPTURE", "false")
-	m.Run("systemctl", "restart", "nametap.service")
-	wait.Until(t, "nothing is captured", func() bool { return !m.Captured() })
-	set(m, "ISTIO_META_DNS_CAPTURE", "")
-	const dropIn = "/etc/systemd/system/nametap.socket.d/port.conf"
-	m.Write(dropIn, "[Socket]\nListenDatagram=\nListenStream=\n"+
-		"ListenDatagram=127.0.0.1:15153\nListenStream=127.0.0.1:15153\nListenDatagram=[::1]:15153\nListenStream=[::1]:15153\n")
-	set(m, "DNS_PROXY_ADDR", "localhost:15153")
-	m.Run("systemctl", "daemon-reload")
-	m.Systemctl("restart")
-	m.AwaitMesh()
-	if rules := m.Net.Rules(); strings.Contains(rules, "15053") {
-		t.Errorf("rules of the previous port are left:\n%s", rules)
-	}
-	m.Run("rm", dropIn)
-	m.Run("systemctl", "daemon-reload")
 }
 
 // testStops stops units under load, in several ways. Nothing is left, each query has an answer, and the agent stays

@@ -4,7 +4,6 @@ import (
 	"flag"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -230,24 +229,4 @@ func awaitStatus(t *testing.T, m *lab.Machine, reason string) {
 		status, _ := m.Try("systemctl", "status", "--lines=20", "nametap.service")
 		return strings.Contains(status, reason)
 	})
-}
-
-// otherVersion returns a directory with the sources of nametap, built as version v9.9.9 after a script has changed them.
-func otherVersion(t *testing.T, change string) string {
-	t.Helper()
-	dir := t.TempDir()
-	const script = `cd "$1"
-git ls-files -z | xargs -0 cp --parents --target-directory="$2"
-cd "$2"
-eval "$3"
-git init --quiet
-git add .
-git -c user.name=test -c user.email=test@example.org commit --quiet --message=test
-git tag v9.9.9
-GOFLAGS=-buildvcs=true make --silent build`
-	cmd := exec.CommandContext(t.Context(), "sh", "-euc", script, "sh", lab.Repository(), dir, change)
-	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building another version: %v\n%s", err, output)
-	}
-	return dir
 }
