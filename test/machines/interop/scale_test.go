@@ -2,6 +2,7 @@ package interop
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -426,7 +427,7 @@ func (p population) testDiscovery(t *testing.T) {
 		wantGood(t, l)
 		l.Stop()
 		removed := scaleNamespaces + 1
-		path, _ := serviceObject(removed, "")
+		path, object := serviceObject(removed, "")
 		if err := p.c.Do(http.MethodDelete, path+"/"+scaleName(removed), nil, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -441,6 +442,10 @@ func (p population) testDiscovery(t *testing.T) {
 		t.Logf("caught up after %v", took.Round(time.Millisecond))
 		if took-l.Report().Lag > 5*time.Second {
 			t.Errorf("caught up after %v, want at most 5 s", took)
+		}
+		_, err = p.edit(firstHeadless, 0) // as in the beginning
+		if err = errors.Join(err, p.c.Do(http.MethodPost, path, json.RawMessage(object), nil)); err != nil {
+			t.Fatal(err)
 		}
 	})
 }

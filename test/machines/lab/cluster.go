@@ -27,10 +27,16 @@ const (
 // and pods are only objects.
 type Cluster struct {
 	*Place
-	Key                                *rsa.PrivateKey // of the tokens of service accounts
-	Etcd, APIServer, ControllerManager *Process
+	*Programs
+	Key *rsa.PrivateKey // of the tokens of service accounts
 
 	client *http.Client
+}
+
+// Programs are what a cluster runs, as long as its test, also if a subtest has started them again.
+type Programs struct {
+	Etcd, APIServer, ControllerManager *Process
+	whole                              *Place
 }
 
 // NewCluster makes the place and the files of a cluster.
@@ -49,7 +55,7 @@ func NewCluster(tb testing.TB) *Cluster {
 // ClusterIn makes the files of a cluster in a place: the key of service accounts and the administrator's credentials.
 func ClusterIn(p *Place) *Cluster {
 	p.TB.Helper()
-	c := &Cluster{Place: p}
+	c := &Cluster{Place: p, Programs: &Programs{whole: p}}
 	c.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: c.Dial, MaxIdleConnsPerHost: 32, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // of a server that the test has started
 	}}
@@ -80,7 +86,7 @@ func (c *Cluster) In(tb testing.TB) *Cluster {
 // Kubernetes starts one of the programs of Kubernetes that are in a peer.
 func (c *Cluster) Kubernetes(peer, program string, args ...string) *Process {
 	c.TB.Helper()
-	return c.Spawn(program, c.Command(context.WithoutCancel(c.TB.Context()), append([]string{Peer(c.TB, peer), program}, args...)...))
+	return c.whole.Spawn(program, c.Command(context.WithoutCancel(c.TB.Context()), append([]string{Peer(c.TB, peer), program}, args...)...))
 }
 
 // Boot starts the programs of a cluster, the API server with more flags.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -245,7 +246,7 @@ func (c *cluster) ctr(input string, args ...string) (string, error) {
 // registry.
 func buildImages(t *testing.T) []string {
 	t.Helper()
-	build := exec.CommandContext(t.Context(), "make", "--silent", "--directory="+lab.Repository(), "image")
+	build := exec.CommandContext(t.Context(), "make", "--silent", "--directory="+lab.Repository(), "image", "ARCHES="+runtime.GOARCH)
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, output)
 	}
