@@ -109,7 +109,10 @@ func TestMonitors(t *testing.T) { // P9
 		t := h.t
 		type endpoint struct {
 			Port, Interval string
-			Relabelings    []struct{ Regex string }
+			Relabelings    []struct {
+				SourceLabels  []string
+				Regex, Action string
+			}
 		}
 		type monitor struct {
 			APIVersion, Kind string
@@ -148,7 +151,7 @@ func TestMonitors(t *testing.T) { // P9
 			t.Fatal(err)
 		}
 		agent := cart.Spec.InitContainers[0]
-		if e := check("PodMonitor "+namespace+"/nametap", "{injection: {"+fmt.Sprintf(values, "PodMonitor")+"}}", nil, agent.Ports[0].Name); e.Relabelings[0].Regex != agent.Name {
+		if e := check("PodMonitor "+namespace+"/nametap", "{injection: {"+fmt.Sprintf(values, "PodMonitor")+"}}", nil, agent.Ports[0].Name); e.Relabelings[0].Regex != agent.Name || e.Relabelings[0].Action != "keep" || e.Relabelings[0].SourceLabels[0] != "__meta_kubernetes_pod_container_name" {
 			t.Errorf("%+v, want the container %s", e, agent.Name)
 		}
 		if _, ok := all["PodMonitor "+namespace+"/nametap"]; ok {
