@@ -40,8 +40,7 @@ const (
 	scaleNamespaces, endpoints = 20, 10
 	// edited is the wanted time from an edit to the first answer that shows it.
 	edited = 150 * time.Millisecond
-	// hidden is the exportTo of a Service that no workload sees.
-	hidden = "~"
+	hidden = "~" // the exportTo of a Service that no workload sees
 )
 
 // A population is a number of Services with their EndpointSlices at an API server. Each is a function of its number, so

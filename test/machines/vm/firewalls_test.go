@@ -38,7 +38,7 @@ func firewalls() []firewall {
 			name: "ufw", packages: []string{"ufw"}, has: "ufw-user-input",
 			prepare: "ufw allow 22/tcp",
 			steps: []string{
-				"ufw --force enable", "ufw reload", "ufw allow 80/tcp", "ufw disable",
+				"ufw --force enable", "ufw reload", "ufw allow 80/tcp", "ufw delete allow 80/tcp", "ufw disable",
 			},
 		},
 		{
