@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -23,7 +24,7 @@ import (
 
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 const (
@@ -36,7 +37,7 @@ const (
 func versions(t *testing.T, test func(h helm)) {
 	t.Helper()
 	for _, version := range []string{"helm3", "helm4"} {
-		t.Run(version, func(t *testing.T) { test(helm{t, peers.Build(t, version)}) })
+		t.Run(version, func(t *testing.T) { test(helm{t, lab.Peer(t, version)}) })
 	}
 }
 
@@ -71,12 +72,15 @@ func (h helm) template(values string) (objects, error) {
 	return parse(h.t, stdout), nil
 }
 
-// render renders the chart with values that are right.
+// render renders the chart with values that are right, and checks that the objects are valid and fit each other.
 func (h helm) render(values string) objects {
 	h.t.Helper()
 	rendered, err := h.template(values)
 	if err != nil {
 		h.t.Fatal(err)
+	}
+	for _, problem := range check(rendered) {
+		h.t.Errorf("%s\n%s", problem, values)
 	}
 	return rendered
 }
@@ -251,30 +255,39 @@ func TestValues(t *testing.T) { // P9
 }
 
 // TestOtherNamespace checks that nothing of the chart depends on the name of its namespace, which is never
-// injected.
+// injected, also if it looks like a number.
 func TestOtherNamespace(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
-		stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", "mesh", "--kube-version", "1.36.1", "--set", "injection.webhook=true")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, stderr)
-		}
-		if strings.Contains(stdout, namespace) {
-			t.Errorf("%s is in:\n%s", namespace, stdout)
-		}
-		for key := range parse(t, stdout) {
-			if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, "mesh/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
-				t.Errorf("%s is not in the namespace of the release", key)
+		for _, other := range []string{"mesh", "1e3"} {
+			stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", other, "--kube-version", "1.36.1", "--set", "injection.webhook=true")
+			if err != nil {
+				t.Fatalf("%v\n%s", err, stderr)
 			}
-		}
-		cfg, err := inject.ParseConfig([]byte(read[corev1.ConfigMap](t, parse(t, stdout), "ConfigMap mesh/nametap-inject").Data["inject.yaml"]))
-		if err != nil || !slices.Contains(cfg.IgnoredNamespaces, "mesh") || cfg.ControlPlane != "nametap-discovery.mesh.svc:15012" {
-			t.Errorf("%v, %+v", err, cfg)
+			if strings.Contains(stdout, namespace) || strings.Contains(stdout, "namespace: 1e3") {
+				t.Errorf("%s, or a namespace that is a number, is in:\n%s", namespace, stdout)
+			}
+			all := parse(t, stdout)
+			for key := range all {
+				if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, other+"/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
+					t.Errorf("%s is not in the namespace of the release", key)
+				}
+			}
+			cfg, err := inject.ParseConfig([]byte(read[corev1.ConfigMap](t, all, "ConfigMap "+other+"/nametap-inject").Data["inject.yaml"]))
+			if err != nil || !slices.Contains(cfg.IgnoredNamespaces, other) || cfg.ControlPlane != "nametap-discovery."+other+".svc:15012" {
+				t.Errorf("%v, %+v", err, cfg)
+			}
+			for _, hook := range read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Webhooks {
+				if hook.ClientConfig.Service.Namespace != other {
+					t.Errorf("%+v", hook.ClientConfig.Service)
+				}
+			}
 		}
 	})
 }
 
-// TestRefused checks that the schema refuses values that are wrong, and that the error names them.
+// TestRefused checks that values that are wrong, that cannot work together, or with which injection would refuse all pods,
+// are refused, and that the error names them. Values that are similar and right are not.
 func TestRefused(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
@@ -324,6 +337,45 @@ func TestRefused(t *testing.T) { // P9
 			`{image: {tag: 1.2}}`:                                                                                                               {"image", "tag"},
 			`{injection: {ignoredNamespaces: kube-system}}`:                                                                                     {"injection", "ignoredNamespaces"},
 			`{injection: {image: nametap}}`:                                                                                                     {"injection", "image"},
+			`{discovery: {settings: {tls-cert: /c}}}`:                                                                                           {"discovery.settings.tls-cert stands beside the Secret that nametap-discovery makes: set discovery.tls.secret"},
+			`{discovery: {settings: {tls-key: /c}}}`:                                                                                            {"discovery.settings.tls-key stands beside"},
+			`{discovery: {tls: {secret: own}}}`:                                                                                                 {"set injection.rootCert"},
+			`{discovery: {settings: {tls-ca-configmap: ""}}}`:                                                                                   {"set injection.rootCert"},
+			`{discovery: {tls: {secret: nametap-discovery-tls}}}`:                                                                               {"give your Secret another name"},
+			`{discovery: {tls: {secret: own}, settings: {tls-ca-configmap: a}}}`:                                                                {"discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes"},
+			`{discovery: {tls: {secret: own}}, injection: {rootCert: own, webhook: true}}`:                                                      {"set injection.caBundle"},
+			`{injection: {webhook: true, caBundle: "-----BEGIN CERTIFICATE-----\nMII="}}`:                                                       {"leave one of them out"},
+			`{injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: a/b}}}`:                                           {"set both or none"},
+			`{discovery: {settings: {cluster-domain: a.example}}}`:                                                                              {"set injection.clusterDomain alone"},
+			`{discovery: {settings: {cluster-id: a}}, injection: {clusterID: b}}`:                                                               {"set injection.clusterID alone"},
+			`{discovery: {resources: {requests: {memory: 1G}}}}`:                                                                                {"discovery.resources.requests.memory is 1G, above its limit 512Mi: lower it, or raise discovery.resources.limits.memory"},
+			`{discovery: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1400m}}}}`:                                                            {"discovery.resources.requests.cpu is 1.5, above its limit 1400m"},
+			`{discovery: {settings: {max-clients: 0}}}`:                                                                                         {"max-clients"},
+			`{injection: {resources: {limits: {memory: 16Mi}, requests: {memory: 8Mi}}}}`:                                                       {"injection.resources.limits.memory is 16Mi, and the agent needs 32Mi"},
+			`{injection: {resources: {requests: {memory: 1Gi}}}}`:                                                                               {"injection.resources.requests.memory is 1Gi, above its limit 192Mi"},
+			`{discovery: {settings: {log-level: loud}}}`:                                                                                        {"log-level"},
+			`{injection: {settings: {ttl: 1e6}}}`:                                                                                               {"ttl"},
+			`{injection: {settings: {ttl: 30}}}`:                                                                                                {"ttl"},
+			`{injection: {settings: {log-level: "0x10"}}}`:                                                                                      {"log-level"},
+			`{injection: {settings: {query-log: true}}}`:                                                                                        {"query-log"},
+			`{injection: {settings: {workload-cert: on}}}`:                                                                                      {"workload-cert"},
+			`{injection: {settings: {cache-size: 8MB}}}`:                                                                                        {"cache-size"},
+			`{injection: {settings: {drain: -1s}}}`:                                                                                             {"drain"},
+			`{injection: {settings: {ttl: 0}}}`:                                                                                                 {"ttl"},
+			`{injection: {settings: {ttl: 300ms}}}`:                                                                                             {"ttl"},
+			`{injection: {settings: {upstream-timeout: "0s"}}}`:                                                                                 {"upstream-timeout"},
+			`{injection: {settings: {egress-mark: 7}}}`:                                                                                         {"egress-mark"},
+			`{injection: {mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}}}`:                                                  {"egress"},
+			`{injection: {mode: resolv, nameservers: [10.96.0.10], settings: {egress: "true"}}}`:                                                {"egress"},
+			`{injection: {settings: {xds-plaintext: "yes"}}}`:                                                                                   {"xds-plaintext"},
+			`{injection: {nameservers: ["::1"]}}`:                                                                                               {"nameservers"},
+			`{injection: {nameservers: [127.0.0.53]}}`:                                                                                          {"nameservers"},
+			`{injection: {nameservers: [0.0.0.0]}}`:                                                                                             {"nameservers"},
+			`{injection: {nameservers: ["::"]}}`:                                                                                                {"nameservers"},
+			`{injection: {nameservers: ["0:0:0:0:0:0:0:1"]}}`:                                                                                   {"nameservers"},
+			`{injection: {nameservers: ["::ffff:127.0.0.1"]}}`:                                                                                  {"nameservers"},
+			`{injection: {nameservers: [10.0.0.1, "ff02::fb"]}}`:                                                                                {"nameservers"},
+			`{discovery: {replicas: null}}`:                                                                                                     {"discovery.replicas is null: leave it out to have its default"},
 		} {
 			_, err := h.template(values)
 			if err == nil {
@@ -335,6 +387,11 @@ func TestRefused(t *testing.T) { // P9
 					t.Errorf("%s: %q is not in: %v", values, part, err)
 				}
 			}
+		}
+		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
+			query-log: "off", workload-cert: "off", cache-size: 8388608, egress-mark: "0", xds-plaintext: "true", capture-resolved: false}}}`)
+		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
+			t.Errorf("%+v: %v", cfg, cfg.Check())
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +15,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
-	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/test/machines/peers"
 )
 
 const (
@@ -103,116 +102,59 @@ func TestInjectedContainers(t *testing.T) { // P9
 	})
 }
 
-// TestContradictions checks that values that cannot work together are refused with a sentence that names one
-// and says what to do.
-func TestContradictions(t *testing.T) { // P9
-	versions(t, func(h helm) {
-		for values, sentence := range map[string]string{
-			`discovery: {settings: {tls-cert: /c}}`:                                                 "discovery.settings.tls-cert stands beside the Secret that nametap-discovery makes: set discovery.tls.secret",
-			`discovery: {settings: {tls-key: /c}}`:                                                  "discovery.settings.tls-key stands beside",
-			`discovery: {tls: {secret: own}}`:                                                       "set injection.rootCert",
-			`discovery: {settings: {tls-ca-configmap: ""}}`:                                         "set injection.rootCert",
-			`discovery: {tls: {secret: nametap-discovery-tls}}`:                                     "give your Secret another name",
-			`discovery: {tls: {secret: own}, settings: {tls-ca-configmap: a}}`:                      "discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes",
-			`discovery: {tls: {secret: own}}, injection: {rootCert: own, webhook: true}`:            "set injection.caBundle",
-			`injection: {webhook: true, caBundle: "-----BEGIN CERTIFICATE-----\nMII="}`:             "leave one of them out",
-			`injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: a/b}}`: "set both or none",
-			`discovery: {settings: {cluster-domain: a.example}}`:                                    "set injection.clusterDomain alone",
-			`discovery: {settings: {cluster-id: a}}, injection: {clusterID: b}`:                     "set injection.clusterID alone",
-			`discovery: {resources: {requests: {memory: 1G}}}`:                                      "discovery.resources.requests.memory is 1G, above its limit 512Mi: lower it, or raise discovery.resources.limits.memory",
-			`discovery: {resources: {requests: {cpu: 1.5}, limits: {cpu: 1400m}}}`:                  "discovery.resources.requests.cpu is 1.5, above its limit 1400m",
-			`discovery: {settings: {max-clients: 0}}`:                                               "max-clients",
-			`injection: {resources: {limits: {memory: 16Mi}, requests: {memory: 8Mi}}}`:             "injection.resources.limits.memory is 16Mi, and the agent needs 32Mi",
-			`injection: {resources: {requests: {memory: 1Gi}}}`:                                     "injection.resources.requests.memory is 1Gi, above its limit 192Mi",
-			`discovery: {settings: {log-level: loud}}`:                                              "log-level",
-		} {
-			if _, err := h.template("{" + values + "}"); err == nil || !strings.Contains(err.Error(), sentence) {
-				h.t.Errorf("%s: %v", values, err)
-			}
-		}
-	})
-}
-
-// TestMonitors checks that a monitor selects the pods or the Service, and that its port is one of theirs.
+// TestMonitors checks that monitors select the pods, the Service, or the agents of every namespace by their container, and
+// that their ports are there.
 func TestMonitors(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
+		type endpoint struct {
+			Port, Interval string
+			Relabelings    []struct {
+				SourceLabels  []string
+				Regex, Action string
+			}
+		}
 		type monitor struct {
 			APIVersion, Kind string
 			Metadata         metav1.ObjectMeta
 			Spec             struct {
+				NamespaceSelector              struct{ Any bool }
 				Selector                       metav1.LabelSelector
-				PodMetricsEndpoints, Endpoints []struct{ Port, Interval string }
+				PodMetricsEndpoints, Endpoints []endpoint
 			}
 		}
-		for kind, labels := range map[string]func(all objects) (map[string]string, string){
-			"PodMonitor": func(all objects) (map[string]string, string) {
-				pod := read[appsv1.Deployment](t, all, deployment).Spec.Template
-				return pod.Labels, pod.Spec.Containers[0].Ports[2].Name
-			},
-			"ServiceMonitor": func(all objects) (map[string]string, string) {
-				s := read[corev1.Service](t, all, service)
-				return s.Labels, s.Spec.Ports[2].Name
-			},
-		} {
-			all := h.render(`{discovery: {monitor: {kind: ` + kind + `, interval: 30s, labels: {release: prometheus}}}}`)
-			m := read[monitor](t, all, kind+" "+namespace+"/nametap-discovery")
-			got, port := labels(all)
+		check := func(key, values string, labels map[string]string, port string) endpoint {
+			t.Helper()
+			m := read[monitor](t, h.render(values), key)
 			for name, value := range m.Spec.Selector.MatchLabels {
-				if got[name] != value {
-					t.Errorf("%s selects %s=%s of %v", kind, name, value, got)
+				if labels[name] != value {
+					t.Errorf("%s selects %s=%s of %v", key, name, value, labels)
 				}
 			}
 			endpoints := slices.Concat(m.Spec.PodMetricsEndpoints, m.Spec.Endpoints)
-			if len(endpoints) != 1 || endpoints[0].Port != port || endpoints[0].Interval != "30s" || m.Metadata.Labels["release"] != "prometheus" || len(m.Spec.Selector.MatchLabels) == 0 {
+			if len(endpoints) != 1 || endpoints[0].Port != port || endpoints[0].Interval != "30s" || m.Metadata.Labels["release"] != "prometheus" || len(m.Spec.Selector.MatchLabels) == 0 != m.Spec.NamespaceSelector.Any {
 				t.Errorf("%+v, want port %s", m, port)
 			}
+			return endpoints[0]
 		}
-	})
-}
-
-// TestMonitorOfAgents checks that the PodMonitor finds the port of an injected agent, in every namespace, and no other.
-func TestMonitorOfAgents(t *testing.T) { // P9
-	versions(t, func(h helm) {
-		t := h.t
-		type podMonitor struct {
-			APIVersion, Kind string
-			Metadata         metav1.ObjectMeta
-			Spec             struct {
-				NamespaceSelector   struct{ Any bool }
-				Selector            metav1.LabelSelector
-				PodMetricsEndpoints []struct {
-					Port, Interval string
-					Relabelings    []struct {
-						SourceLabels  []string
-						Regex, Action string
-					}
-				}
-			}
+		all := h.render("{}")
+		pod, svc := read[appsv1.Deployment](t, all, deployment).Spec.Template, read[corev1.Service](t, all, service)
+		const values = "monitor: {kind: %s, interval: 30s, labels: {release: prometheus}}"
+		check("PodMonitor "+namespace+"/nametap-discovery", "{discovery: {"+fmt.Sprintf(values, "PodMonitor")+"}}", pod.Labels, pod.Spec.Containers[0].Ports[2].Name)
+		check("ServiceMonitor "+namespace+"/nametap-discovery", "{discovery: {"+fmt.Sprintf(values, "ServiceMonitor")+"}}", svc.Labels, svc.Spec.Ports[2].Name)
+		text, _, err := inject.Manifest([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: cart}\nspec: {containers: [{name: cart, image: cart}]}\n"), "shop", injection(t, all))
+		var cart corev1.Pod
+		if err == nil {
+			err = yaml.Unmarshal(text, &cart)
 		}
-		all := h.render(`{injection: {monitor: {kind: PodMonitor, interval: 30s, labels: {release: prometheus}}}}`)
-		m := read[podMonitor](t, all, "PodMonitor "+namespace+"/nametap")
-		endpoints := m.Spec.PodMetricsEndpoints
-		if !m.Spec.NamespaceSelector.Any || len(m.Spec.Selector.MatchLabels)+len(m.Spec.Selector.MatchExpressions) != 0 || len(endpoints) != 1 || m.Metadata.Labels["release"] != "prometheus" {
-			t.Fatalf("%+v", m)
-		}
-		manifest, _, err := inject.Manifest([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: cart}\nspec: {containers: [{name: cart, image: cart}]}\n"), "shop", injection(t, all))
 		if err != nil {
 			t.Fatal(err)
 		}
-		var cart corev1.Pod
-		if err := yaml.Unmarshal(manifest, &cart); err != nil {
-			t.Fatal(err)
+		agent := cart.Spec.InitContainers[0]
+		if e := check("PodMonitor "+namespace+"/nametap", "{injection: {"+fmt.Sprintf(values, "PodMonitor")+"}}", nil, agent.Ports[0].Name); e.Relabelings[0].Regex != agent.Name || e.Relabelings[0].Action != "keep" || e.Relabelings[0].SourceLabels[0] != "__meta_kubernetes_pod_container_name" {
+			t.Errorf("%+v, want the container %s", e, agent.Name)
 		}
-		pod := cart.Spec
-		i := slices.IndexFunc(pod.InitContainers, func(c corev1.Container) bool { return c.Name == endpoints[0].Relabelings[0].Regex })
-		if i < 0 || len(pod.InitContainers[i].Ports) != 1 || pod.InitContainers[i].Ports[0].Name != endpoints[0].Port || endpoints[0].Interval != "30s" {
-			t.Errorf("%+v does not find a port of %+v", endpoints, pod.InitContainers)
-		}
-		if r := endpoints[0].Relabelings[0]; r.Action != "keep" || !slices.Equal(r.SourceLabels, []string{"__meta_kubernetes_pod_container_name"}) {
-			t.Errorf("%+v", r)
-		}
-		if _, ok := h.render(`{}`)["PodMonitor "+namespace+"/nametap"]; ok {
+		if _, ok := all["PodMonitor "+namespace+"/nametap"]; ok {
 			t.Error("a PodMonitor by default")
 		}
 	})
@@ -242,30 +184,4 @@ func TestAccount(t *testing.T) { // P9
 			t.Error(err)
 		}
 	})
-}
-
-// TestNotes checks that the notes say what to do next, and that a name of a value in them is one.
-func TestNotes(t *testing.T) { // P9
-	h := helm{t, peers.Build(t, "helm4")} // Helm 3 needs a cluster for notes
-	for values, want := range map[string][]string{
-		"discovery.enabled=true":  {"rollout status deployment/nametap-discovery", "set image.registry", "nametap-discovery:" + version.Release(), "nametap inject --config", "--set injection.webhook=true", "injection.mode=resolv", "--take-ownership"},
-		"injection.webhook=true":  {"kubectl label namespace NAMESPACE nametap.dev/inject=enabled", "rollout restart"},
-		"discovery.enabled=false": {"nametap inject --config"},
-	} {
-		stdout, stderr, err := h.run("install", "nametap", chart, "--namespace", namespace, "--dry-run=client", "--set", values)
-		if err != nil {
-			t.Fatalf("%v\n%s", err, stderr)
-		}
-		_, notes, _ := strings.Cut(stdout, "NOTES:\n")
-		for _, text := range want {
-			if !strings.Contains(notes, text) {
-				t.Errorf("%s: %q is not in:\n%s", values, text, notes)
-			}
-		}
-		for line := range strings.Lines(notes) {
-			if len(line) > 130 {
-				t.Errorf("a line has %d characters: %s", len(line), line)
-			}
-		}
-	}
 }

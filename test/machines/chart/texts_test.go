@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
@@ -84,69 +83,6 @@ func TestTexts(t *testing.T) { // P9
 		}
 		if image := pod.Spec.Containers[0].Image; image != "[fd00::1]:5000/mesh/nametap-discovery:1.0" {
 			t.Error(image)
-		}
-	})
-}
-
-// TestNumberedNamespace checks that the chart can be in a namespace whose name looks like a number.
-func TestNumberedNamespace(t *testing.T) { // P9
-	versions(t, func(h helm) {
-		t := h.t
-		stdout, stderr, err := h.run("template", "nametap", chart, "--namespace", "1e3", "--kube-version", "1.36.1", "--set", "injection.webhook=true")
-		if err != nil {
-			t.Fatalf("%v\n%s", err, stderr)
-		}
-		if strings.Contains(stdout, "namespace: 1e3") {
-			t.Errorf("a namespace is a number in:\n%s", stdout)
-		}
-		all := parse(t, stdout)
-		for key := range all {
-			if kind, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, "1e3/") && !strings.HasPrefix(kind, "ClusterRole") && kind != "MutatingWebhookConfiguration" {
-				t.Errorf("%s is not in the namespace of the release", key)
-			}
-		}
-		hooks := read[admissionv1.MutatingWebhookConfiguration](t, all, "MutatingWebhookConfiguration /nametap-inject").Webhooks
-		if len(hooks) == 0 || hooks[0].ClientConfig.Service.Namespace != "1e3" {
-			t.Errorf("%+v", hooks)
-		}
-	})
-}
-
-// TestRefusedByInjection checks that the schema refuses settings with which injection would refuse all pods.
-func TestRefusedByInjection(t *testing.T) { // P9
-	versions(t, func(h helm) {
-		t := h.t
-		for values, key := range map[string]string{
-			`settings: {ttl: 1e6}`:               "ttl",
-			`settings: {ttl: 30}`:                "ttl",
-			`settings: {log-level: "0x10"}`:      "log-level",
-			`settings: {query-log: true}`:        "query-log",
-			`settings: {workload-cert: on}`:      "workload-cert",
-			`settings: {cache-size: 8MB}`:        "cache-size",
-			`settings: {drain: -1s}`:             "drain",
-			`settings: {ttl: 0}`:                 "ttl",
-			`settings: {ttl: 300ms}`:             "ttl",
-			`settings: {upstream-timeout: "0s"}`: "upstream-timeout",
-			`settings: {egress-mark: 7}`:         "egress-mark",
-			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}`:   "egress",
-			`mode: resolv, nameservers: [10.96.0.10], settings: {egress: "true"}`: "egress",
-			`settings: {xds-plaintext: "yes"}`:                                    "xds-plaintext",
-			`nameservers: ["::1"]`:                                                "nameservers",
-			`nameservers: [127.0.0.53]`:                                           "nameservers",
-			`nameservers: [0.0.0.0]`:                                              "nameservers",
-			`nameservers: ["::"]`:                                                 "nameservers",
-			`nameservers: ["0:0:0:0:0:0:0:1"]`:                                    "nameservers",
-			`nameservers: ["::ffff:127.0.0.1"]`:                                   "nameservers",
-			`nameservers: [10.0.0.1, "ff02::fb"]`:                                 "nameservers",
-		} {
-			if _, err := h.template("{injection: {" + values + "}}"); err == nil || !strings.Contains(err.Error(), key) {
-				t.Errorf("%s: %v", values, err)
-			}
-		}
-		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
-			query-log: "off", workload-cert: "off", cache-size: 8388608, egress-mark: "0", xds-plaintext: "true", capture-resolved: false}}}`)
-		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
-			t.Errorf("%+v: %v", cfg, cfg.Check())
 		}
 	})
 }

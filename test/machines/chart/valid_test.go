@@ -2,6 +2,7 @@ package chart
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -46,7 +47,7 @@ func check(all objects) []string {
 }
 
 func (w *world) problem(key, format string, args ...any) {
-	w.problems = append(w.problems, problem(key, format, args...))
+	w.problems = append(w.problems, key+": "+fmt.Sprintf(format, args...))
 }
 
 // strict decodes an object strictly.

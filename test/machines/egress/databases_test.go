@@ -3,7 +3,6 @@ package egress
 import (
 	"crypto/md5"
 	"fmt"
-	"os/exec"
 	"strings"
 	"testing"
 )
@@ -11,34 +10,33 @@ import (
 // startDatabases starts a MariaDB server for each name, on port 3306 of its addresses. Its table shop.items
 // has one row, the name. The user shop may connect from everywhere.
 func (w *world) startDatabases(names ...string) {
-	w.tb.Helper()
-	empty := w.mkdir("empty", 0)
+	w.TB.Helper()
+	empty := w.Mkdir("empty", 0)
 	w.network.Exec("mariadb-install-db", "--no-defaults", "--datadir="+empty, "--user=root", "--skip-test-db", "--innodb-log-file-size=8M")
 	for _, name := range names {
 		data := empty + "-" + name
 		w.network.Exec("cp", "-a", empty, data)
-		init := w.write(name+".sql", `CREATE DATABASE shop;
+		init := w.Write(name+".sql", `CREATE DATABASE shop;
 CREATE TABLE shop.items (name TEXT, value LONGBLOB);
 INSERT INTO shop.items VALUES ('`+name+`', '');
 CREATE USER shop IDENTIFIED BY 'secret';
 GRANT ALL ON shop.* TO shop;
 `)
 		v4, v6 := addresses(name)
-		w.startProcess(w.network, exec.Command("mariadbd", "--no-defaults", "--user=root", "--datadir="+data, "--socket="+data+"/socket",
+		w.serve(name, "mariadbd", "--no-defaults", "--user=root", "--datadir="+data, "--socket="+data+"/socket",
 			"--pid-file="+data+"/pid", "--bind-address="+v4+","+v6, "--port=3306", "--skip-name-resolve", "--init-file="+init,
-			"--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M", "--max-allowed-packet=64M"))
+			"--innodb-log-file-size=8M", "--innodb-buffer-pool-size=32M", "--max-allowed-packet=64M")
 	}
 	for _, name := range names {
 		v4, v6 := addresses(name)
-		w.await(v4, "3306")
-		w.await(v6, "3306")
+		w.await("3306", v4, v6)
 	}
 }
 
 // query sends statements to a database by its name, with Debian's client, and returns what that prints.
 // options are those of resolv.conf.
 func (w *world) query(options, name, statements string) string {
-	w.tb.Helper()
+	w.TB.Helper()
 	return w.client(options, "mariadb", "--no-defaults", "--protocol=tcp", "--host="+name, "--port=3306", "--user=shop", "--password=secret",
 		"--batch", "--skip-column-names", "--connect-timeout=30", "--max-allowed-packet=64M", "--execute="+statements, "shop")
 }
@@ -46,7 +44,7 @@ func (w *world) query(options, name, statements string) string {
 // E1, E4: two MariaDB servers on port 3306 are reached by their names, over IPv4 and IPv6. The server speaks
 // first. Large results and large statements arrive.
 func TestDatabases(t *testing.T) {
-	w := newWorld(t, nil, "mariadbd", "mariadb", "mariadb-install-db")
+	w := newWorld(t)
 	w.startDatabases(database1, database2)
 	for _, family := range []struct{ options, vips string }{{"", "[2001:2:"}, {"no-aaaa", "240.240."}} {
 		for _, name := range []string{database1, database2} {
@@ -69,7 +67,7 @@ func TestDatabases(t *testing.T) {
 		t.Errorf("a large result: %d bytes of %d, or others; the last ones are %q", len(got), want.Len(), got[max(0, len(got)-100):])
 	}
 	value := strings.Repeat("0123456789abcdef", 1<<20)
-	w.query("", database2, "source "+w.write("statement", "INSERT INTO items VALUES ('large', '"+value+"')"))
+	w.query("", database2, "source "+w.Write("statement", "INSERT INTO items VALUES ('large', '"+value+"')"))
 	got = w.query("", database2, "SELECT LENGTH(value), MD5(value) FROM items WHERE name = 'large'")
 	if want := fmt.Sprintf("%d\t%x\n", len(value), md5.Sum([]byte(value))); got != want {
 		t.Errorf("a large statement: %q, want %q", got, want)

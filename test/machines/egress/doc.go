@@ -10,15 +10,4 @@
 // A client gets a name, and resolves it by a resolv.conf whose nameserver is in the network. So each test
 // takes the whole way: the query is captured, the name has a VIP, the connection is captured, and the
 // agent connects it to the host.
-//
-// All files but this one are tests:
-//
-//	world_test.go      the namespaces, the control plane and the agent
-//	servers_test.go    the processes of servers and their certificate
-//	databases_test.go  two MariaDB servers on one port
-//	mail_test.go       Exim
-//	web_test.go        nginx behind a wildcard, with curl and with Go's client
-//	proxy_test.go      tinyproxy as the only way out of the host
-//	quic_test.go       a client that tries HTTP/3 first
-//	client_test.go     that client, and Go's client of HTTP/2, as a program
 package egress

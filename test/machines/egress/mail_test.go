@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"os/user"
 	"strconv"
 	"strings"
@@ -43,42 +42,41 @@ file:
 
 // startMail starts Exim, and returns its directory and its certificate.
 func (w *world) startMail() (dir, cert string) {
-	w.tb.Helper()
+	w.TB.Helper()
 	account, err := user.Lookup("Debian-exim")
 	if err != nil {
-		w.tb.Fatal(err)
+		w.TB.Fatal(err)
 	}
 	uid, err := strconv.Atoi(account.Uid)
 	if err != nil {
-		w.tb.Fatal(err)
+		w.TB.Fatal(err)
 	}
-	dir = w.mkdir("exim", uid)
+	dir = w.Mkdir("exim", uid)
 	cert, key := w.certificate(mail)
-	conf := w.write("exim.conf", fmt.Sprintf(eximConf, mail, dir, cert, key))
-	w.startProcess(w.network, exec.Command("exim4", "-C", conf, "-bdf"))
+	conf := w.Write("exim.conf", fmt.Sprintf(eximConf, mail, dir, cert, key))
+	w.serve("exim4", "exim4", "-C", conf, "-bdf")
 	v4, v6 := addresses(mail)
-	w.await(v4, "25")
-	w.await(v6, "25")
+	w.await("25", v4, v6)
 	return dir, cert
 }
 
 // greeting returns the first line that a server of the mesh sends, and its VIP. options are those of
 // resolv.conf.
 func (w *world) greeting(options, name, port string) (line, vip string) {
-	w.tb.Helper()
+	w.TB.Helper()
 	vip, _, _ = strings.Cut(w.client(options, "getent", "ahosts", name), " ")
-	conn, err := w.dial(w.host, net.JoinHostPort(vip, port))
+	line, conn, err := w.Greeting(net.JoinHostPort(vip, port))
 	if err != nil {
-		w.tb.Fatal(err)
+		w.TB.Fatal(err)
 	}
-	defer conn.Close()
-	return readLine(w.tb, conn), vip
+	conn.Close()
+	return line, vip
 }
 
 // E1, E4: Exim greets before the client sends a byte. curl then sends it a message in a dialogue that
 // changes to TLS in the middle (STARTTLS).
 func TestMail(t *testing.T) {
-	w := newWorld(t, nil, "exim4", "curl")
+	w := newWorld(t)
 	dir, cert := w.startMail()
 	for _, options := range []string{"", "no-aaaa"} {
 		got, vip := w.greeting(options, mail, "25")
@@ -87,7 +85,7 @@ func TestMail(t *testing.T) {
 		}
 	}
 
-	letter := w.write("letter", "Subject: by name\r\n\r\n"+strings.Repeat("A line of the letter.\r\n", 100_000))
+	letter := w.Write("letter", "Subject: by name\r\n\r\n"+strings.Repeat("A line of the letter.\r\n", 100_000))
 	w.client("", "curl", "--silent", "--show-error", "--max-time", "50", "--ssl-reqd", "--cacert", cert, "smtp://"+mail+":25/client.example.net",
 		"--mail-from", "sender@example.net", "--mail-rcpt", "reader@example.com", "--upload-file", letter)
 	var box string

@@ -18,8 +18,7 @@ import (
 type Image struct {
 	Config Config
 	// Files has type, mode, owner, and SHA-256 or target of each file, by its path without a slash in front.
-	Files  map[string]string
-	layers []string // paths of compressed archives, the lowest first
+	Files map[string]string
 }
 
 // Config is the part of an image's configuration that decides how it runs. A field that is missing is equal to
@@ -100,7 +99,6 @@ func readManifest(dir string, config descriptor, layers []descriptor) (Image, er
 	}
 	for _, layer := range layers {
 		path := layer.path(dir)
-		image.layers = append(image.layers, path)
 		if err := each(path, image.add); err != nil {
 			return Image{}, fmt.Errorf("layer %s: %w", path, err)
 		}
@@ -157,35 +155,5 @@ func (i Image) add(header *tar.Header, content io.Reader) error {
 		return fmt.Errorf("unexpected type %c", header.Typeflag)
 	}
 	i.Files[header.Name] = fmt.Sprintf("%04o %d:%d %s", header.Mode&0o7777, header.Uid, header.Gid, what)
-	return nil
-}
-
-// Unpack writes the files of the image to a directory. Only root can write files of other users.
-func (i Image) Unpack(dir string) error {
-	for _, layer := range i.layers {
-		err := each(layer, func(header *tar.Header, content io.Reader) error {
-			target := filepath.Join(dir, header.Name)
-			switch header.Typeflag {
-			case tar.TypeSymlink:
-				return os.Symlink(header.Linkname, target)
-			case tar.TypeReg:
-				text, err := io.ReadAll(content)
-				if err != nil {
-					return err
-				}
-				if err := os.WriteFile(target, text, 0o600); err != nil {
-					return err
-				}
-			default:
-				if err := os.MkdirAll(target, 0o700); err != nil {
-					return err
-				}
-			}
-			return errors.Join(os.Lchown(target, header.Uid, header.Gid), os.Chmod(target, header.FileInfo().Mode().Perm()))
-		})
-		if err != nil {
-			return err
-		}
-	}
 	return nil
 }

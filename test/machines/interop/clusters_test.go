@@ -2,9 +2,7 @@ package interop
 
 import (
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"strconv"
 	"strings"
 	"syscall"
@@ -13,7 +11,8 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/load"
+	"github.com/nametap/nametap/test/machines/lab"
+	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
 // The addresses of the own cluster and of another one on the network that connects them.
@@ -59,25 +58,23 @@ spec:
 `
 
 // otherCluster starts another cluster, without controllers, whose API server this one reaches.
-func (c *cluster) otherCluster() *cluster {
-	c.tb.Helper()
-	east := prepareCluster(c.tb)
+func otherCluster(c *lab.Cluster) *lab.Cluster {
+	c.TB.Helper()
+	east := lab.NewCluster(c.TB)
 	netns.Connect(netns.End{NS: c.NS, Name: "east", Addrs: []string{ownOnLink + "/24"}}, netns.End{NS: east.NS, Name: "own", Addrs: []string{eastOnLink + "/24"}})
-	east.startEtcd()
-	east.startAPIServer("--bind-address=0.0.0.0")
-	east.apply(reader)
+	east.StartEtcd()
+	east.StartAPIServer("--bind-address=0.0.0.0")
+	east.Apply(reader)
 	return east
 }
 
-// remoteKubeconfig makes a service account, and returns a kubeconfig with its token, in the form of istioctl.
-func (c *cluster) remoteKubeconfig(name string) string {
-	c.tb.Helper()
-	c.apply("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: " + name + ", namespace: istio-system}\n")
-	var answer struct{ Status struct{ Token string } }
-	c.request(http.MethodPost, "/api/v1/namespaces/istio-system/serviceaccounts/"+name+"/token", map[string]any{
-		"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{"expirationSeconds": 3600},
-	}, &answer)
-	return fmt.Sprintf(`apiVersion: v1
+// connect makes a service account in the cluster east, and the Secret with a kubeconfig that has its token, in the form of
+// istioctl.
+func connect(c, east *lab.Cluster, name string) {
+	c.TB.Helper()
+	east.Apply("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: " + name + ", namespace: istio-system}\n")
+	encode := func(text string) string { return base64.StdEncoding.EncodeToString([]byte(text)) }
+	kubeconfig := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters:
 - name: east
@@ -90,14 +87,9 @@ preferences: {}
 users:
 - name: east
   user: {token: %s}
-`, base64.StdEncoding.EncodeToString([]byte(c.apiCertificate())), eastOnLink, answer.Status.Token)
-}
-
-// connect makes the Secret with the kubeconfig of east.
-func (c *cluster) connect(kubeconfig string) {
-	c.tb.Helper()
-	c.apply(fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: istio-remote-secret-east, namespace: istio-system, labels: {istio/multiCluster: 'true'}, "+
-		"annotations: {networking.istio.io/cluster: east}}\ndata: {east: %s}\n", base64.StdEncoding.EncodeToString([]byte(kubeconfig))))
+`, encode(east.Read("certs/apiserver.crt")), eastOnLink, token(east, "istio-system", name))
+	c.Apply("apiVersion: v1\nkind: Secret\nmetadata: {name: istio-remote-secret-east, namespace: istio-system, labels: {istio/multiCluster: 'true'}, " +
+		"annotations: {networking.istio.io/cluster: east}}\ndata: {east: " + encode(kubeconfig) + "}\n")
 }
 
 // clusterObjects are Services of a cluster whose addresses have this number.
@@ -159,20 +151,6 @@ ports: [{name: sql, port: 5432}]
 `, version)
 }
 
-// answers waits until the agent answers queries, NAME TYPE, as wanted.
-func (a *agent) answers(want map[string]string) {
-	a.tb.Helper()
-	for question, answer := range want {
-		name, qtype, _ := strings.Cut(question, " ")
-		wait.Until(a.tb, a.pod.name+" answers "+question+" with "+answer, func() bool { return a.m.ask(dnsAddr, name, qtype) == answer })
-	}
-}
-
-// memberFlags returns the flags of an agent of a cluster.
-func (m *machine) memberFlags(cluster string) []string {
-	return append(m.discoveryFlags(), "--cluster-id", cluster)
-}
-
 const (
 	webHost     = "web.shop.svc.cluster.local"
 	dbHost      = "db.shop.svc.cluster.local"
@@ -186,135 +164,95 @@ const (
 // addresses of their own one, while Secrets and credentials change, and while the API server of the
 // other cluster is away.
 func TestClusters(t *testing.T) { // D23, D24, D25, D26, D27, D28, D29
-	c := newCluster(t)
-	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net1}}\n")
-	east := c.otherCluster()
-	c.apply(clusterObjects(1))
-	east.apply(clusterObjects(2))
-	c.connect(east.remoteKubeconfig("reader"))
-	state := c.path("state")
-	flags := []string{"--clusters-namespace", "istio-system", "--cluster-id", "own", "--state-dir", state}
-	d := c.discovery(flags...)
-
-	own, far := c.machine(onlyIPv4), c.machine(onlyIPv4)
-	a, b := own.agent(pod{"own", "shop"}, own.memberFlags("own")...), far.agent(pod{"east", "shop"}, far.memberFlags("east")...)
-	a.answers(map[string]string{
+	c := newCluster(t, clusterObjects(1))
+	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: net1}}\n")
+	east := otherCluster(c)
+	east.Apply(clusterObjects(2))
+	connect(c, east, "reader")
+	flags := []string{"--clusters-namespace", "istio-system", "--cluster-id", "own", "--state-dir", c.Path("state")}
+	d := discovery(c, flags...)
+	own, far := newHost(c, onlyIPv4), newHost(c, onlyIPv4)
+	a := own.agent("own", "shop", append(own.plain(discoveryPort), "--cluster-id", "own")...)
+	b := far.agent("east", "shop", append(far.plain(discoveryPort), "--cluster-id", "east")...)
+	own.answers(map[string]string{
 		webHost + " A": "10.96.1.1", "only-1.shop A": "10.96.1.2", "only-2.shop A": "10.96.2.2", "web SRV": "80:web.shop.svc.cluster.local.",
 		dbHost + " A": "10.241.0.1 10.241.0.2 10.242.0.1 10.242.0.2", "db-0." + dbHost + " A": "10.241.0.1", "10-242-0-2." + dbHost + " A": "10.242.0.2",
 	})
-	b.answers(map[string]string{
+	far.answers(map[string]string{
 		webHost + " A": "10.96.2.1", "only-1.shop A": "10.96.1.2", "only-2.shop A": "10.96.2.2",
 		dbHost + " A": "10.241.0.1 10.241.0.2 10.242.0.1 10.242.0.2", "db-0." + dbHost + " A": "10.242.0.1",
 	})
-	loads := []*load.Load{a.load(), b.load()}
-	check := func(t *testing.T) {
-		t.Helper()
-		for _, l := range loads {
-			wantGood(t, l)
-		}
-	}
+	loads := []*load.Load{own.startLoad(expectation(a.Table())), far.startLoad(expectation(b.Table()))}
 	changed := 0
 	// wantChange checks that both agents follow the cluster east.
 	wantChange := func(t *testing.T) {
 		t.Helper()
 		changed++
 		name, ip := fmt.Sprintf("new-%d", changed), fmt.Sprintf("10.96.2.%d", 100+changed)
+		east.Apply(service(name, ip))
+		for _, h := range []*host{own, far} {
+			h.answers(map[string]string{name + ".shop A": ip})
+		}
+		for _, l := range loads {
+			wantGood(t, l)
+		}
+	}
+	// again starts nametap-discovery again while the API server of the cluster east is away.
+	again := func(t *testing.T, flags ...string) {
+		t.Helper()
+		east.APIServer.End(syscall.SIGKILL)
+		d.End(syscall.SIGTERM)
 		began := time.Now()
-		east.apply(fmt.Sprintf("apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: shop}\nspec: {clusterIP: %s, ports: [{port: 80}]}\n", name, ip))
-		a.answers(map[string]string{name + ".shop A": ip})
-		t.Logf("a change in the other cluster took %v", time.Since(began).Round(time.Millisecond))
-		b.answers(map[string]string{name + ".shop A": ip})
-		check(t)
+		d = discovery(c, flags...)
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("ready %v after the start, want at most 30 s", took)
+		}
 	}
 	t.Run("a change", wantChange)
 	t.Run("new credentials", func(t *testing.T) {
-		c.connect(east.remoteKubeconfig("second"))
-		wait.Until(t, "they are in use", func() bool { return d.process.logged("the objects of a cluster are in use", "cluster=east") == 2 })
-		east.remove("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: reader, namespace: istio-system}\n")
+		connect(c, east, "second")
+		wait.Until(t, "they are in use", func() bool { return d.Logged("the objects of a cluster are in use", "cluster=east") == 2 })
+		east.Remove("apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: reader, namespace: istio-system}\n")
 		wantChange(t)
 	})
 	t.Run("the API server is away", func(t *testing.T) {
-		testEastAway(t, east, d, flags)
+		again(t, flags...)
+		if d.Logged("its saved objects are used", "cluster=east") != 1 {
+			t.Errorf("the log does not say that saved objects are used, see %s", d.Log)
+		}
+		east.StartAPIServer("--bind-address=0.0.0.0")
 		wantChange(t)
 	})
-	t.Run("ServiceImports", func(t *testing.T) { testImports(t, c, a, b) })
+	t.Run("ServiceImports", func(t *testing.T) {
+		c.Apply(importDefinition)
+		c.Apply(importObjects("v1alpha1"))
+		want := map[string]string{
+			webOfSet + " A": "10.96.112.1", webOfSet + " SRV": "80:" + webOfSet + ".", dbOfSet + " A": "10.249.0.1 10.249.0.2",
+			podOfSet + " A": "10.249.0.1", dashedOfSet + " A": "10.249.0.2", "_sql._tcp." + dbOfSet + " SRV": "5432:" + dashedOfSet + ". 5432:" + podOfSet + ".",
+			webHost + " A": "10.96.1.1",
+		}
+		own.answers(want)
+		want[webHost+" A"] = "10.96.2.1"
+		far.answers(want)
+		c.Apply(strings.Replace(importObjects("v1beta1"), "10.96.112.1", "10.96.112.2", 1))
+		own.answers(map[string]string{webOfSet + " A": "10.96.112.2"})
+	})
 	for _, l := range loads {
 		wantGood(t, l)
 		l.Stop()
 	}
 	t.Run("without saved objects", func(t *testing.T) {
-		east.apiserver.end(syscall.SIGKILL)
-		d.process.end(syscall.SIGTERM)
-		began := time.Now()
-		d.start(append(flags, "--state-dir", "")...)
-		took := time.Since(began)
-		if t.Logf("ready %v after the start", took.Round(time.Millisecond)); took > 30*time.Second {
-			t.Error("want at most 30 s")
-		}
-		a.answers(map[string]string{"only-2.shop A": "NXDOMAIN"})
-		b.answers(map[string]string{webHost + " A": "10.96.2.1", "only-2.shop A": "10.96.2.2"}) // it keeps its table
-		east.startAPIServer("--bind-address=0.0.0.0")
-		a.answers(map[string]string{"only-2.shop A": "10.96.2.2"})
+		again(t, append(flags, "--state-dir", "")...)
+		own.answers(map[string]string{"only-2.shop A": "NXDOMAIN"})
+		far.answers(map[string]string{webHost + " A": "10.96.2.1", "only-2.shop A": "10.96.2.2"}) // it keeps its table
+		east.StartAPIServer("--bind-address=0.0.0.0")
+		own.answers(map[string]string{"only-2.shop A": "10.96.2.2"})
 	})
 	t.Run("the Secret is deleted", func(t *testing.T) {
-		c.remove("apiVersion: v1\nkind: Secret\nmetadata: {name: istio-remote-secret-east, namespace: istio-system}\n")
-		a.answers(map[string]string{"only-2.shop A": "NXDOMAIN", dbHost + " A": "10.241.0.1 10.241.0.2", webHost + " A": "10.96.1.1"})
-		if d.process.logged("no Secret names the cluster any more", "cluster=east") == 0 {
+		c.Remove("apiVersion: v1\nkind: Secret\nmetadata: {name: istio-remote-secret-east, namespace: istio-system}\n")
+		own.answers(map[string]string{"only-2.shop A": "NXDOMAIN", dbHost + " A": "10.241.0.1 10.241.0.2", webHost + " A": "10.96.1.1"})
+		if d.Logged("no Secret names the cluster any more", "cluster=east") == 0 {
 			t.Error("the log does not say that the cluster is removed")
 		}
 	})
-}
-
-// testEastAway ends the API server of the other cluster while agents are queried, restarts
-// nametap-discovery meanwhile, and starts the API server again.
-func testEastAway(t *testing.T, east *cluster, d *discovery, flags []string) {
-	t.Helper()
-	east.apiserver.end(syscall.SIGKILL)
-	d.process.end(syscall.SIGTERM)
-	began := time.Now()
-	d.start(flags...)
-	took := time.Since(began)
-	if t.Logf("ready %v after the start", took.Round(time.Millisecond)); took > 30*time.Second {
-		t.Error("want at most 30 s")
-	}
-	if d.process.logged("its saved objects are used", "cluster=east") != 1 {
-		t.Errorf("the log does not say that saved objects are used, see %s", d.process.log)
-	}
-	var resources []struct {
-		Cluster, Resource string
-		Objects           int
-	}
-	d.status("/debug/objects", &resources)
-	t.Logf("%+v", resources)
-	east.startAPIServer("--bind-address=0.0.0.0")
-}
-
-// status reads what a status endpoint of nametap-discovery serves.
-func (d *discovery) status(path string, result any) {
-	d.tb.Helper()
-	response, err := d.client.Get("http://" + discoveryStatus + path)
-	if err != nil {
-		d.tb.Fatal(err)
-	}
-	defer response.Body.Close()
-	if err := json.NewDecoder(response.Body).Decode(result); err != nil {
-		d.tb.Fatalf("%s: %v", path, err)
-	}
-}
-
-// testImports installs the Multi-Cluster Services API in the own cluster.
-func testImports(t *testing.T, c *cluster, a, b *agent) {
-	t.Helper()
-	c.apply(importDefinition)
-	c.apply(importObjects("v1alpha1"))
-	want := map[string]string{
-		webOfSet + " A": "10.96.112.1", webOfSet + " SRV": "80:" + webOfSet + ".", dbOfSet + " A": "10.249.0.1 10.249.0.2",
-		podOfSet + " A": "10.249.0.1", dashedOfSet + " A": "10.249.0.2", "_sql._tcp." + dbOfSet + " SRV": "5432:" + dashedOfSet + ". 5432:" + podOfSet + ".",
-		webHost + " A": "10.96.1.1",
-	}
-	a.answers(want)
-	want[webHost+" A"] = "10.96.2.1"
-	b.answers(want)
-	c.apply(strings.Replace(importObjects("v1beta1"), "10.96.112.1", "10.96.112.2", 1))
-	a.answers(map[string]string{webOfSet + " A": "10.96.112.2"})
 }

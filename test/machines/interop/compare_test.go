@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 // differences are the answers in which nametap differs from Istio's agent on purpose, besides
@@ -38,23 +38,20 @@ const (
 	direct                // a name of a host
 )
 
-// N1, N2, N4, N5, N7, N9, N11, A2, A4: beside Istio's agent on the same istiod, nametap gives the
-// same answers for every host of the table, its short names, their search expansions, names below
-// and absent names, in every case of letters. The differences are exactly the ones above.
-func TestBesideIstiosAgent(t *testing.T) {
-	d := start(t, options{})
+// testIstiosAgent asks nametap's agent and Istio's agent on the same istiod: they give the same answers for every host of
+// the table, its short names, their search expansions, names below and absent names, in every case of letters. The
+// differences are exactly the ones above.
+func testIstiosAgent(t *testing.T, d *lab.Istiod) {
 	for _, namespace := range []string{"shop", "back"} {
-		m := d.machine(dual)
-		istio := m.istioAgent(d, pod{"istio", namespace})
-		a := m.agent(pod{"nametap", namespace}, append(m.plain(d), "--dns-auto-allocate")...)
-		p := pair{search: searchList(namespace), hosts: d.wantTable(a), istio: m.connect(istioDNSAddr), nametap: m.connect(dnsAddr)}
-		istio.await("Istio's agent has the table", func() bool { return p.istio.ask("web", "A") == p.nametap.ask("web", "A") })
-		if theirs, ok := d.table(istio.proxy()); !ok || theirs.diff(p.hosts) != "" {
-			t.Fatalf("istiod sends Istio's agent (-) another table than nametap (+): %s", theirs.diff(p.hosts))
+		h := newHost(d.Cluster.In(t), dual)
+		istio := h.istioAgent(d, "istio", namespace)
+		a := h.agent("nametap", namespace, append(h.plain(d.Port(15010)), "--dns-auto-allocate")...)
+		p := pair{search: searchList(namespace), hosts: d.WantTable(a), istio: h.Connect(istioDNSAddr), nametap: h.Connect(lab.AgentDNS)}
+		istio.Await("Istio's agent has the table", func() bool { return p.istio.Ask("web", "A") == p.nametap.Ask("web", "A") })
+		if theirs, ok := d.Table("istio." + namespace); !ok || theirs.Diff(p.hosts) != "" {
+			t.Fatalf("istiod sends Istio's agent (-) another table than nametap (+): %s", theirs.Diff(p.hosts))
 		}
-		t.Run(namespace+"/answers", p.answers)
-		t.Run(namespace+"/lookups", p.lookups)
-		t.Run(namespace+"/types", p.types)
+		t.Run(namespace, p.answers)
 		p.istio.Close()
 		p.nametap.Close()
 	}
@@ -63,8 +60,8 @@ func TestBesideIstiosAgent(t *testing.T) {
 // A pair is two agents with the same table.
 type pair struct {
 	search         []string
-	hosts          table
-	istio, nametap client
+	hosts          lab.Table
+	istio, nametap lab.Client
 }
 
 // answers compares the answers to single queries.
@@ -73,16 +70,16 @@ func (p pair) answers(t *testing.T) {
 	shapes := shapes(p.hosts, p.search)
 	for name, shape := range shapes {
 		for _, qtype := range []string{"A", "AAAA"} {
-			istio, nametap := p.istio.ask(name, qtype), p.nametap.ask(name, qtype)
+			istio, nametap := p.istio.Ask(name, qtype), p.nametap.Ask(name, qtype)
 			if shape == expanded {
 				// N5: nametap has every domain of the search list.
-				if want := p.nametap.ask(p.trim(name, shapes), qtype); nametap != want || istio != "NXDOMAIN" {
+				if want := p.nametap.Ask(p.trim(name, shapes), qtype); nametap != want || istio != "NXDOMAIN" {
 					t.Errorf("%s %s: Istio's agent answers %s and nametap %s; want NXDOMAIN and %s", name, qtype, istio, nametap, want)
 				}
 			} else if istio != nametap {
 				differ[name+" "+qtype] = istio + " | " + nametap
 			}
-			if upper := p.nametap.ask(strings.ToUpper(name), qtype); upper != nametap {
+			if upper := p.nametap.Ask(strings.ToUpper(name), qtype); upper != nametap {
 				t.Errorf("%s %s in upper case: %s, want %s", name, qtype, upper, nametap)
 			}
 		}
@@ -92,7 +89,7 @@ func (p pair) answers(t *testing.T) {
 		name := strings.ReplaceAll(want.name, "NAMESPACE", namespace)
 		question := name + " " + want.qtype
 		if _, asked := shapes[name]; !asked || want.qtype != "A" && want.qtype != "AAAA" {
-			differ[question] = p.istio.ask(name, want.qtype) + " | " + p.nametap.ask(name, want.qtype)
+			differ[question] = p.istio.Ask(name, want.qtype) + " | " + p.nametap.Ask(name, want.qtype)
 		}
 		if got, want, row := differ[question], want.istio+" | "+want.nametap, want.row; got != want {
 			t.Errorf("%s: Istio's agent and nametap answer %q, want %q (%s)", question, got, want, row)
@@ -102,69 +99,12 @@ func (p pair) answers(t *testing.T) {
 	for _, question := range slices.Sorted(maps.Keys(differ)) {
 		t.Errorf("%s: Istio's agent and nametap answer %s, and no row says why", question, differ[question])
 	}
-	counts := map[shape]int{}
-	for _, s := range shapes {
-		counts[s]++
-	}
-	t.Logf("%d hosts, %d names: %d direct, %d with the first domain of the search list, %d absent, all alike; %d with another domain (N5); %d other differences",
-		len(p.hosts), len(shapes), counts[direct], counts[first], counts[absent], counts[expanded], len(differences))
-}
-
-// lookups compares what a program gets, whose resolver walks the search list.
-func (p pair) lookups(t *testing.T) {
-	n := 0
-	for name, shape := range shapes(p.hosts, p.search) {
-		if shape == expanded || shape == first || name == "merged.example.com" || name == "six.shop" { // see differences
-			continue
-		}
-		for _, name := range []string{name, name + "."} {
-			n++
-			if istio, nametap := p.istio.lookup(name, p.search), p.nametap.lookup(name, p.search); istio != nametap {
-				t.Errorf("%s: with Istio's agent %s, with nametap %s", name, istio, nametap)
-			}
-		}
-	}
-	t.Logf("%d names", n)
-}
-
-// types compares what a program gets of types that the table does not have, and that nameservers have for hosts
-// outside of the cluster.
-func (p pair) types(t *testing.T) {
-	data := map[string]string{
-		"MX": "10 mx.example.net.", "TXT": `"v=spf1 -all"`, "SRV": "0 5 443 srv.example.net.", "CAA": `0 issue "ca.example.net"`,
-		"NAPTR": `100 10 "S" "SIP+D2U" "" _sip._udp.example.net.`, "URI": `10 1 "https://example.net/"`, "CNAME": "lb.example.net.",
-	}
-	var names, records []string
-	for host := range p.hosts {
-		if name := strings.TrimSuffix(strings.Replace(host, "*", "a.b", 1), "."); strings.HasSuffix(name, ".example.com") {
-			names = append(names, name)
-			for qtype, value := range data {
-				records = append(records, name+". 60 IN "+qtype+" "+value)
-			}
-		}
-	}
-	nameserver := p.nametap.m.nameserver
-	nameserver.Handle(fakedns.Answer(records...))
-	defer nameserver.Handle(upstream)
-	for _, name := range names {
-		for qtype, want := range data {
-			for _, form := range []string{name, name + "."} {
-				istio, nametap := p.istio.find(form, qtype, p.search), p.nametap.find(form, qtype, p.search)
-				if istio != want || nametap != want {
-					t.Errorf("%s %s: with Istio's agent %s, with nametap %s, want %s", form, qtype, istio, nametap, want)
-				}
-			}
-		}
-	}
-	if len(names) == 0 {
-		t.Error("no host is outside of the cluster")
-	}
-	t.Logf("%d names, %d types, with and without the search list", len(names), len(data))
+	t.Logf("%d hosts, %d names", len(p.hosts), len(shapes))
 }
 
 // shapes returns the names to ask for the hosts of a table, without trailing dots, in lower
 // case.
-func shapes(hosts table, search []string) map[string]shape {
+func shapes(hosts lab.Table, search []string) map[string]shape {
 	names := map[string]shape{}
 	add := func(name string, s shape) { names[name] = max(names[name], s) }
 	for host, e := range hosts {

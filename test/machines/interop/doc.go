@@ -1,16 +1,12 @@
-// Package interop has only tests. They run nametap's agent with an unmodified istiod, whose
-// objects come from a real API server, and compare what the agent knows and answers with what
-// istiod and Istio's own agent say. `make interop` runs them.
+// Package interop has only tests. They run nametap's agent with an unmodified istiod, whose objects come from a real API
+// server, and compare what the agent knows and answers with what istiod and Istio's own agent say. They run
+// nametap-discovery and its webhook with the API server, too. `make interop` runs them.
 //
-//   - cluster_test.go: a Kubernetes control plane; objects_test.go: its objects;
-//   - clusters_test.go: two of them, and nametap-discovery;
-//   - injector_test.go: nametap-discovery as a webhook;
-//   - istiod_test.go: istiods on it;
-//   - machine_test.go: a host with a nameserver, for agents;
-//   - agent_test.go: nametap's agent; istioagent_test.go: Istio's agent;
-//   - daemon_test.go: a running program, and its log; figures_test.go: its memory and processor time;
-//   - population_test.go: 10,000 Services; writer_test.go: a client that writes them.
+//   - interop_test.go: hosts for agents, tokens, loads; injected_test.go: nametap-discovery as the manifests have it;
+//   - istiod_test.go: agents of istiod; compare_test.go: beside Istio's agent (istioagent_test.go);
+//   - discovery_test.go: nametap-discovery beside istiod; clusters_test.go: with two clusters; roles_test.go: its rights;
+//   - webhook_test.go: pods that it injects; istioinjector_test.go: beside Istio's injector; chart_test.go: its chart;
+//   - scale_test.go: figures with many Services and agents.
 //
-// Each test has a control plane of its own. The programs are built from the modules in
-// ../peers. Everything runs in network namespaces and ends with the test.
+// Each test has a control plane of its own, which its subtests share.
 package interop

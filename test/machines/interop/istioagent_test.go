@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 const (
@@ -23,42 +24,31 @@ const (
 	istioStatusPort = 15121
 )
 
-// An istioAgent is Istio's own agent, without Envoy.
-type istioAgent struct {
-	*daemon
-	pod pod
-}
-
-// proxy is the name of the agent at istiod.
-func (a *istioAgent) proxy() string { return a.pod.name + "." + a.pod.namespace }
-
-// istioAgent starts Istio's agent of a pod, with its DNS proxy, and returns when it is
-// connected. It reads relative paths, so the machine's directory is its pod.
-func (m *machine) istioAgent(d *istiod, p pod) *istioAgent {
-	m.tb.Helper()
-	m.write("var/run/secrets/tokens/istio-token", m.c.token(p.namespace, "istio-ca"))
-	m.write("var/run/secrets/istio/root-cert.pem", m.c.root(p.namespace))
-	if err := os.MkdirAll(m.path("etc/istio/proxy"), 0o755); err != nil {
-		m.tb.Fatal(err)
-	}
-	config, err := json.Marshal(map[string]any{"discoveryAddress": m.address(d.port(15012)), "statusPort": istioStatusPort})
+// istioAgent starts Istio's own agent of a pod, without Envoy, with its DNS proxy, and returns when it is connected. It
+// reads relative paths, so the host's directory is its pod.
+func (h *host) istioAgent(d *lab.Istiod, name, namespace string) *lab.Process {
+	h.TB.Helper()
+	h.Write("var/run/secrets/tokens/istio-token", token(h.c, namespace, "default", audience))
+	h.Write("var/run/secrets/istio/root-cert.pem", root(h.c, namespace, "istio-ca-root-cert"))
+	h.Mkdir("etc/istio/proxy", 0)
+	config, err := json.Marshal(map[string]any{"discoveryAddress": h.address(d.Port(15012)), "statusPort": istioStatusPort})
 	if err != nil {
-		m.tb.Fatal(err)
+		h.TB.Fatal(err)
 	}
 	// It always reads /etc/resolv.conf.
-	cmd := exec.Command("sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, m.resolvConf(p.namespace),
-		m.c.istio, "agent", "proxy", "sidecar")
+	cmd := exec.Command("sh", "-c", `mount --bind "$0" /etc/resolv.conf && exec "$@"`, h.resolvConf(namespace),
+		lab.Peer(h.TB, "istiod"), "agent", "proxy", "sidecar")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	cmd.Env = append(os.Environ(), "POD_NAME="+p.name, "POD_NAMESPACE="+p.namespace, "INSTANCE_IP="+m.addrs[0],
+	cmd.Env = append(os.Environ(), "POD_NAME="+name, "POD_NAMESPACE="+namespace, "INSTANCE_IP="+h.addrs[0],
 		"ISTIO_META_CLUSTER_ID=Kubernetes", "ISTIO_META_DNS_CAPTURE=true", "DNS_PROXY_ADDR="+istioDNSAddr,
 		"DISABLE_ENVOY=true", "ISTIOD_SAN=istiod.istio-system.svc", "PROXY_CONFIG="+string(config))
-	a := &istioAgent{daemon: m.run(p.name, cmd), pod: p}
+	a := h.Spawn(name, cmd)
 	var node *corev3.Node
-	a.await("Istio's agent has written the node", func() (ok bool) {
-		node, ok = readBootstrap(m.path("etc/istio/proxy/grpc-bootstrap.json"))
+	a.Await("Istio's agent has written the node", func() (ok bool) {
+		node, ok = readBootstrap(h.Path("etc/istio/proxy/grpc-bootstrap.json"))
 		return ok
 	})
-	m.beEnvoy(node)
+	h.beEnvoy(node)
 	return a
 }
 
@@ -82,11 +72,11 @@ func readBootstrap(path string) (node *corev3.Node, ok bool) {
 
 // beEnvoy opens the stream of Envoy to Istio's agent, which connects to istiod only while
 // there is one, and subscribes to listeners, after which the agent subscribes to names.
-func (m *machine) beEnvoy(node *corev3.Node) {
-	m.tb.Helper()
-	conn, err := grpc.NewClient("unix:"+m.path("etc/istio/proxy/XDS"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+func (h *host) beEnvoy(node *corev3.Node) {
+	h.TB.Helper()
+	conn, err := grpc.NewClient("unix:"+h.Path("etc/istio/proxy/XDS"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		m.tb.Fatal(err)
+		h.TB.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -98,11 +88,11 @@ func (m *machine) beEnvoy(node *corev3.Node) {
 			}
 		}
 	}()
-	m.tb.Cleanup(func() {
+	h.TB.Cleanup(func() {
 		cancel()
-		wait.For(m.tb, "Envoy's stream has ended", done)
+		wait.For(h.TB, "Envoy's stream has ended", done)
 		if err := conn.Close(); err != nil {
-			m.tb.Error(err)
+			h.TB.Error(err)
 		}
 	})
 }

@@ -1,201 +1,214 @@
 package interop
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
+	"syscall"
+	"testing"
+	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
-// An istiod is an unmodified istiod in the namespace of its cluster.
-type istiod struct {
-	*cluster
-	process *daemon
-	options options
+// TestIstiod runs agents with an unmodified istiod, and with one for dual stack that issues certificates for half a
+// minute. See the subtests. The last ones end and stop istiod.
+func TestIstiod(t *testing.T) { // C1, C2, C5, N1, N2, N4, N5, N7, N9, N11, A2, A4
+	c := newCluster(t, objects)
+	d := c.Istiod(lab.IstiodOptions{})
+	const life = "30s"
+	other := c.Istiod(lab.IstiodOptions{Offset: 1000, Env: []string{"ISTIO_DUAL_STACK=true", "DEFAULT_WORKLOAD_CERT_TTL=" + life, "MAX_WORKLOAD_CERT_TTL=" + life}})
+	t.Run("tables", func(t *testing.T) { testTables(t, d, other) })
+	t.Run("Istio's agent", func(t *testing.T) { testIstiosAgent(t, d) })
+	t.Run("advice", func(t *testing.T) { testAdvice(t, d) })
+	t.Run("workload certificate", func(t *testing.T) { testWorkloadCertificate(t, other) })
+	t.Run("token", func(t *testing.T) { testToken(t, d) })
+	t.Run("outages", func(t *testing.T) { testOutages(t, d) })
 }
 
-// options are how an istiod differs from the default.
-type options struct {
-	offset int      // of its ports
-	args   []string // more arguments
-	env    []string // more environment
+// restart kills istiod and starts it again.
+func restart(d *lab.Istiod) {
+	d.Process.End(syscall.SIGKILL)
+	d.Launch()
+	d.AwaitReady()
 }
 
-// istiod starts an istiod, and returns when it is ready.
-func (c *cluster) istiod(o options) *istiod {
-	c.tb.Helper()
-	d := &istiod{cluster: c, options: o}
-	d.start()
-	return d
-}
-
-// port returns the port that d uses in place of a usual port of istiod.
-func (d *istiod) port(usual int) string { return strconv.Itoa(usual + d.options.offset) }
-
-// start starts istiod, also after its end, and returns when it is ready.
-func (d *istiod) start() {
-	d.tb.Helper()
-	d.launch()
-	d.awaitReady()
-}
-
-// launch starts istiod without waiting.
-func (d *istiod) launch() {
-	d.tb.Helper()
-	name := "istiod-" + strconv.Itoa(d.options.offset)
-	cmd := exec.Command(d.istio, append([]string{
-		"discovery", "--registries=Kubernetes", "--kubeconfig", d.path("kubeconfig"), "--meshConfig", d.path("mesh.yaml"),
-		"--networksConfig=/nonexistent", "--ctrlz_address=127.0.0.1", "--ctrlz_port=" + d.port(9876),
-		"--grpcAddr=:" + d.port(15010), "--secureGRPCAddr=:" + d.port(15012), "--httpAddr=127.0.0.1:" + d.port(15080),
-		"--httpsAddr=127.0.0.1:" + d.port(15017), "--monitoringAddr=127.0.0.1:" + d.port(15014),
-	}, d.options.args...)...)
-	cmd.Env = append(os.Environ(), append([]string{"POD_NAME=" + name, "POD_NAMESPACE=istio-system", "CLUSTER_ID=Kubernetes"}, d.options.env...)...)
-	d.process = d.run(name, cmd)
-}
-
-// awaitReady waits until istiod is ready.
-func (d *istiod) awaitReady() {
-	d.tb.Helper()
-	d.process.await("istiod is ready", func() bool {
-		status, _ := d.debug("/ready", nil)
-		return status == http.StatusOK
-	})
-}
-
-// debug returns the answer of one of istiod's endpoints for debugging; the status is 0 without
-// an answer.
-func (d *istiod) debug(path string, query url.Values) (status int, body []byte) {
-	d.tb.Helper()
-	response, err := d.client.Get("http://127.0.0.1:" + d.port(15080) + path + "?" + query.Encode())
-	if err != nil {
-		return 0, nil
+// testTables compares the agent's table with istiod's for every kind of workload. The wanted hosts show that istiod takes
+// the agent for that workload.
+func testTables(t *testing.T, d, dualStack *lab.Istiod) {
+	vip := []string{"--dns-auto-allocate"}
+	for _, tc := range []struct {
+		name, namespace string
+		istiod          *lab.Istiod
+		families        families
+		flags           []string
+		want            map[string]string // addresses of hosts; none means that the host is absent
+	}{
+		{"incremental", "shop", d, dual, nil, map[string]string{
+			"web.shop.svc.cluster.local": "10.96.1.1", "db-0.db.shop.svc.cluster.local": "10.244.0.1", "db-2.db.shop.svc.cluster.local": "",
+			"db.shop.svc.cluster.local": "10.244.0.1 10.244.0.2 10.244.0.3", "empty.shop.svc.cluster.local": "",
+			"manual.back.svc.cluster.local": "192.0.2.21 192.0.2.22", "external.shop.svc.cluster.local": "",
+			"private.shop.svc.cluster.local": "10.96.1.10", "private.back.svc.cluster.local": "", "web.outside.svc.cluster.local": "",
+			"*.wild.example.com": "198.51.100.2", "several.example.com": "198.51.100.4 198.51.100.5 2001:db8::4",
+			"Mixed.Example.COM": "198.51.100.9", "merged.example.com": "198.51.100.15 198.51.100.16", "here.example.com": "",
+			"automatic.example.com": "", "network.example.com": "", "none.example.com": "",
+		}},
+		{"automatic", "shop", d, dual, vip, map[string]string{"automatic.example.com": "240.240.0.", "static.example.com": "240.240.0.", "none.example.com": ""}},
+		{"dual", "shop", dualStack, dual, vip, map[string]string{"both.shop.svc.cluster.local": "10.96.1.5 fd00:96::105", "automatic.example.com": "2001:2::"}},
+		{"four", "shop", d, onlyIPv4, vip, map[string]string{"automatic.example.com": "240.240.0.", "six.shop.svc.cluster.local": ""}},
+		{"six", "shop", d, onlyIPv6, vip, map[string]string{
+			"automatic.example.com": "2001:2::", "web.shop.svc.cluster.local": "", "six.shop.svc.cluster.local": "fd00:96::106",
+		}},
+		{"other", "back", d, dual, nil, map[string]string{
+			"here.example.com": "198.51.100.6", "private.back.svc.cluster.local": "10.96.1.9", "private.shop.svc.cluster.local": "",
+		}},
+		{"scoped", "scoped", d, dual, nil, map[string]string{ // its namespace has a Sidecar
+			"web.scoped.svc.cluster.local": "10.96.1.3", "web.shop.svc.cluster.local": "10.96.1.1", "web.back.svc.cluster.local": "",
+		}},
+		{"narrow", "scoped", d, dual, []string{"--labels-file", "labels"}, map[string]string{ // it has a Sidecar
+			"web.back.svc.cluster.local": "10.96.1.2", "web.scoped.svc.cluster.local": "",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := newHost(d.Cluster.In(t), tc.families)
+			h.Write("labels", "app=\"narrow\"\n")
+			got := tc.istiod.WantTable(h.agent(tc.name, tc.namespace, append(h.plain(tc.istiod.Port(15010)), tc.flags...)...))
+			for host, want := range tc.want {
+				if ips := strings.Join(got[host].IPs, " "); !strings.Contains(ips, want) || (want == "") != (ips == "") {
+					t.Errorf("%s has the addresses %q, want %q", host, ips, want)
+				}
+			}
+		})
 	}
-	defer response.Body.Close()
-	if body, err = io.ReadAll(response.Body); err != nil {
-		return 0, nil
-	}
-	return response.StatusCode, body
 }
 
-// table returns the NameTable that istiod has for a connected proxy; ok is false if the proxy
-// is not connected.
-func (d *istiod) table(proxy string) (t table, ok bool) {
-	d.tb.Helper()
-	status, body := d.debug("/debug/ndsz", url.Values{"proxyID": {proxy}})
-	if status != http.StatusOK {
-		return nil, false
+// testAdvice checks that the log and `nametap status` name the setting to check when istiod refuses an agent, or the agent
+// refuses istiod.
+func testAdvice(t *testing.T, d *lab.Istiod) {
+	c := d.Cluster.In(t)
+	h := newHost(c, onlyIPv4)
+	of := func(name, token string) []string { return []string{"--xds-token-file", h.Write(name, token)} }
+	base := append(h.secure(d), append(of("token", token(c, "shop", "default", audience)), "--workload-cert", "off")...)
+	for _, tc := range []struct {
+		name  string
+		flags []string
+		want  []string // in the message
+	}{
+		{"token of another namespace", of("back", token(c, "back", "default", audience)), []string{"PermissionDenied", "--namespace"}},
+		{"another service account", []string{"--service-account", "other"}, []string{"PermissionDenied", "--service-account"}},
+		{"token for another audience", of("vault", token(c, "shop", "default", "vault")), []string{"Unauthenticated", "--xds-token-file", "istio-ca"}},
+		{"expired token", of("expired", shortToken(c, "shop", time.Now().Add(-time.Minute))), []string{"Unauthenticated", "--xds-token-file", "has expired"}},
+		{"no token", []string{"--xds-token-file", h.Path("nothing")}, []string{"no such file", "--xds-token-file"}},
+		{"no credentials", []string{"--xds-token-file", ""}, []string{"Unauthenticated", "--xds-token-file"}},
+		{"no root certificate", []string{"--xds-root-ca", h.Path("nothing")}, []string{"no such file", "--xds-root-ca"}},
+		{"another root certificate", []string{"--xds-root-ca", c.Path("certs/apiserver.crt")}, []string{"unknown authority", "--xds-root-ca"}},
+		{"another server name", []string{"--xds-server-name", "istiod.istio-system.svc.cluster.local"}, []string{"--xds-server-name"}},
+		{"unknown cluster", []string{"--cluster-id", "west"}, []string{"Unauthenticated", "--cluster-id"}},
+		{"TLS at the port without", []string{"--xds-addr", h.address(d.Port(15010))}, []string{"does not speak TLS", "--xds-plaintext"}},
+		{"no TLS at the port with", []string{"--xds-plaintext"}, []string{"leave out --xds-plaintext"}},
+		{"nothing listens", []string{"--xds-addr", h.address("15999")}, []string{"connection refused", "--xds-addr"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a := h.Launch(strings.ReplaceAll(tc.name, " ", "-"), "shop", h.flags("shop", slices.Concat(base, tc.flags))...)
+			defer a.End(syscall.SIGTERM)
+			a.Await("the agent logs why it has no stream", func() bool { return a.Logged("no stream to the control plane") > 0 })
+			status := ""
+			a.Await("the status says why there is no stream", func() bool {
+				status = h.Nametap("status")
+				return strings.Contains(status, tc.want[0])
+			})
+			for _, part := range tc.want {
+				if a.Logged("no stream to the control plane", part) == 0 || !strings.Contains(status, part) {
+					t.Errorf("the message lacks %q:\n%s\n%s", part, a.Text(), status)
+				}
+			}
+		})
 	}
-	var dump struct{ Configs []struct{ Table table } }
-	if err := json.Unmarshal(body, &dump); err != nil {
-		d.tb.Fatalf("/debug/ndsz of %s: %v\n%s", proxy, err, body)
-	}
-	if len(dump.Configs) != 1 {
-		return nil, false
-	}
-	return dump.Configs[0].Table.normal(), true
 }
 
-// A table is a NameTable by host.
-type table map[string]entry
-
-// An entry is the entry of a host in a table.
-type entry struct {
-	IPs       []string `json:"ips"`
-	Registry  string   `json:"registry"`
-	Shortname string   `json:"shortname"`
-	Namespace string   `json:"namespace"`
-
-	// istiod's tables have none of these.
-	Alias        string        `json:"alias"`
-	Headless     bool          `json:"headless"`
-	Ports        []port        `json:"ports"`
-	Destinations []destination `json:"destinations"`
-}
-
-// A port is a port of a Service.
-type port struct {
-	Name     string   `json:"name"`
-	Number   int      `json:"number"`
-	Protocol string   `json:"protocol"`
-	IPs      []string `json:"ips"`
-}
-
-// A destination is where connections to a port of an external host lead.
-type destination struct {
-	Port      int      `json:"port"`
-	Target    int      `json:"target"`
-	Endpoints []string `json:"endpoints"`
-}
-
-// String returns what is compared.
-func (e entry) String() string {
-	text := fmt.Sprintf("%v %s", e.IPs, e.Registry)
-	if e.Shortname != "" {
-		text += fmt.Sprintf(" %s.%s", e.Shortname, e.Namespace)
+// testToken opens a stream over TLS with a token that kubelet projects. After that has expired, the agent connects with the
+// next token.
+func testToken(t *testing.T, d *lab.Istiod) {
+	c := d.Cluster.In(t)
+	expires := time.Now().Add(20 * time.Second)
+	h := newHost(c, onlyIPv4)
+	a := h.agent("token", "shop", append(h.secure(d), "--xds-token-file", h.project(shortToken(c, "shop", expires)))...)
+	d.WantTable(a)
+	h.project(token(c, "shop", "default", audience))
+	wait.Until(t, "the token has expired", func() bool { return time.Now().After(expires.Add(time.Second)) })
+	restart(d)
+	d.WantTable(a)
+	if n := a.Logged("Unauthenticated"); n > 0 {
+		t.Errorf("istiod refused %d connects, see %s", n, a.Log)
 	}
-	if e.Alias != "" {
-		text += " alias " + e.Alias
-	}
-	return text
 }
 
-// normal returns the table with the addresses of each host sorted and without duplicates.
-// istiod sends them in a changing order.
-func (t table) normal() table {
-	for host, e := range t {
-		slices.Sort(e.IPs)
-		e.IPs = slices.Compact(e.IPs)
-		t[host] = e
+// testWorkloadCertificate exchanges a VM's token for a workload certificate of istiod's authority. The certificate is
+// renewed without the token, and serves after a restart of istiod and of the agent. The same certificate works as
+// --xds-cert.
+func testWorkloadCertificate(t *testing.T, d *lab.Istiod) {
+	c := d.Cluster.In(t)
+	h := newHost(c, onlyIPv4)
+	file := h.Write("istio-token", token(c, "shop", "default", audience))
+	flags := append(h.secure(d), "--xds-token-file", file, "--state-dir", h.Path("state"))
+	a := h.agent("vm", "shop", flags...)
+	a.Await("the agent has a certificate", func() bool { return a.Logged("workload certificate obtained") > 0 })
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
 	}
-	return t
+	a.Await("the certificate was renewed twice", func() bool { return a.Logged("workload certificate obtained") > 2 })
+	restart(d)
+	d.WantTable(a)
+	a.End(syscall.SIGTERM)
+
+	a = h.agent("vm", "shop", flags...)
+	d.WantTable(a)
+	if n := a.Logged("level=WARN"); n > 0 {
+		t.Errorf("%d warnings without the token, see %s", n, a.Log)
+	}
+	certificate := h.Read("state/workload-certificate.pem")
+	a.End(syscall.SIGTERM)
+	pair := h.Write("pair.pem", certificate)
+	d.WantTable(h.agent("client-certificate", "shop", append(h.secure(d), "--xds-cert", pair, "--xds-key", pair)...))
 }
 
-// diff returns a line for each entry in which t differs from other; it is empty if they are
-// equal.
-func (t table) diff(other table) string {
-	var lines []string
-	for host, e := range t {
-		if o, found := other[host]; !found {
-			lines = append(lines, fmt.Sprintf("- %s %v", host, e))
-		} else if o.String() != e.String() {
-			lines = append(lines, fmt.Sprintf("- %s %v\n+ %s %v", host, e, host, o))
-		}
+// testOutages restarts, kills and stops istiod and its API server: the agent answers every query from its table. Afterwards
+// its table is istiod's again, and changes arrive.
+func testOutages(t *testing.T, d *lab.Istiod) {
+	c := d.Cluster.In(t)
+	h := newHost(c, onlyIPv4)
+	a := h.agent("outage", "shop", h.plain(d.Port(15010))...)
+	l := h.startLoad(expectation(d.WantTable(a)))
+	kill := func() { c.APIServer.End(syscall.SIGKILL) }
+	for i, tc := range []struct {
+		name   string
+		outage func()
+	}{
+		{"istiod restarts", func() { d.Process.End(syscall.SIGTERM); d.Launch(); d.AwaitReady() }},
+		{"istiod is killed", func() { restart(d) }},
+		{"istiod hangs for 40 s", func() {
+			d.Process.Signal(syscall.SIGSTOP)
+			time.Sleep(40 * time.Second) //nolint:forbidigo // the outage, during which the load checks all answers
+			d.Process.Signal(syscall.SIGCONT)
+		}},
+		{"istiod starts without the API server", func() {
+			kill()
+			d.Process.End(syscall.SIGKILL)
+			d.Launch()
+			time.Sleep(5 * time.Second) //nolint:forbidigo // istiod is not ready for that long
+			c.StartAPIServer()
+			d.AwaitReady()
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tc.outage()
+			d.WantTable(a)
+			host, address := fmt.Sprintf("outage-%d.example.com", i), fmt.Sprintf("198.51.100.%d", 210+i)
+			c.Apply(entryOf(host, address))
+			h.answers(map[string]string{host + " A": address})
+			wantGood(t, l)
+		})
 	}
-	for host, o := range other {
-		if _, found := t[host]; !found {
-			lines = append(lines, fmt.Sprintf("+ %s %v", host, o))
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
-}
-
-// wantTable waits until an agent's table is istiod's for this agent.
-func (d *istiod) wantTable(a *agent) table {
-	a.tb.Helper()
-	var want table
-	var diff string
-	defer func() {
-		if diff != "" {
-			a.tb.Errorf("istiod (-) and the agent (+) have different tables:\n%s", diff)
-		}
-	}()
-	wait.Until(a.tb, "the agent's table matches istiod's", func() bool {
-		var ok bool
-		if want, ok = d.table(a.proxy()); !ok {
-			diff = "istiod has no stream of " + a.proxy()
-			return false
-		}
-		diff = want.diff(a.table())
-		return diff == ""
-	})
-	return want
 }

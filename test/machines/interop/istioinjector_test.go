@@ -1,36 +1,26 @@
 package interop
 
 import (
-	"encoding/json"
 	"fmt"
-	"net/http"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 // istiosWebhook applies the configuration of Istio's injector and its webhook, from Istio's own
 // chart, and has the API server find the webhook of istiod. In the namespace shop both injectors
 // are on.
-func (c *cluster) istiosWebhook(t *testing.T) {
-	t.Helper()
-	c.write("mesh.yaml", "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n")
-	c.apply(istioDefinitions(t))
-	c.apply(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: istio-system}
----
+func (c *injectedCluster) istiosWebhook() {
+	c.TB.Helper()
+	c.Write("mesh.yaml", "defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: \"true\"}}\n")
+	c.ApplyIstio()
+	c.Apply(`
 apiVersion: v1
 kind: Service
 metadata: {name: istiod, namespace: istio-system}
@@ -41,66 +31,39 @@ kind: EndpointSlice
 metadata: {name: istiod, namespace: istio-system, labels: {kubernetes.io/service-name: istiod}}
 addressType: IPv4
 ports: [{name: https-webhook, port: 15117}]
-endpoints: [{addresses: [172.31.0.1], conditions: {ready: true}}]
----
-apiVersion: v1
-kind: Namespace
-metadata: {name: shop, labels: {istio-injection: enabled, nametap.dev/inject: enabled}}
+endpoints: [{addresses: [` + lab.ClusterAddr + `], conditions: {ready: true}}]
 `)
-	c.account("shop")
-	chart := peers.Path(t, "istiod", "istio.io/istio", "manifests/charts/istio-control/istio-discovery")
-	c.apply(c.helm("helm4", "template", "istiod", chart, "--namespace", "istio-system", "--kube-version", "1.36.1",
+	c.namespace("shop", "istio-injection: enabled, nametap.dev/inject: enabled", "")
+	chart := lab.PeerPath(c.TB, "istiod", "istio.io/istio", "manifests/charts/istio-control/istio-discovery")
+	c.Apply(c.Helm("helm4", "template", "istiod", chart, "--namespace", "istio-system", "--kube-version", "1.36.1",
 		"--set", "global.hub=example.com/istio,global.tag=1.31",
 		"--show-only", "templates/istiod-injector-configmap.yaml", "--show-only", "templates/mutatingwebhook.yaml"))
 }
 
-// injectingIstiod starts an istiod with the webhook. native is whether Istio's sidecar is an init container.
-func (c *cluster) injectingIstiod(native bool) *istiod {
-	c.tb.Helper()
-	return c.istiod(options{args: []string{"--httpsAddr=172.31.0.1:15117"}, env: []string{
-		"INJECTION_WEBHOOK_CONFIG_NAME=istio-sidecar-injector", "REVISION=default", "ENABLE_NATIVE_SIDECARS=" + strconv.FormatBool(native),
-	}})
-}
-
-// TestIstiosInjector runs `nametap inject` and the injector of an unmodified istiod in both orders.
+// TestIstiosInjector creates a pod that Istio's webhook and nametap's webhook inject at once. native is whether Istio's
+// sidecar is an init container.
 func TestIstiosInjector(t *testing.T) { // I5
-	c := prepareCluster(t)
-	c.boot("--enable-aggregator-routing=true") // to endpoints of Services
-	c.istiosWebhook(t)
-	for _, native := range []bool{true, false} {
-		t.Run(fmt.Sprintf("native sidecars %v", native), func(t *testing.T) {
-			d := c.injectingIstiod(native)
-			defer d.process.end(os.Kill)
-			for _, mode := range []string{"rules", "resolv"} {
-				t.Run(mode, injectors{d, mode, native}.test)
-			}
-		})
-	}
-}
-
-// TestIstiosInjectorInCluster creates a pod that Istio's webhook and nametap's webhook inject at once.
-func TestIstiosInjectorInCluster(t *testing.T) { // I5
 	c := newInjectedCluster(t)
-	c.istiosWebhook(t)
-	in := injectors{c.injectingIstiod(true), "rules", true}
+	c.istiosWebhook()
 	c.startWebhook("160")
-	var pod *corev1.Pod
-	wait.Until(t, "both inject", func() bool {
-		status, answer := in.create(in.read(shopPod))
-		if status != http.StatusCreated {
-			return false
+	for _, native := range []bool{false, true} {
+		for mode, settings := range map[string]string{"rules": injectSettings, "resolv": injectModes["resolv"]} {
+			t.Run(fmt.Sprintf("native sidecars %v/%s", native, mode), func(t *testing.T) {
+				c := c.in(t)
+				c.Istiod(lab.IstiodOptions{Args: []string{"--httpsAddr=" + lab.ClusterAddr + ":15117"}, Env: []string{
+					"INJECTION_WEBHOOK_CONFIG_NAME=istio-sidecar-injector", "REVISION=default", "ENABLE_NATIVE_SIDECARS=" + strconv.FormatBool(native),
+				}})
+				c.Write("inject.yaml", settings)
+				var pod *corev1.Pod
+				wait.Until(t, "both inject", func() bool {
+					var err error
+					pod, err = c.dryRun("shop", shopPod)
+					return err == nil && hasIstio(pod, native) && strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+mode+`"`)
+				})
+				checkInjectors(t, pod, mode)
+			})
 		}
-		pod = in.read(string(answer))
-		return in.hasIstio(pod) && pod.Annotations[injectStatus] != ""
-	})
-	in.check(t, pod)
-}
-
-// injectors are nametap's and Istio's.
-type injectors struct {
-	*istiod
-	mode   string
-	native bool
+	}
 }
 
 // shopPod is a pod with probes, which Istio's injector redirects. Its dnsPolicy is the default,
@@ -108,7 +71,7 @@ type injectors struct {
 const shopPod = `
 apiVersion: v1
 kind: Pod
-metadata: {name: shop, namespace: shop}
+metadata: {name: shop}
 spec:
   dnsPolicy: ClusterFirst
   initContainers: [{name: prepare, image: busybox}]
@@ -116,51 +79,18 @@ spec:
     - {name: app, image: app, ports: [{containerPort: 8080}], readinessProbe: {httpGet: {path: /ready, port: 8080}}}
 `
 
-func (in injectors) test(t *testing.T) {
-	whole := in.tb
-	in.tb = t
-	defer func() { in.tb = whole }()
-	plain := in.read(shopPod)
-	wait.Until(t, "the API server asks istiod", func() bool { // when istiod has written its certificate
-		status, answer := in.create(plain)
-		return status == http.StatusCreated && in.hasIstio(in.read(string(answer)))
-	})
-	// As both webhooks run: nametap's again if Istio's has changed the pod.
-	after := in.nametap(in.istio(plain))
-	between := in.nametap(in.istio(in.nametap(plain)))
-	if diff := cmp.Diff(in.comparable(after), in.comparable(between)); diff != "" {
-		t.Errorf("after Istio's injector (-), and before and after it (+):\n%s", diff)
-	}
-	in.check(t, between)
-	// Istio's injector may run again, as on a manifest that was read from the cluster.
-	again := between
-	for range 2 {
-		next := in.nametap(in.istio(again))
-		if diff := cmp.Diff(in.comparable(again), in.comparable(next)); diff != "" {
-			t.Errorf("another round changes the pod:\n%s", diff)
-		}
-		again = next
-	}
-}
-
-// check checks that nametap's containers are the first ones, and apart from Istio's.
-func (in injectors) check(t *testing.T, pod *corev1.Pod) {
+// checkInjectors checks that nametap's containers are the first ones, that one agent captures DNS, and that the ports and
+// the probes of both differ.
+func checkInjectors(t *testing.T, pod *corev1.Pod, mode string) {
 	t.Helper()
 	var names []string
 	for _, c := range pod.Spec.InitContainers {
 		names = append(names, c.Name)
 	}
-	first := map[string][]string{"rules": {"nametap", "nametap-capture"}, "resolv": {"nametap"}}[in.mode]
-	t.Logf("init containers: %q", names)
+	first := map[string][]string{"rules": {"nametap", "nametap-capture"}, "resolv": {"nametap"}}[mode]
 	if len(names) <= len(first) || !slices.Equal(names[:len(first)], first) || !slices.Contains(names, "prepare") || !slices.Contains(names, "istio-init") {
 		t.Errorf("init containers: %q, want %q first", names, first)
 	}
-	in.apart(t, pod)
-}
-
-// apart checks that one agent captures DNS, and that the ports and the probes of both differ.
-func (in injectors) apart(t *testing.T, pod *corev1.Pod) {
-	t.Helper()
 	all := slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers)
 	agent := all[slices.IndexFunc(all, func(c corev1.Container) bool { return c.Name == "nametap" })]
 	for _, c := range all {
@@ -182,99 +112,11 @@ func (in injectors) apart(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// comparable returns a pod with the defaults of the API server, and without the list of probes in istio-proxy: Istio's
-// injector keeps probes in it that it has redirected once, and that are no longer in the pod.
-func (in injectors) comparable(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
-	pod = pod.DeepCopy()
-	pod.Namespace = "default" // which no injector serves
-	text, err := json.Marshal(pod)
-	if err != nil {
-		in.tb.Fatal(err)
-	}
-	status, answer := in.try(http.MethodPost, "/api/v1/namespaces/default/pods?dryRun=All", "application/json", text)
-	if status != http.StatusCreated {
-		in.tb.Fatalf("status %d: %s", status, answer)
-	}
-	pod = in.withoutServer(in.read(string(answer)))
-	for _, list := range [][]corev1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
-		for i := range list {
-			list[i].Env = slices.DeleteFunc(list[i].Env, func(v corev1.EnvVar) bool { return v.Name == "ISTIO_KUBE_APP_PROBERS" })
-		}
-	}
-	return pod
-}
-
-// hasIstio reports whether Istio's sidecar is where this istiod puts it.
-func (in injectors) hasIstio(pod *corev1.Pod) bool {
+// hasIstio reports whether Istio's sidecar is where istiod puts it.
+func hasIstio(pod *corev1.Pod, native bool) bool {
 	list := pod.Spec.Containers
-	if in.native {
+	if native {
 		list = pod.Spec.InitContainers
 	}
 	return slices.ContainsFunc(list, func(c corev1.Container) bool { return c.Name == "istio-proxy" })
-}
-
-// read reads a pod.
-func (in injectors) read(text string) *corev1.Pod {
-	in.tb.Helper()
-	pod := new(corev1.Pod)
-	if err := yaml.UnmarshalStrict([]byte(text), pod); err != nil {
-		in.tb.Fatalf("%v\n%s", err, text)
-	}
-	return pod
-}
-
-// create has the API server make a pod, which calls istiod, without keeping it.
-func (in injectors) create(pod *corev1.Pod) (status int, answer []byte) {
-	in.tb.Helper()
-	text, err := json.Marshal(pod)
-	if err != nil {
-		in.tb.Fatal(err)
-	}
-	return in.try(http.MethodPost, "/api/v1/namespaces/shop/pods?dryRun=All", "application/json", text)
-}
-
-// istio returns a pod that Istio's injector has changed, without what the API server adds.
-func (in injectors) istio(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
-	status, answer := in.create(pod)
-	if status != http.StatusCreated {
-		in.tb.Fatalf("status %d: %s", status, answer)
-	}
-	injected := in.read(string(answer))
-	if !in.hasIstio(injected) {
-		in.tb.Fatalf("istiod has not injected the pod:\n%s", answer)
-	}
-	return in.withoutServer(injected)
-}
-
-// withoutServer returns a pod without what the API server adds, except for defaults.
-func (in injectors) withoutServer(injected *corev1.Pod) *corev1.Pod {
-	injected.UID, injected.ResourceVersion, injected.Generation, injected.ManagedFields, injected.Status = "", "", 0, nil, corev1.PodStatus{}
-	injected.CreationTimestamp.Reset()
-	// The name of the volume of the account's token is random.
-	injected.Spec.Volumes = slices.DeleteFunc(injected.Spec.Volumes, func(v corev1.Volume) bool { return strings.HasPrefix(v.Name, "kube-api-access-") })
-	for _, list := range [][]corev1.Container{injected.Spec.InitContainers, injected.Spec.Containers} {
-		for i := range list {
-			list[i].VolumeMounts = slices.DeleteFunc(list[i].VolumeMounts, func(m corev1.VolumeMount) bool { return strings.HasPrefix(m.Name, "kube-api-access-") })
-		}
-	}
-	return injected
-}
-
-// nametap returns a pod that `nametap inject` has changed.
-func (in injectors) nametap(pod *corev1.Pod) *corev1.Pod {
-	in.tb.Helper()
-	text, err := yaml.Marshal(pod)
-	if err != nil {
-		in.tb.Fatal(err)
-	}
-	cmd := exec.CommandContext(in.tb.Context(), discoveryBinary, "inject", "--mode", in.mode, "--nameserver", "10.96.0.10")
-	var stderr strings.Builder
-	cmd.Stdin, cmd.Stderr = strings.NewReader(string(text)), &stderr
-	output, err := cmd.Output()
-	if err != nil || !strings.Contains(stderr.String(), "shop/shop: injected: ") {
-		in.tb.Fatalf("%v: %s", err, &stderr)
-	}
-	return in.read(string(output))
 }

@@ -2,119 +2,285 @@ package interop
 
 import (
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
-	"encoding/base64"
+	_ "embed"
 	"encoding/json"
-	"io"
+	"flag"
+	"fmt"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nametap/nametap/discovery/pki"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// bundles returns the fields caBundle of the webhooks.
-func (c *cluster) bundles() []string {
-	c.tb.Helper()
-	var configuration admissionregistrationv1.MutatingWebhookConfiguration
-	c.get(hookConfiguration, &configuration)
-	var all []string
-	for _, hook := range configuration.Webhooks {
-		all = append(all, string(hook.ClientConfig.CABundle))
-	}
-	return all
-}
+var (
+	creationRate = flag.Int("interop.creations", 50, "pods created a second by TestWebhook/creations")
+	creationTime = flag.Duration("interop.creating", 3*time.Second, "how long TestWebhook/creations creates pods in each step")
+)
 
-// secret returns the Secret with the certificate.
-func (c *cluster) secret() corev1.Secret {
-	c.tb.Helper()
-	var secret corev1.Secret
-	c.get(discoverySecret, &secret)
-	return secret
-}
-
-// setSecret puts a certificate that is that old into the Secret.
-func (c *cluster) setSecret(t *testing.T, age time.Duration) *pki.Certificates {
-	t.Helper()
-	old, err := pki.NewPolicy([]string{discoveryName}).Renewed(nil, time.Now().Add(-age))
-	if err != nil {
-		t.Fatal(err)
+// TestWebhook has a real API server ask nametap-discovery about pods. See the subtests. The last ones end replicas.
+func TestWebhook(t *testing.T) { // I1, I2, I3, I5, I7, I8, I9, I11, I14, I16, I17, I18
+	c := newInjectedCluster(t, "--enable-admission-plugins=AlwaysPullImages")
+	pods := podTable(t)
+	c.Kubectl("--namespace", "enabled", "apply", "-f", c.Write("limits.yaml", limits))
+	offline := map[string]map[string]verdict{}
+	for mode, settings := range injectModes {
+		c.Write("inject.yaml", settings)
+		offline[mode] = c.offline(t, mode, pods)
 	}
-	data, err := old.Data()
-	if err != nil {
-		t.Fatal(err)
-	}
-	encoded := map[string]string{}
-	for key, value := range data {
-		encoded[key] = base64.StdEncoding.EncodeToString(value)
-	}
-	patch, err := json.Marshal(map[string]any{"data": encoded})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if status, answer := c.try(http.MethodPatch, discoverySecret, "application/merge-patch+json", patch); status != http.StatusOK {
-		t.Fatalf("changing the Secret: %d: %s", status, answer)
-	}
-	return old
-}
-
-// TestWebhookBundle changes the caBundle in many ways. Replicas restore it, and programs that apply the
-// manifest, as Helm 3 (three-way merge) and Helm 4 (server-side apply) do, have no conflict.
-func TestWebhookBundle(t *testing.T) { // I7, I8
-	c := newInjectedCluster(t)
 	c.startWebhook("160", "170")
-	roots := string(c.secret().Data["ca.crt"])
-	restored := func(what string) {
-		t.Helper()
-		begun := time.Now()
-		wait.Until(t, what+": the caBundle is restored", func() bool {
-			all := c.bundles()
-			return len(all) == 2 && all[0] == roots && all[1] == roots
-		})
-		t.Logf("%s: restored after %v", what, time.Since(begun).Round(time.Millisecond))
+	t.Run("pods", func(t *testing.T) { c.in(t).testPods(t, pods, offline) })
+	t.Run("namespaces", func(t *testing.T) { c.in(t).testNamespaces(t) })
+	t.Run("caBundle", func(t *testing.T) { c.in(t).testBundle(t) })
+	t.Run("creations", func(t *testing.T) { c.testCreations(t) })
+	t.Run("away", func(t *testing.T) { c.in(t).testAway(t) })
+}
+
+// podDocuments are the pods of TestWebhook.
+//
+//go:embed testdata/pods.yaml
+var podDocuments string
+
+// limits are objects that add to the resources of containers, and refuse pods without them.
+const limits = `
+apiVersion: v1
+kind: LimitRange
+metadata: {name: max}
+spec: {limits: [{type: Container, max: {cpu: "2", memory: 2Gi}}]}
+---
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: limits}
+spec: {hard: {limits.cpu: "100", limits.memory: 100Gi}}
+`
+
+// The settings of injection that are compared.
+var injectModes = map[string]string{
+	"rules":  injectSettings + "clusterID: c1\nsettings: {cache-size: 8MiB, drain: 1s, service-account: other}\n",
+	"resolv": "mode: resolv\nrootCert: nametap-ca-root-cert\nclusterDomain: corp.example\nnameservers: [10.96.0.10, 'fd00:96::a']\n",
+}
+
+// podTable reads testdata/pods.yaml: pods by name.
+func podTable(t *testing.T) map[string]string {
+	t.Helper()
+	pods := map[string]string{}
+	for document := range strings.SplitSeq(podDocuments, "\n---\n") {
+		var pod corev1.Pod
+		if err := yaml.UnmarshalStrict([]byte(document), &pod); err != nil || pods[pod.Name] != "" {
+			t.Fatalf("%v, or two pods of one name\n%s", err, document)
+		}
+		pods[pod.Name] = document
 	}
-	restored("at the start")
-	set := func(patch string) {
-		t.Helper()
-		if status, answer := c.try(http.MethodPatch, hookConfiguration+"?fieldManager=other", "application/json-patch+json", []byte(patch)); status != http.StatusOK {
-			t.Fatalf("%d: %s", status, answer)
+	return pods
+}
+
+// A verdict is what becomes of a pod.
+type verdict struct {
+	Spec        corev1.PodSpec
+	Annotations map[string]string
+	Refusal     string
+}
+
+// randomName matches the name of the volume with the token of a pod.
+var randomName = regexp.MustCompile(`kube-api-access-\w{5}`)
+
+// verdictOf returns the verdict in a form that can be compared: the token's volume has a random name, and
+// is added by the API server before or after others.
+func verdictOf(t *testing.T, pod *corev1.Pod, err error) verdict {
+	t.Helper()
+	if err != nil {
+		_, message, found := strings.Cut(err.Error(), "nametap cannot be added to this pod: ")
+		if !found {
+			message = err.Error()
+		}
+		return verdict{Refusal: message}
+	}
+	text, err := json.Marshal(pod.Spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := verdict{Annotations: pod.Annotations}
+	if err := json.Unmarshal(randomName.ReplaceAll(text, []byte("kube-api-access")), &v.Spec); err != nil {
+		t.Fatal(err)
+	}
+	// The API server adds it to the containers of pods that are injected offline only: it does so before
+	// it asks for admission. The agent does not use it.
+	for i := range v.Spec.InitContainers {
+		if c := &v.Spec.InitContainers[i]; c.Name == "nametap" || c.Name == "nametap-capture" {
+			c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "kube-api-access" })
+			if len(c.VolumeMounts) == 0 {
+				c.VolumeMounts = nil
+			}
 		}
 	}
-	set(`[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]`)
-	restored("one removed")
-	set(`[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}, {"op": "replace", "path": "/webhooks/1/clientConfig/caBundle", "value": "Cg=="}]`)
-	restored("both emptied")
-	c.tb.Logf("%s", c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml"))
-	restored("server-side apply by the same manager")
-	c.tb.Logf("%s", c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", c.write("webhook.yaml", strings.ReplaceAll(c.manifest(t, "webhook.yaml"), "timeoutSeconds: 10", "timeoutSeconds: 9"))))
-	restored("an upgrade by server-side apply")
-	c.tb.Logf("%s", c.mustKubectl("apply", "-f", manifests+"webhook.yaml"))
-	restored("client-side apply")
-	c.tb.Logf("%s", c.mustKubectl("replace", "-f", manifests+"webhook.yaml"))
-	restored("replace")
-	c.mustKubectl("delete", "-f", manifests+"webhook.yaml")
+	slices.SortStableFunc(v.Spec.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+	// The API server sets the default before it asks for admission, so that is the pod's own policy then.
+	if s := v.Annotations[injectStatus]; s != "" {
+		v.Annotations[injectStatus] = strings.Replace(s, `,"dnsPolicy":"ClusterFirst"`, "", 1)
+	}
+	if delete(v.Annotations, "kubernetes.io/limit-ranger"); len(v.Annotations) == 0 { // lists what LimitRanger has set the last time
+		v.Annotations = nil
+	}
+	return v
+}
+
+// offline returns the verdicts of `nametap-discovery inject`, in a cluster that does not inject. Pods are
+// in the namespace whose name is in their settings.
+func (c *injectedCluster) offline(t *testing.T, mode string, pods map[string]string) map[string]verdict {
+	t.Helper()
+	verdicts := map[string]verdict{}
+	for name, text := range pods {
+		injected, err := c.inject("enabled", text)
+		if err != nil {
+			_, reason, _ := strings.Cut(strings.TrimSpace(err.Error()), ": refused: ")
+			verdicts[name] = verdict{Refusal: reason}
+			continue
+		}
+		pod, err := c.dryRun("enabled", injected)
+		v := verdictOf(t, pod, err)
+		verdicts[name] = v
+		if v.Refusal == "" && v.Annotations[injectStatus] == "" && !strings.HasPrefix(name, "skipped-") {
+			t.Errorf("%s: %s is not injected", mode, name)
+		}
+	}
+	return verdicts
+}
+
+// testPods injects many pods by the webhook, in both modes, where LimitRanges, quotas on limits and AlwaysPullImages have
+// their say. The API server makes of them what it makes of pods that are injected offline. A second injection changes
+// nothing, byte for byte.
+func (c *injectedCluster) testPods(t *testing.T, pods map[string]string, offline map[string]map[string]verdict) {
+	for mode, settings := range injectModes {
+		c.Write("inject.yaml", settings)
+		wait.Until(t, "the settings of mode "+mode+" are in use", func() bool {
+			pod, err := c.dryRun("enabled", pods["plain"])
+			return cmp.Equal(offline[mode]["plain"], verdictOf(t, pod, err))
+		})
+		refused := 0
+		for name, text := range pods {
+			pod, err := c.dryRun("enabled", text)
+			got := verdictOf(t, pod, err)
+			if diff := cmp.Diff(offline[mode][name], got); diff != "" {
+				t.Errorf("mode %s, pod %s (-offline +webhook):\n%s", mode, name, diff)
+			}
+			if err != nil {
+				refused++
+				continue
+			}
+			again, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": pod.Name, "labels": pod.Labels, "annotations": pod.Annotations}, "spec": pod.Spec})
+			if err != nil {
+				t.Fatal(err)
+			}
+			twice, err := c.dryRun("enabled", string(again)+"\n# kind: Pod\n")
+			if diff := cmp.Diff(got, verdictOf(t, twice, err)); diff != "" {
+				t.Errorf("%s: a second injection (-first +second):\n%s", name, diff)
+			}
+		}
+		t.Logf("%s: %d pods, %d of them refused", mode, len(pods), refused)
+		if refused == len(pods) {
+			t.Errorf("%s: no pod is injected", mode)
+		}
+	}
+}
+
+// testNamespaces creates pods in namespaces that one webhook serves in different ways, as soon as the API server's cache
+// has their annotations.
+func (c *injectedCluster) testNamespaces(t *testing.T) {
+	c.awaitSettings("nameservers: [10.96.0.10]\n", func(pod *corev1.Pod) bool { return strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"rules"`) })
+	text := "metadata: {name: app}\nspec: {securityContext: {runAsNonRoot: true}, containers: [" + restrictedContainer + "]}\n"
+	variable := func(c corev1.Container, name string) string {
+		for _, v := range c.Env {
+			if v.Name == name {
+				return v.Value
+			}
+		}
+		return ""
+	}
+	for name, test := range map[string]struct {
+		labels, annotations, mode, address, refusal string
+		user                                        int64
+	}{
+		"privileged": {"pod-security.kubernetes.io/enforce: privileged", "", "rules", "", "", 1337},
+		"baseline":   {"pod-security.kubernetes.io/enforce: baseline", "", "", "", "violates PodSecurity", 0},
+		"restricted": {"pod-security.kubernetes.io/enforce: restricted", "nametap.dev/mode: resolv", "resolv", "127.0.0.1:53", "", 1337},
+		"ambient":    {"istio.io/dataplane-mode: ambient", "", "rules", "localhost:15056", "", 1337},
+		"openshift":  {"pod-security.kubernetes.io/enforce: restricted", "nametap.dev/mode: resolv, openshift.io/sa.scc.uid-range: 1000650000/10000", "resolv", "127.0.0.1:53", "", 1000650001},
+		"capturing":  {"", "openshift.io/sa.scc.uid-range: 1000650000/10000", "", "", "use the mode resolv", 0},
+		"mistaken":   {"", "nametap.dev/mode: cni", "", "", `annotation nametap.dev/mode: mode "cni"`, 0},
+	} {
+		c.namespace(name, "nametap.dev/inject: enabled", "")
+		c.namespace(name, "nametap.dev/inject: enabled, "+test.labels, test.annotations)
+		var pod *corev1.Pod
+		var err error
+		wait.Until(t, name+" has its annotations", func() bool {
+			pod, err = c.dryRun(name, text)
+			if test.refusal != "" {
+				return err != nil && strings.Contains(err.Error(), test.refusal)
+			}
+			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+test.mode+`"`)
+		})
+		if test.refusal != "" {
+			continue
+		}
+		agent := pod.Spec.InitContainers[0]
+		if variable(agent, "NAMETAP_DNS_ADDR") != test.address || *agent.SecurityContext.RunAsUser != test.user {
+			t.Errorf("%s: %v %+v", name, pod.Annotations, agent)
+		}
+		if got := pod.Annotations["ambient.istio.io/dns-capture"]; (got == "false") != (name == "ambient") {
+			t.Errorf("%s: the DNS capture of ztunnel is %q", name, got)
+		}
+	}
+}
+
+// testBundle changes the caBundle in many ways. Replicas restore it, and programs that apply the manifest, as Helm 3
+// (three-way merge) and Helm 4 (server-side apply) do, have no conflict.
+func (c *injectedCluster) testBundle(t *testing.T) {
+	roots := string(secret(c.Cluster)["ca.crt"])
+	restored := func(what string) {
+		t.Helper()
+		wait.Until(t, what+": the caBundle is restored", func() bool {
+			all := bundles(c.Cluster)
+			return len(all) == 2 && all[0] == roots && all[1] == roots
+		})
+	}
+	path := manifest("webhook.yaml")
+	serverSide := []string{"apply", "--server-side", "--field-manager=helm", "-f"}
+	restored("at the start")
+	for _, patch := range []string{
+		`[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]`,
+		`[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}, {"op": "replace", "path": "/webhooks/1/clientConfig/caBundle", "value": "Cg=="}]`,
+	} {
+		if status, answer := c.Request(http.MethodPatch, hookConfiguration+"?fieldManager=other", "application/json-patch+json", []byte(patch)); status != http.StatusOK {
+			t.Fatalf("%d: %s", status, answer)
+		}
+		restored(patch)
+	}
+	changed := strings.ReplaceAll(c.Kubectl("create", "--dry-run=client", "--output=yaml", "-f", path), "timeoutSeconds: 10", "timeoutSeconds: 9")
+	for _, command := range [][]string{append(serverSide, path), append(serverSide, c.Write("webhook.yaml", changed)), {"apply", "-f", path}, {"replace", "-f", path}} {
+		c.Kubectl(command...)
+		restored(strings.Join(command, " "))
+	}
+	c.Kubectl("delete", "-f", path)
 	c.awaitInjection(false)
-	c.mustKubectl("create", "-f", manifests+"webhook.yaml")
+	c.Kubectl(append(serverSide, path)...)
 	restored("deleted and created")
 
 	// No owner of the field keeps a webhook in the list that a manifest does not have any more.
-	c.mustKubectl("delete", "-f", manifests+"webhook.yaml")
-	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
-	restored("created by server-side apply")
 	var current admissionregistrationv1.MutatingWebhookConfiguration
 	wait.Until(t, "the field has no owner", func() bool {
-		c.get(hookConfiguration, &current)
+		c.Get(hookConfiguration, &current)
 		return !slices.ContainsFunc(current.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == "nametap-discovery" })
 	})
 	current.ObjectMeta = metav1.ObjectMeta{Name: current.Name}
@@ -125,225 +291,148 @@ func TestWebhookBundle(t *testing.T) { // I7, I8
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", c.write("webhook.yaml", string(shorter)))
-	if n := len(c.bundles()); n != 1 {
+	c.Kubectl(append(serverSide, c.Write("webhook.yaml", string(shorter)))...)
+	if n := len(bundles(c.Cluster)); n != 1 {
 		t.Errorf("%d webhooks after one was removed", n)
 	}
-	c.mustKubectl("apply", "--server-side", "--field-manager=helm", "-f", manifests+"webhook.yaml")
+	c.Kubectl(append(serverSide, path)...)
 	restored("a webhook added again")
 
 	// The authority is eight of its ten years old, and a second one joins it.
-	old := c.setSecret(t, 8*365*24*time.Hour)
-	wait.Until(t, "a second authority has joined", func() bool { return strings.Count(string(c.secret().Data["ca.crt"]), "BEGIN") == 2 })
-	roots = string(c.secret().Data["ca.crt"])
-	if !strings.Contains(roots, strings.TrimSpace(old.Roots())) {
-		t.Error("the first authority is lost")
-	}
+	setSecret(c.Cluster, madeBefore(c.Cluster, 8*365*24*time.Hour))
+	wait.Until(t, "a second authority has joined", func() bool { return strings.Count(string(secret(c.Cluster)["ca.crt"]), "BEGIN") == 2 })
+	roots = string(secret(c.Cluster)["ca.crt"])
 	restored("a second authority")
 	c.awaitInjection(true)
 	for _, r := range c.replicas {
-		if n := r.logged("level=ERROR"); n > 0 {
-			t.Errorf("%d errors in %s", n, r.log)
+		if n := r.Logged("level=ERROR"); n > 0 {
+			t.Errorf("%d errors in %s", n, r.Log)
 		}
 	}
 }
 
-// manifest returns a manifest.
-func (c *cluster) manifest(t *testing.T, name string) string {
-	t.Helper()
-	return c.mustKubectl("create", "--dry-run=client", "--output=yaml", "-f", manifests+name)
+// testCreations creates pods at a rate, while the certificate is renewed, a second authority joins, and replicas are
+// replaced: no creation fails, and no pod is without the agent. It logs the times, also without injection.
+func (c *injectedCluster) testCreations(t *testing.T) {
+	c.awaitSettings(injectSettings, func(pod *corev1.Pod) bool { return strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"rules"`) })
+	c.namespace("created", "nametap.dev/inject: enabled", "")
+	c.ControllerManager.End(syscall.SIGTERM) // it would make a few requests for each pod
+	var number atomic.Int64
+	count := func(what, namespace string, step func()) {
+		t.Helper()
+		var mu sync.Mutex
+		var times []time.Duration
+		var failures []string
+		var group sync.WaitGroup
+		stepped, begun := make(chan struct{}), time.Now()
+		const writers = 8
+		for range writers {
+			group.Go(func() {
+				for next := begun; ; next = next.Add(writers * time.Second / time.Duration(*creationRate)) {
+					<-time.After(time.Until(next))
+					if next.Sub(begun) > *creationTime {
+						select {
+						case <-stepped:
+							return
+						default:
+						}
+					}
+					sent := time.Now()
+					pod, err := c.create(namespace, strings.Replace(plainPod, "name: app", fmt.Sprintf("name: pod-%d", number.Add(1)), 1), "")
+					mu.Lock()
+					times = append(times, time.Since(sent))
+					if err != nil {
+						failures = append(failures, err.Error())
+					} else if (pod.Annotations[injectStatus] != "") != (namespace == "created") {
+						failures = append(failures, fmt.Sprintf("the annotations are %v", pod.Annotations))
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		step()
+		close(stepped)
+		group.Wait()
+		slices.Sort(times)
+		t.Logf("%s: %d pods, p50 %v, p99 %v, %d failed", what, len(times), times[len(times)/2], times[len(times)*99/100], len(failures))
+		if len(failures) > 0 {
+			t.Errorf("%s: %d creations have failed: %v", what, len(failures), failures[0])
+		}
+	}
+	pause := func() {}
+	count("without injection", "none", pause)
+	due := madeBefore(c.Cluster, 80*24*time.Hour)
+	setSecret(c.Cluster, due)
+	wait.Until(t, "it is renewed, and in the caBundle", func() bool {
+		return !bytes.Equal(secret(c.Cluster)["tls.crt"], due["tls.crt"]) && bundles(c.Cluster)[1] == string(due["ca.crt"])
+	})
+	c.awaitInjection(true)
+	count("webhook, two replicas", "created", pause)
+	count("the certificate is renewed", "created", func() {
+		setSecret(c.Cluster, due) // of the same authority
+		wait.Until(t, "it is renewed", func() bool { return !bytes.Equal(secret(c.Cluster)["tls.crt"], due["tls.crt"]) })
+	})
+	count("a second authority joins", "created", func() {
+		data, more := secret(c.Cluster), madeBefore(c.Cluster, time.Hour)
+		for _, key := range []string{"ca.crt", "ca.key"} {
+			data[key] = slices.Concat(data[key], more[key])
+		}
+		setSecret(c.Cluster, data)
+		wait.Until(t, "it has joined", func() bool { return strings.Count(bundles(c.Cluster)[1], "BEGIN") == 2 })
+	})
+	// A pod that is deleted is removed from the endpoints after a second.
+	stop := func(remaining ...string) {
+		r := c.replicas[0]
+		c.replicas = c.replicas[1:]
+		r.Signal(syscall.SIGTERM)
+		time.Sleep(time.Second) //nolint:forbidigo // as long as Kubernetes takes
+		c.endpoints(remaining...)
+		wait.For(t, "the replica ends", r.Ended)
+	}
+	count("replicas are replaced", "created", func() {
+		c.replicas = append(c.replicas, startReplica(c.Cluster, c.args, "180"))
+		c.endpoints("160", "170", "180")
+		stop("170", "180")
+		stop("180")
+	})
 }
 
-// TestWebhookAway checks which pods can be created while no replica runs, and that the settings are
-// read again.
-func TestWebhookAway(t *testing.T) { // I7, I9
-	c := newInjectedCluster(t)
-	c.startWebhook("160")
+// testAway checks that wrong settings are not used, and which pods can be created while no replica runs.
+func (c *injectedCluster) testAway(t *testing.T) {
 	r := c.replicas[0]
-
-	// Settings that are wrong are not used.
-	c.setInjectConfig("image: other:1\n")
-	image := func(want string) func() bool {
-		return func() bool {
-			pod, err := c.dryRun("enabled", plainPod)
-			return err == nil && pod.Spec.InitContainers[0].Image == want
-		}
+	image := func(want string) func(*corev1.Pod) bool {
+		return func(pod *corev1.Pod) bool { return pod.Spec.InitContainers[0].Image == want }
 	}
-	wait.Until(t, "the settings are in use", image("other:1"))
-	c.setInjectConfig("imag: wrong:1\n")
-	wait.Until(t, "the error is logged", func() bool { return r.logged("level=ERROR", "inject.yaml", "imag") == 1 })
-	if !image("other:1")() || !strings.Contains(c.metrics(r), "nametap_discovery_inject_settings_error 1") {
+	const failing = "nametap_discovery_inject_settings_error"
+	c.awaitSettings("image: other:1\n", image("other:1"))
+	c.Write("inject.yaml", "imag: wrong:1\n")
+	wait.Until(t, "the error is logged", func() bool { return r.Logged("level=ERROR", "inject.yaml", "imag") == 1 })
+	if pod, err := c.dryRun("enabled", plainPod); err != nil || !image("other:1")(pod) || c.Metric(r.status, failing) != 1 {
 		t.Error("the previous settings do not stay, or the metric does not say so")
 	}
-	c.setInjectConfig("image: third:1\n")
-	wait.Until(t, "the settings are in use again", image("third:1"))
-	if !strings.Contains(c.metrics(r), "nametap_discovery_inject_settings_error 0") {
+	c.awaitSettings("image: third:1\n", image("third:1"))
+	if c.Metric(r.status, failing) != 0 {
 		t.Error("the metric does not show the end of the error")
 	}
 
-	r.end(syscall.SIGKILL)
-	for _, pod := range []struct{ namespace, labels, spec string }{
-		{"none", "{}", ""}, {"disabled", "{}", ""}, {"enabled", `{nametap.dev/inject: "false"}`, ""}, {"enabled", "{}", ", hostNetwork: true"},
-		{"kube-system", `{nametap.dev/inject: "true"}`, ""}, {discoverySystem, `{app: nametap-discovery}`, ""},
-		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: windows}"}, {"enabled", "{}", ", " + affinity(windowsTerm)},
-	} {
-		text := "metadata: {name: app, labels: " + pod.labels + "}\nspec: {automountServiceAccountToken: false" + pod.spec + ", containers: [" + restrictedContainer + "]}\n"
-		if _, err := c.dryRun(pod.namespace, text); err != nil {
-			t.Errorf("%+v: %v", pod, err)
-		}
+	r.End(syscall.SIGKILL)
+	const windows = "{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}"
+	affinity := func(terms string) string {
+		return ", affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + terms + "]}}}"
 	}
-	for _, pod := range []struct{ namespace, labels, spec string }{
-		{"enabled", "{}", ""}, {"none", `{nametap.dev/inject: "true"}`, ""},
-		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: linux}"}, {"enabled", "{}", ", " + affinity(windowsTerm+", {matchExpressions: [{key: a, operator: Exists}]}")},
+	for _, pod := range []struct {
+		namespace, labels, spec string
+		refused                 bool
+	}{
+		{"none", "{}", "", false}, {"disabled", "{}", "", false}, {"enabled", `{nametap.dev/inject: "false"}`, "", false}, {"enabled", "{}", ", hostNetwork: true", false},
+		{"kube-system", `{nametap.dev/inject: "true"}`, "", false}, {discoverySystem, `{app: nametap-discovery}`, "", false},
+		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: windows}", false}, {"enabled", "{}", affinity(windows), false},
+		{"enabled", "{}", "", true}, {"none", `{nametap.dev/inject: "true"}`, "", true},
+		{"enabled", "{}", ", nodeSelector: {kubernetes.io/os: linux}", true}, {"enabled", "{}", affinity(windows + ", {matchExpressions: [{key: a, operator: Exists}]}"), true},
 	} {
 		_, err := c.dryRun(pod.namespace, "metadata: {name: app, labels: "+pod.labels+"}\nspec: {automountServiceAccountToken: false"+pod.spec+", containers: ["+restrictedContainer+"]}\n")
-		if err == nil || !strings.Contains(err.Error(), `.inject.nametap.dev"`) || !strings.Contains(err.Error(), "nametap-discovery.nametap-system.svc:15017/inject/") {
+		if (err != nil) != pod.refused || err != nil && (!strings.Contains(err.Error(), `.inject.nametap.dev"`) || !strings.Contains(err.Error(), "nametap-discovery.nametap-system.svc:15017/inject/")) {
 			t.Errorf("%+v: %v", pod, err)
 		}
-		t.Logf("%+v: %v", pod, err)
 	}
-}
-
-// windowsTerm is a term of an affinity that only nodes with Windows match.
-const windowsTerm = "{matchExpressions: [{key: a, operator: Exists}, {key: kubernetes.io/os, operator: In, values: [windows]}]}"
-
-// affinity returns the required node affinity of a pod with these terms.
-func affinity(terms string) string {
-	return "affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + terms + "]}}}"
-}
-
-// restrictedContainer is a container that the Pod Security level restricted admits.
-const restrictedContainer = `{name: app, image: app, securityContext: {runAsNonRoot: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}, seccompProfile: {type: RuntimeDefault}}}`
-
-// metrics returns the metrics of a replica.
-func (c *cluster) metrics(r replica) string {
-	c.tb.Helper()
-	response, err := c.client.Get("http://127.0.0.1:" + r.ports[2] + "/metrics")
-	if err != nil {
-		c.tb.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		c.tb.Fatal(err)
-	}
-	return string(text)
-}
-
-// TestPodSecurity creates pods in namespaces with the levels of Pod Security, in both modes.
-func TestPodSecurity(t *testing.T) { // I11
-	c := newInjectedCluster(t)
-	for _, level := range []string{"privileged", "baseline", "restricted"} {
-		c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: " + level + ", labels: {nametap.dev/inject: enabled, pod-security.kubernetes.io/enforce: " + level + "}}\n")
-		c.account(level)
-	}
-	c.startWebhook("160")
-	text := "metadata: {name: app}\nspec: {securityContext: {runAsNonRoot: true}, containers: [" + restrictedContainer + "]}\n"
-	for mode, settings := range injectModes {
-		c.setInjectConfig(settings)
-		wait.Until(t, "the settings are in use", func() bool {
-			pod, err := c.dryRun("privileged", text)
-			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+mode+`"`)
-		})
-		for _, level := range []string{"baseline", "restricted"} {
-			_, err := c.dryRun(level, text)
-			if (err == nil) != (mode == "resolv") || err != nil && !strings.Contains(err.Error(), "violates PodSecurity") {
-				t.Errorf("mode %s, level %s: %v", mode, level, err)
-			}
-		}
-	}
-}
-
-// TestWebhookRequests sends the webhook what the API server would not send.
-func TestWebhookRequests(t *testing.T) { // I10
-	c := newInjectedCluster(t)
-	c.startWebhook("160")
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(c.secret().Data["ca.crt"])
-	client := &http.Client{Timeout: wait.Limit, Transport: &http.Transport{DialContext: c.dial, TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: discoveryName}}}
-	defer client.CloseIdleConnections()
-	const review = `{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "1", "operation": "CREATE", "namespace": "enabled", "resource": {"version": "v1", "resource": `
-	for name, request := range map[string]struct {
-		body   string
-		status int
-		answer string
-	}{
-		"10 MB":       {strings.Repeat(" ", 10<<20), http.StatusRequestEntityTooLarge, "want at most 4 MiB"},
-		"malformed":   {`{"apiVersion": `, http.StatusBadRequest, "want an AdmissionReview in JSON"},
-		"wrong type":  {review + `"services"}, "object": {}}}`, http.StatusOK, `"allowed":true`},
-		"no pod":      {review + `"pods"}, "object": [1]}}`, http.StatusOK, "not a valid pod"},
-		"other kind":  {`{"apiVersion": "v1", "kind": "Pod"}`, http.StatusBadRequest, `kind \"Pod\"`},
-		"deep":        {review + `"pods"}, "object": ` + strings.Repeat("[", 9000) + strings.Repeat("]", 9000) + `}}`, http.StatusOK, "a depth of at most"},
-		"many values": {review + `"pods"}, "object": {"a": [` + strings.Repeat("1,", 1<<20) + `1]}}}`, http.StatusOK, "at most 20000 values"},
-	} {
-		response, err := client.Post("https://127.0.0.1:16017/inject/namespace", "application/json", bytes.NewReader([]byte(request.body)))
-		if err != nil {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		answer, err := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		if err != nil || response.StatusCode != request.status || !strings.Contains(strings.ReplaceAll(string(answer), `"Pod"`, `\"Pod\"`), request.answer) {
-			t.Errorf("%s: %d %.300s, %v", name, response.StatusCode, answer, err)
-		}
-	}
-	c.awaitInjection(true)
-	if text := c.metrics(c.replicas[0]); !strings.Contains(text, `nametap_discovery_inject_requests_total{outcome="invalid"} 6`) {
-		t.Errorf("the metrics do not count the requests: %s", text)
-	}
-	c.floods(client, review)
-	if strings.Contains(c.replicas[0].text(), "panic") {
-		t.Errorf("a panic, see %s", c.replicas[0].log)
-	}
-}
-
-// floods sends the webhook many questions at once that need much memory or much time, of pods that are not
-// the API server. It answers others meanwhile, and stays within the memory of the container.
-func (c *injectedCluster) floods(client *http.Client, review string) {
-	c.tb.Helper()
-	const path = "https://127.0.0.1:16017/inject/namespace"
-	pod := review + `"pods"}, "object": {"spec": {"containers": [{"name": "app", "args": [""]}]}}`
-	silent := make(chan struct{}) // bodies that do not come
-	for name, body := range map[string]func() io.Reader{
-		"the largest pods":   bodies(review + `"pods"}, "object": {"metadata": {"annotations": {"a": "` + strings.Repeat("<", 3<<20) + `"}}, "spec": {"containers": [{"name": "app", "args": [` + strings.Repeat(`"", `, 19_900) + `""]}]}}}}`),
-		"many other values":  bodies(pod + `, "userInfo": {"extra": {"a": [` + strings.Repeat(`"",`, 1<<20) + `""]}}}}`),
-		"bodies without end": func() io.Reader { return io.MultiReader(strings.NewReader(pod), waiting(silent)) },
-	} {
-		var group sync.WaitGroup
-		for range 50 {
-			group.Go(func() {
-				response, err := client.Post(path, "application/json", body())
-				if err != nil {
-					return // it was given up
-				}
-				defer response.Body.Close()
-				_, _ = io.Copy(io.Discard, response.Body)
-			})
-		}
-		begun := time.Now()
-		c.awaitInjection(true)
-		c.tb.Logf("%s, 50 at once: another pod is injected after %v", name, time.Since(begun).Round(time.Millisecond))
-		if name == "bodies without end" {
-			close(silent)
-		}
-		group.Wait()
-		used := c.replicas[0].memory()
-		c.tb.Logf("%s, 50 at once: %v", name, used)
-		if used.peak > 256<<10 {
-			c.tb.Errorf("%s: a peak of %d KiB, and half of the memory of the container is 256 MiB", name, used.peak)
-		}
-	}
-}
-
-// bodies returns a function that returns readers of a text.
-func bodies(text string) func() io.Reader {
-	return func() io.Reader { return strings.NewReader(text) }
-}
-
-// waiting is a body that does not come until the channel is closed.
-type waiting chan struct{}
-
-func (w waiting) Read([]byte) (int, error) {
-	<-w
-	return 0, io.EOF
 }

@@ -2,81 +2,385 @@ package node
 
 import (
 	"fmt"
+	"net/http"
 	"os"
-	"os/exec"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 func TestMain(m *testing.M) {
-	if missing := missing(); len(missing) > 0 {
-		fmt.Fprintf(os.Stderr, "the tests on a Kubernetes node cannot run here:\n\t%s\n", strings.Join(missing, "\n\t"))
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
-// missing returns what the tests need and the machine lacks, and how to get it.
-func missing() []string {
-	var missing []string
-	if os.Getuid() != 0 {
-		missing = append(missing, "root: run `sudo make node`, with Go in root's PATH")
-	}
-	for _, tool := range []struct{ path, from string }{
-		{"containerd", "containerd"}, {"runc", "runc"}, {"/usr/lib/cni/bridge", "containernetworking-plugins"}, {"iptables", "iptables"},
-		{"conntrack", "conntrack"}, {"ip", "iproute2"}, {"nsenter", "util-linux"}, {"debootstrap", "debootstrap"},
-	} {
-		if _, err := exec.LookPath(tool.path); err != nil {
-			missing = append(missing, fmt.Sprintf("the program %s: apt-get install --no-install-recommends %s", tool.path, tool.from))
-		}
-	}
-	return missing
+	os.Exit(lab.Main(m, "containerd", "runc", "/usr/lib/cni/bridge", "iptables", "conntrack", "ip", "nsenter", "debootstrap"))
 }
 
 // TestNode runs all checks on one node, with the images of `make image`. P7.
-func TestNode(t *testing.T) {
+func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15, K16
 	c := newCluster(t)
-	c.install(t)
-	t.Run("newcomer", c.testNewcomer)
-	t.Run("rollout", c.testRollout) // D50
+	install, try := documented(t, c)
+	for _, command := range install {
+		c.kubectl(t, command)
+	}
+	c.available()
+	t.Run("newcomer", func(t *testing.T) { c.testNewcomer(t, try) })
+	t.Run("rollout", c.testRollout)
 	c.startIstiod()
 	t.Run("manifest", c.testManifest)
-	t.Run("delay", c.testDelay) // I0; alone, for its figures
 	t.Run("pods", func(t *testing.T) {
-		t.Run("first query with discovery", firstQuery{c, "discovery"}.test) // I0, K15
-		t.Run("first query with istiod", firstQuery{c, "istiod"}.test)
-		t.Run("job", c.testJob)                      // I6
-		t.Run("cronjob", c.testCronJob)              // I6
-		t.Run("agent killed", killing{c, true}.test) // K15
-		t.Run("agent killed at its start", killing{c, false}.test)
-		t.Run("supervisor killed", c.testSupervisorKilled)
-		t.Run("agent hangs", c.testAgentHangs)              // K15
-		t.Run("supervisor hangs", c.testSupervisorHangs)    // K15
-		t.Run("control plane away", c.testControlPlaneAway) // I0
-		t.Run("memory", c.testMemory)
-		t.Run("host network", hostNetwork{c, true}.test) // K16
-		t.Run("host network without HOST_IP", hostNetwork{c, false}.test)
-		t.Run("pod security baseline", podSecurity{c, "baseline"}.test)
-		t.Run("pod security restricted", podSecurity{c, "restricted"}.test)
-		t.Run("without net admin", c.testWithoutNetAdmin) // K11
-		t.Run("run as non-root", c.testRunAsNonRoot)      // I0
-		t.Run("agent of another user", c.testOtherUser)   // I0
-		t.Run("deletion", c.testDeletion)
-	})
-	t.Run("injected delay", c.testInjectedDelay) // I0; alone, for its figures
-	c.startWebhook(t)
-	t.Run("injected", func(t *testing.T) {
-		t.Run("webhook first query", injection{c, "webhook", discoveryAddr, nil}.test) // I4
-		for _, mode := range []string{"rules", "resolv"} {
-			in := injection{c, mode, discoveryAddr, nil}
-			t.Run(mode+" first query", in.test)     // I4, I11
-			t.Run(mode+" job", in.testJob)          // I6
-			t.Run(mode+" cronjob", in.testCronJob)  // I6
-			t.Run(mode+" agent hangs", in.testHang) // I0, K15
+		for _, variant := range []string{"discovery", "istiod"} {
+			t.Run("first query with "+variant, func(t *testing.T) { c.testFirstQuery(t, variant) })
 		}
-		t.Run("rules under restricted", c.testRulesRefused) // I11
-		t.Run("egress", c.testEgress)                       // E1, E4, E6
+		t.Run("agent killed", c.testAgentKilled)
+		t.Run("agent hangs", c.testAgentHangs)
+		t.Run("supervisor hangs", c.testSupervisorHangs)
+		t.Run("control plane away", c.testControlPlaneAway)
+		t.Run("run as non-root", c.testRunAsNonRoot)
+		t.Run("no rules", c.testNoRules)
 	})
-	t.Run("token", c.testToken)          // alone, because it restarts kubelet and istiod
-	t.Run("config map", c.testConfigMap) // last, because nametap-discovery serves something else then
+	t.Run("injected delay", c.testInjectedDelay) // alone, for its figures
+	c.Apply(manifest(t, "webhook"))
+	t.Run("injected", func(t *testing.T) {
+		for _, mode := range []string{"rules", "resolv", "webhook"} {
+			t.Run(mode, injection{c, mode, discoveryAddr, ""}.test)
+		}
+		t.Run("jobs", injection{c, "resolv", discoveryAddr, ""}.testJobs)
+		t.Run("rules under restricted", c.testRulesRefused)
+		t.Run("egress", c.testEgress)
+	})
+	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod
+}
+
+// The namespace of nametap-discovery, and its address.
+const (
+	system        = "nametap-system"
+	discoveryAddr = "nametap-discovery." + system + ".svc:15012"
+)
+
+// documented returns the commands of README.md for a pod with nametap-discovery, to install it and to try it.
+func documented(t *testing.T, c *cluster) (install, try []string) {
+	t.Helper()
+	_, text, _ := strings.Cut(c.Read(lab.Repository()+"/README.md"), "### In a pod")
+	text, _, _ = strings.Cut(text, "\nThe pod has ") // injection follows
+	for line := range strings.Lines(text) {
+		command, _, _ := strings.Cut(line, " #")
+		command = strings.TrimSpace(command)
+		switch {
+		case !strings.HasPrefix(line, "    kubectl ") || strings.Contains(command, "istiod.yaml"):
+		case strings.Contains(command, " -f deploy/"):
+			install = append(install, command)
+		default:
+			try = append(try, command)
+		}
+	}
+	if len(install) != 2 || len(try) != 2 {
+		t.Fatalf("README.md has the commands %q and %q", install, try)
+	}
+	return install, try
+}
+
+// kubectl runs a command of a document in the directory of the project.
+func (c *cluster) kubectl(t *testing.T, command string) string {
+	t.Helper()
+	return c.in(t).Kubectl(strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "kubectl "), "-f deploy/", "-f "+lab.Repository()+"/deploy/"))...)
+}
+
+// available waits until all replicas of nametap-discovery are of the current version and available.
+func (c *cluster) available() {
+	c.TB.Helper()
+	defer func() {
+		if t, ok := c.TB.(*testing.T); ok && t.Failed() {
+			(&space{c, t, system}).keepLogs()
+		}
+	}()
+	var now appsv1.Deployment
+	lab.Until(c.TB, "nametap-discovery is available", func() bool {
+		err := c.Do(http.MethodGet, "/apis/apps/v1/namespaces/"+system+"/deployments/nametap-discovery", nil, &now)
+		return err == nil && now.Status.ObservedGeneration >= now.Generation && now.Status.UpdatedReplicas == *now.Spec.Replicas &&
+			now.Status.Replicas == now.Status.UpdatedReplicas && now.Status.AvailableReplicas == now.Status.UpdatedReplicas
+	})
+}
+
+// shop is the pod of the manifest in the namespace default.
+func (c *cluster) shop(t *testing.T) *pod {
+	t.Helper()
+	p := &pod{space: &space{c.in(t), t, "default"}, name: "shop"}
+	p.ready()
+	return p
+}
+
+// testNewcomer runs the commands of README.md that try the pod of the manifest.
+func (c *cluster) testNewcomer(t *testing.T, try []string) {
+	c.shop(t)
+	c.kubectl(t, try[0])
+	var web corev1.Service
+	c.Get("/api/v1/namespaces/default/services/web", &web)
+	wait.Until(t, "the Service is answered", func() bool {
+		answer, err := c.TryKubectl(strings.Fields(strings.TrimPrefix(try[1], "kubectl "))...)
+		return err == nil && strings.Contains(answer, web.Spec.ClusterIP)
+	})
+	for _, name := range c.replicas() {
+		log, err := (&pod{space: &space{c, t, system}, name: name}).log("nametap-discovery", false)
+		if err != nil || strings.Contains(log, "level=ERROR") {
+			t.Errorf("%s: %v, or an error in the log\n%s", name, err, log)
+		}
+	}
+}
+
+// replicas returns the names of the pods of nametap-discovery.
+func (c *cluster) replicas() (names []string) {
+	var pods corev1.PodList
+	c.Get("/api/v1/namespaces/"+system+"/pods?labelSelector=app=nametap-discovery", &pods)
+	for _, p := range pods.Items {
+		names = append(names, p.Name)
+	}
+	return names
+}
+
+// testRollout replaces the replicas twice while a pod asks for mesh names and forwarded names, and
+// checks that no query is lost, that the certificate stays, and that changes arrive afterwards.
+func (c *cluster) testRollout(t *testing.T) {
+	s := c.space(t, "")
+	s.Apply(serviceEntry)
+	p := s.loaded(podOf(t, "discovery"), 500)
+	certificate := func() string {
+		var secret corev1.Secret
+		s.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-tls", &secret)
+		return string(secret.Data[corev1.TLSCertKey])
+	}
+	before := certificate()
+	for range 2 {
+		old := c.replicas()
+		c.kubectl(t, "kubectl rollout restart --namespace="+system+" deployment/nametap-discovery")
+		lab.Until(t, "all replicas are replaced", func() bool {
+			now := c.replicas()
+			return len(now) == 2 && !slices.ContainsFunc(now, func(name string) bool { return slices.Contains(old, name) })
+		})
+		c.in(t).available()
+		p.connected(strings.Split(discoveryAddr, ":")[0])
+	}
+	if certificate() != before {
+		t.Error("the replicas have another certificate")
+	}
+	s.Apply(strings.NewReplacer("name: db", "name: late", "db.example.com", "late.example.com", "192.0.2.53", "192.0.2.54").Replace(serviceEntry))
+	p.has("late.example.com", "192.0.2.54")
+	p.noneLost()
+	p.notRestarted()
+	log, err := p.log("nametap", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An agent that was sent to a replica that has ended would wait for it for up to 10 s.
+	for line := range strings.Lines(log) {
+		if strings.Contains(line, `msg="no stream to the control plane`) && !strings.Contains(line, "desc = this control plane stops: connect to another one") {
+			t.Errorf("an attempt to connect has failed: %s", line)
+		}
+	}
+}
+
+// testManifest checks the pod that the manifest of nametap-discovery makes.
+func (c *cluster) testManifest(t *testing.T) {
+	shop := c.shop(t)
+	shop.has("db.example.com", "192.0.2.53")
+	status := shop.mustExec("nametap", "nametap", "status")
+	if !strings.Contains(status, "connected to "+discoveryAddr) {
+		t.Errorf("nametap status: %s", status)
+	}
+	// The agent's container cannot read the rules, and says what is captured.
+	for _, text := range []string{status, shop.mustExec("nametap", "nametap", "capture", "status")} {
+		if !strings.Contains(text, "IPv4 redirected: an agent answers a test query") {
+			t.Errorf("the status does not say that IPv4 is captured: %s", text)
+		}
+	}
+}
+
+// testFirstQuery checks that init containers run in their order, and that the first query of
+// an init container after nametap's, and of the app, is answered.
+func (c *cluster) testFirstQuery(t *testing.T, variant string) {
+	t.Parallel()
+	s := c.space(t, "")
+	spec := podOf(t, variant)
+	before := s.asker(spec, "before", 200, "-for=500ms", "-expect=/questions/forwarded.json")
+	after := s.asker(spec, "after", 500, "-for=1s")
+	spec.Spec.InitContainers = slices.Concat([]corev1.Container{before}, spec.Spec.InitContainers, []corev1.Container{after})
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 500, "-for=5s"))
+	p := s.create(spec)
+	p.wantRight("before", "after", "load")
+	now := p.now()
+	times := []time.Time{
+		status(now, "before").State.Terminated.FinishedAt.Time, status(now, "nametap").State.Running.StartedAt.Time,
+		status(now, "nametap-capture").State.Terminated.FinishedAt.Time, status(now, "after").State.Terminated.StartedAt.Time,
+		status(now, "after").State.Terminated.FinishedAt.Time, status(now, "app").State.Running.StartedAt.Time,
+	}
+	if !slices.IsSortedFunc(times, time.Time.Compare) {
+		t.Errorf("the containers did not run in their order: %v", times)
+	}
+	p.has("db.example.com", "192.0.2.53")
+	p.connected("")
+}
+
+// testAgentKilled kills the agent again and again, and checks that DNS is never away. Queries wait in the sockets, so
+// queries for mesh names over UDP are late, but not lost. Queries that the agent has forwarded, and its TCP connections,
+// end with it.
+func (c *cluster) testAgentKilled(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, "")
+	p := s.loaded(podOf(t, "discovery"), 200, "-expect=/questions/mesh.json", "-tcp=0")
+	supervisor := p.pid("nametap")
+	for i := range 5 {
+		agent := p.agent()
+		p.kill(agent, syscall.SIGKILL)
+		p.replaced(supervisor, agent)
+		if i > 1 { // the others are killed while they start
+			p.connected("")
+		}
+	}
+	p.has("db.example.com", "192.0.2.53")
+	if report := p.stop("load"); report.Bad() > 0 || report.LongestGap-report.Lag > 5*time.Second {
+		t.Errorf("%d of %d queries have no right answer; DNS was away for %v", report.Bad(), report.Queries, report.LongestGap)
+	}
+	p.notRestarted()
+}
+
+// testAgentHangs stops the agent's process, and checks that it is replaced within 30 s.
+func (c *cluster) testAgentHangs(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, "")
+	p := s.loaded(podOf(t, "discovery"), 100, "-timeout=30s")
+	supervisor, agent := p.pid("nametap"), p.agent()
+	begun := time.Now()
+	p.kill(agent, syscall.SIGSTOP)
+	p.replaced(supervisor, agent)
+	if took := time.Since(begun); took > 30*time.Second {
+		t.Errorf("the agent was replaced after %v, want at most 30s", took)
+	}
+	p.has("db.example.com", "192.0.2.53")
+	if report := p.stop("load"); report.Bad() > report.Queries/20 { // the agent had some of them, before it hung
+		t.Errorf("%d of %d queries have no right answer, though they could wait", report.Bad(), report.Queries)
+	}
+	p.notRestarted()
+}
+
+// testSupervisorHangs stops the supervisor's process, the first one of its container, and checks
+// that the agent continues it.
+func (c *cluster) testSupervisorHangs(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, "")
+	p := s.loaded(podOf(t, "discovery"), 100)
+	supervisor := p.pid("nametap")
+	p.kill(supervisor, syscall.SIGSTOP)
+	wait.Until(t, "the supervisor continues", func() bool {
+		_, state, _ := strings.Cut(p.Read(fmt.Sprintf("/proc/%d/status", supervisor)), "State:")
+		return !strings.HasPrefix(strings.TrimSpace(state), "T")
+	})
+	p.noneLost()
+	p.notRestarted()
+}
+
+// away gives a pod a control plane at an address where no machine is.
+func away(spec *corev1.Pod) {
+	for key, text := range spec.Annotations {
+		spec.Annotations[key] = strings.Replace(text, discoveryAddr, "172.30.0.99:15012", 1)
+	}
+}
+
+// testControlPlaneAway checks that a pod starts without its control plane, and that forwarded
+// names are answered from the app's first instant.
+func (c *cluster) testControlPlaneAway(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, "")
+	spec := podOf(t, "discovery")
+	away(spec)
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", 200, "-for=15s", "-expect=/questions/forwarded.json"))
+	p := s.create(spec)
+	p.ready()
+	p.wantRight("load")
+	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15012") {
+		t.Errorf("nametap status: %s", status)
+	}
+}
+
+// testRunAsNonRoot checks that a pod starts whose own security context forbids root.
+func (c *cluster) testRunAsNonRoot(t *testing.T) {
+	t.Parallel()
+	s := c.space(t, "")
+	spec := podOf(t, "discovery")
+	yes, user := true, int64(1000)
+	spec.Spec.SecurityContext.RunAsNonRoot, spec.Spec.SecurityContext.RunAsUser = &yes, &user
+	p := s.create(spec)
+	p.ready()
+	p.has("db.example.com", "192.0.2.53")
+}
+
+// testNoRules checks that the container of the rules fails, and that its log says why, where it must not or cannot set
+// rules: on its node's network, also without HOST_IP, without the capability, and beside an agent with another user than
+// the manifest's, as on OpenShift.
+func (c *cluster) testNoRules(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(spec *corev1.PodSpec)
+		want   string // in the log
+	}{
+		"host network": {func(spec *corev1.PodSpec) { spec.HostNetwork = true }, "hostNetwork"},
+		"host network without HOST_IP": {func(spec *corev1.PodSpec) {
+			spec.HostNetwork = true
+			for i := range spec.InitContainers {
+				spec.InitContainers[i].Env = slices.DeleteFunc(spec.InitContainers[i].Env, func(v corev1.EnvVar) bool { return v.Name == "HOST_IP" })
+			}
+		}, "hostNetwork"},
+		"without net admin": {func(spec *corev1.PodSpec) { spec.InitContainers[1].SecurityContext.Capabilities.Add = nil }, "CAP_NET_ADMIN"},
+		"agent of another user": {func(spec *corev1.PodSpec) {
+			user, group := int64(100650000), int64(0)
+			spec.InitContainers[0].SecurityContext.RunAsUser, spec.InitContainers[0].SecurityContext.RunAsGroup = &user, &group
+		}, "no rules are installed, because the rules would redirect the agent's own queries to itself"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := c.space(t, "")
+			spec := podOf(t, "discovery")
+			test.change(&spec.Spec)
+			if spec.Spec.HostNetwork { // two pods with the same ports do not fit on one node
+				spec.Spec.InitContainers[0].Ports, spec.Spec.InitContainers[0].ReadinessProbe, spec.Spec.InitContainers[0].LivenessProbe = nil, nil, nil
+			}
+			p := s.create(spec)
+			const container = "nametap-capture"
+			p.await(container+" has ended", func(now *corev1.Pod) bool {
+				capture := status(now, container)
+				return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
+			})
+			wait.Until(t, "the log has the reason: "+test.want, func() bool {
+				log, err := p.log(container, status(p.now(), container).State.Terminated == nil)
+				return err == nil && strings.Contains(log, test.want)
+			})
+			for _, tool := range []string{"iptables-save", "ip6tables-save"} {
+				if rules, err := s.Try("", nil, tool); err != nil || strings.Contains(rules, "NAMETAP_") {
+					t.Errorf("the node has rules of nametap: %v\n%s", err, rules)
+				}
+			}
+		})
+	}
+}
+
+// testToken lets kubelet renew the projected token, and checks that the agent connects with
+// the new one. A kubelet that was restarted renews all tokens.
+func (c *cluster) testToken(t *testing.T) {
+	s := c.space(t, "")
+	p := s.loaded(podOf(t, "istiod"), 200)
+	path := fmt.Sprintf("/proc/%d/root/var/run/secrets/tokens/istio-token", p.pid("nametap"))
+	first := p.Read(path)
+	c.kubelet.End(syscall.SIGKILL)
+	c.startKubelet()
+	lab.Until(t, "kubelet has renewed the token", func() bool { return p.Read(path) != first })
+	for range 2 {
+		c.istiod.Process.End(syscall.SIGKILL)
+		c.istiod.Launch()
+		c.istiod.AwaitReady()
+		p.connected("istiod")
+	}
+	p.noneLost()
 }

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -16,19 +15,13 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/load"
+	"github.com/nametap/nametap/test/machines/lab"
+	"github.com/nametap/nametap/test/machines/lab/load"
 )
-
-// manifest returns the text of a manifest in deploy/kubernetes.
-func manifest(t *testing.T, variant string) string {
-	t.Helper()
-	return string(readFile(t, "../../../deploy/kubernetes/"+variant+".yaml"))
-}
 
 // podOf returns the pod of a manifest.
 func podOf(t *testing.T, variant string) *corev1.Pod {
@@ -55,7 +48,7 @@ type space struct {
 
 // space makes a namespace for a check. When the check has ended, its pods are deleted, and if
 // it failed, their logs are kept.
-func (c *cluster) space(t *testing.T, labels map[string]string) *space {
+func (c *cluster) space(t *testing.T, labels string) *space {
 	t.Helper()
 	short := func(r rune) rune {
 		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' {
@@ -64,16 +57,13 @@ func (c *cluster) space(t *testing.T, labels map[string]string) *space {
 		return '-'
 	}
 	_, name, _ := strings.Cut(strings.ToLower(t.Name()), "/")
-	s := &space{c, t, strings.Trim(strings.Map(short, name[:min(len(name), 50)]), "-")}
-	namespace := corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.name, Labels: labels}}
-	if err := c.api.create("/api/v1/namespaces", namespace); err != nil {
-		t.Fatal(err)
-	}
+	s := &space{c.in(t), t, strings.Trim(strings.Map(short, name[:min(len(name), 50)]), "-")}
+	s.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: " + s.name + ", labels: {" + labels + "}}\n")
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.keepLogs()
 		}
-		if err := c.api.do(http.MethodDelete, s.path("pods")+"?gracePeriodSeconds=0", nil, nil); err != nil {
+		if err := c.Do(http.MethodDelete, s.path("pods")+"?gracePeriodSeconds=0", nil, nil); err != nil {
 			t.Errorf("deleting the pods: %v", err)
 		}
 	})
@@ -85,19 +75,16 @@ func (s *space) path(elements ...string) string {
 	return "/api/v1/namespaces/" + s.name + "/" + strings.Join(elements, "/")
 }
 
-// keepLogs writes what kubectl tells of the namespace to the work directory.
+// keepLogs writes what kubectl tells of the namespace to the directory of the node.
 func (s *space) keepLogs() {
 	s.t.Helper()
 	var text strings.Builder
-	for _, args := range [][]string{{"describe", "pods"}, {"get", "events"}} {
-		cmd := s.command(context.Background(), append(s.kubectl, append(args, "--namespace="+s.name)...)...)
-		cmd.Stdout, cmd.Stderr = &text, &text
-		_ = cmd.Run()
+	for _, command := range []string{"describe pods", "get events"} {
+		output, _ := s.TryKubectl(append(strings.Fields(command), "--namespace="+s.name)...)
+		text.WriteString(output)
 	}
 	var pods corev1.PodList
-	if err := s.api.get(s.path("pods"), &pods); err != nil {
-		fmt.Fprintln(&text, err)
-	}
+	_ = s.Do(http.MethodGet, s.path("pods"), nil, &pods)
 	for _, p := range pods.Items {
 		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
 			for _, previous := range []bool{true, false} {
@@ -106,12 +93,10 @@ func (s *space) keepLogs() {
 			}
 		}
 	}
-	path := s.cluster.path(s.name + ".pods")
-	_ = os.WriteFile(path, []byte(text.String()), 0o644)
-	s.t.Logf("descriptions and logs of the pods are in %s", path)
+	s.t.Logf("descriptions and logs of the pods are in %s", s.Write(s.name+".pods", text.String()))
 }
 
-// A pod is a pod of a check. t is the test that waits for it.
+// A pod is a pod of a check.
 type pod struct {
 	*space
 	name    string
@@ -122,69 +107,41 @@ type pod struct {
 func (s *space) create(spec *corev1.Pod) *pod {
 	s.t.Helper()
 	p := &pod{space: s, name: spec.Name}
-	var err error
 	wait.Until(s.t, "the pod is accepted", func() bool {
 		p.created = time.Now()
-		err = s.api.create(s.path("pods"), spec)
+		err := s.Do(http.MethodPost, s.path("pods"), spec, nil)
 		// The controllers make a namespace's account soon.
-		return err == nil || !strings.Contains(err.Error(), "serviceaccount")
+		if err != nil && !strings.Contains(err.Error(), "serviceaccount") {
+			s.t.Fatal(err)
+		}
+		return err == nil
 	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
 	return p
 }
 
-// get returns the pod as the API server has it.
-func (p *pod) get() (*corev1.Pod, error) {
+// now returns the pod as the API server has it.
+func (p *pod) now() *corev1.Pod {
+	p.t.Helper()
 	pod := new(corev1.Pod)
-	return pod, p.api.get(p.path("pods", p.name), pod)
+	p.Get(p.path("pods", p.name), pod)
+	return pod
 }
 
-// await waits for a condition of the pod, and returns the pod.
-func (p *pod) await(what string, condition func(*corev1.Pod) bool) *corev1.Pod {
+// await waits for a condition of the pod.
+func (p *pod) await(what string, condition func(*corev1.Pod) bool) {
 	p.t.Helper()
-	var now *corev1.Pod
-	deadline := time.Now().Add(3 * wait.Limit)
-	for {
-		var err error
-		now, err = p.get()
-		if err == nil && condition(now) {
-			return now
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("timed out waiting: %s; %v", what, summary(now))
-		}
-		time.Sleep(20 * time.Millisecond) //nolint:forbidigo // the API server is to have the processor for more than these queries
-	}
+	lab.Until(p.t, what, func() bool { return condition(p.now()) })
 }
 
 // ready waits until the pod is ready, and returns how long that took.
 func (p *pod) ready() time.Duration {
 	p.t.Helper()
 	p.await("pod "+p.name+" is ready", func(now *corev1.Pod) bool {
-		for _, c := range now.Status.Conditions {
-			if c.Type == corev1.PodReady {
-				return c.Status == corev1.ConditionTrue
-			}
-		}
-		return false
+		return slices.ContainsFunc(now.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		})
 	})
 	return time.Since(p.created)
-}
-
-// summary describes the containers of a pod.
-func summary(now *corev1.Pod) string {
-	if now == nil {
-		return "no pod"
-	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s %s", now.Name, now.Status.Phase, now.Status.Message)
-	for _, c := range slices.Concat(now.Status.InitContainerStatuses, now.Status.ContainerStatuses) {
-		state, _ := json.Marshal(c.State)
-		fmt.Fprintf(&b, "\n\t%s: ready %v, %d restarts, %s", c.Name, c.Ready, c.RestartCount, state)
-	}
-	return b.String()
 }
 
 // status returns the status of a container.
@@ -198,19 +155,14 @@ func status(now *corev1.Pod, name string) corev1.ContainerStatus {
 }
 
 // log returns the log of a container.
-func (p *pod) log(container string, previous bool) (string, error) {
-	var text string
-	err := p.api.get(p.path("pods", p.name, "log")+"?container="+container+"&previous="+strconv.FormatBool(previous), &text)
+func (p *pod) log(container string, previous bool) (text string, err error) {
+	err = p.Do(http.MethodGet, p.path("pods", p.name, "log")+"?container="+container+"&previous="+strconv.FormatBool(previous), nil, &text)
 	return text, err
 }
 
-// exec runs a command in a container, as kubectl exec does.
+// exec runs a command in a container.
 func (p *pod) exec(container string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait.Limit)
-	defer cancel()
-	args = append([]string{"exec", "--namespace=" + p.space.name, p.name, "--container=" + container, "--"}, args...)
-	output, err := p.command(ctx, append(p.kubectl, args...)...).CombinedOutput()
-	return string(output), err
+	return p.TryKubectl(append([]string{"exec", "--namespace=" + p.space.name, p.name, "--container=" + container, "--"}, args...)...)
 }
 
 // mustExec is like exec and fails the test if the command fails.
@@ -223,30 +175,32 @@ func (p *pod) mustExec(container string, args ...string) string {
 	return output
 }
 
-// pid returns the process ID of a container's first process.
-func (p *pod) pid(container string) int {
+// has waits until a program of the pod looks up an address of a name, with glibc, as most programs do.
+func (p *pod) has(name, address string) {
 	p.t.Helper()
-	pid := 0
+	wait.Until(p.t, "the app has "+address+" for "+name, func() bool {
+		answer, err := p.exec("app", "getent", "ahostsv4", name)
+		return err == nil && strings.HasPrefix(answer, address)
+	})
+}
+
+// pid returns the process ID of a container's first process.
+func (p *pod) pid(container string) (pid int) {
+	p.t.Helper()
 	wait.Until(p.t, "the container "+container+" runs", func() bool {
-		now, err := p.get()
-		if err != nil {
-			return false
-		}
-		id := containerID(now, container)
+		id := strings.TrimPrefix(status(p.now(), container).ContainerID, "containerd://")
 		groups, err := filepath.Glob("/proc/[0-9]*/cgroup")
 		if err != nil || id == "" {
 			return false
 		}
 		for _, path := range groups {
-			text, err := os.ReadFile(path)
-			if err != nil || !strings.Contains(string(text), id) {
+			if text, err := os.ReadFile(path); err != nil || !strings.Contains(string(text), id) {
 				continue
 			}
-			stat, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
-			if err != nil || !slices.ContainsFunc(slices.Collect(strings.Lines(string(stat))), func(line string) bool {
-				fields := strings.Fields(line)
-				return fields[0] == "NSpid:" && fields[len(fields)-1] == "1"
-			}) {
+			status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "status"))
+			_, inside, found := strings.Cut(string(status), "\nNSpid:")
+			inside, _, _ = strings.Cut(inside, "\n")
+			if err != nil || !found || !strings.HasSuffix(inside, "\t1") {
 				continue
 			}
 			pid, err = strconv.Atoi(filepath.Base(filepath.Dir(path)))
@@ -257,19 +211,12 @@ func (p *pod) pid(container string) int {
 	return pid
 }
 
-// containerID returns the ID of a container that has started, or "".
-func containerID(now *corev1.Pod, container string) string {
-	return strings.TrimPrefix(status(now, container).ContainerID, "containerd://")
-}
-
 // agent returns the process ID of the agent, the child of the supervisor.
-func (p *pod) agent() int {
+func (p *pod) agent() (child int) {
 	p.t.Helper()
 	supervisor := p.pid("nametap")
-	child := 0
 	wait.Until(p.t, "the supervisor has an agent", func() bool {
-		children := process.Children(supervisor)
-		if len(children) == 1 {
+		if children := process.Children(supervisor); len(children) == 1 {
 			child = children[0]
 		}
 		return child != 0
@@ -277,22 +224,55 @@ func (p *pod) agent() int {
 	return child
 }
 
-// Names and their right answers.
-var (
-	meshName  = load.Question{Name: "db.example.com", Addresses: load.Addrs("192.0.2.53")}
-	forwarded = load.Question{Name: "*.example.org", Addresses: load.Addrs(strangersIP)}
-)
+// replaced waits until the supervisor runs another agent than pid.
+func (p *pod) replaced(supervisor, pid int) {
+	p.t.Helper()
+	wait.Until(p.t, "the supervisor has replaced the agent", func() bool {
+		children := process.Children(supervisor)
+		return len(children) == 1 && children[0] != pid
+	})
+}
+
+// connected waits until the agent is connected to a control plane whose name begins with prefix.
+func (p *pod) connected(prefix string) {
+	p.t.Helper()
+	wait.Until(p.t, "the agent is connected", func() bool {
+		status, err := p.exec("nametap", "nametap", "status")
+		return err == nil && strings.Contains(status, "connected to "+prefix) && !strings.Contains(status, "not connected")
+	})
+}
+
+// kill sends a signal to a process of the pod.
+func (p *pod) kill(pid int, signal syscall.Signal) {
+	p.t.Helper()
+	if err := syscall.Kill(pid, signal); err != nil {
+		p.t.Fatalf("sending %v to process %d: %v", signal, pid, err)
+	}
+}
+
+// notRestarted fails the test if kubelet has restarted the agent's container.
+func (p *pod) notRestarted() {
+	p.t.Helper()
+	if restarts := status(p.now(), "nametap").RestartCount; restarts > 0 {
+		p.t.Errorf("kubelet has restarted the agent's container %d times", restarts)
+	}
+}
 
 // asker returns a container that asks at a rate from its first instant, for a time or until
 // SIGTERM, and puts a report in its log. The pod gets its questions as a ConfigMap.
 func (s *space) asker(spec *corev1.Pod, name string, rate int, args ...string) corev1.Container {
 	s.t.Helper()
-	questions := corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "questions"}, Data: map[string]string{
-		"all.json": questions(s.t, meshName, forwarded), "mesh.json": questions(s.t, meshName), "forwarded.json": questions(s.t, forwarded),
-	}}
-	if err := s.api.create(s.path("configmaps"), questions); err != nil && !strings.Contains(err.Error(), "already exists") {
-		s.t.Fatal(err)
+	questions := func(questions ...load.Question) string {
+		text, err := json.Marshal(&load.Expectation{Questions: questions, Foreign: []netip.Prefix{netip.MustParsePrefix(strangersIP + "/32")}})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return string(text)
 	}
+	mesh := load.Question{Name: "db.example.com", Addresses: load.Addrs("192.0.2.53")}
+	forwarded := load.Question{Name: "*.example.org", Addresses: load.Addrs(strangersIP)}
+	s.Apply(fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: questions, namespace: %s}\ndata: {all.json: %q, mesh.json: %q, forwarded.json: %q}\n",
+		s.name, questions(mesh, forwarded), questions(mesh), questions(forwarded)))
 	if !slices.ContainsFunc(spec.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "questions" }) {
 		volume := corev1.Volume{Name: "questions"}
 		volume.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "questions"}}
@@ -306,28 +286,27 @@ func (s *space) asker(spec *corev1.Pod, name string, rate int, args ...string) c
 	}
 }
 
-// questions returns questions as nametap-load reads them.
-func questions(t *testing.T, questions ...load.Question) string {
-	t.Helper()
-	text, err := json.Marshal(&load.Expectation{Questions: questions, Foreign: []netip.Prefix{netip.MustParsePrefix(strangersIP + "/32")}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+// loaded starts the pod of the manifest with an app that asks at a rate.
+func (s *space) loaded(spec *corev1.Pod, rate int, args ...string) *pod {
+	s.t.Helper()
+	spec.Spec.Containers = append(spec.Spec.Containers, s.asker(spec, "load", rate, args...))
+	p := s.create(spec)
+	p.ready()
+	return p
 }
 
 // report returns the report of an asker, when it has ended.
-func (p *pod) report(container string) load.Report {
+func (p *pod) report(container string) (report load.Report) {
 	p.t.Helper()
 	p.await(container+" has ended", func(now *corev1.Pod) bool {
 		s := status(now, container)
 		return s.State.Terminated != nil || s.LastTerminationState.Terminated != nil
 	})
-	var report load.Report
 	wait.Until(p.t, "containerd has written the report of "+container, func() bool {
 		text, err := p.log(container, status(p.now(), container).State.Terminated == nil)
 		return err == nil && json.Unmarshal([]byte(text), &report) == nil
 	})
+	p.t.Logf("%s: %v", container, report)
 	return report
 }
 
@@ -338,20 +317,20 @@ func (p *pod) stop(container string) load.Report {
 	return p.report(container)
 }
 
-// now returns the pod as the API server has it.
-func (p *pod) now() *corev1.Pod {
+// wantRight fails the test if a query of askers that end by themselves has no right answer.
+func (p *pod) wantRight(containers ...string) {
 	p.t.Helper()
-	now, err := p.get()
-	if err != nil {
-		p.t.Fatal(err)
+	for _, name := range containers {
+		if report := p.report(name); report.Bad() > 0 || report.Queries < 50 {
+			p.t.Errorf("%s: %d of %d queries have no right answer", name, report.Bad(), report.Queries)
+		}
 	}
-	return now
 }
 
-// kill sends a signal to a process of the pod.
-func (p *pod) kill(pid int, signal syscall.Signal) {
+// noneLost ends the load, and fails the test if a query has no right answer.
+func (p *pod) noneLost() {
 	p.t.Helper()
-	if err := syscall.Kill(pid, signal); err != nil {
-		p.t.Fatalf("sending %v to process %d: %v", signal, pid, err)
+	if report := p.stop("load"); report.Bad() > 0 {
+		p.t.Errorf("%d of %d queries have no right answer", report.Bad(), report.Queries)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nametap/nametap/test/machines/image"
-	"github.com/nametap/nametap/test/machines/peers"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
 // other is the version of a release that no file names.
@@ -115,7 +115,7 @@ func checkPackage(t *testing.T, built string) {
 func checkChart(t *testing.T, built string) {
 	t.Helper()
 	reference := regexp.MustCompile(`image: "?(nametap[^\s"]*)`)
-	rendered := output(t, peers.Build(t, "helm4"), "template", "nametap", filepath.Join(built, "nametap-"+other+".tgz"), "--kube-version=1.36.1")
+	rendered := output(t, lab.Peer(t, "helm4"), "template", "nametap", filepath.Join(built, "nametap-"+other+".tgz"), "--kube-version=1.36.1")
 	for name, text := range map[string]string{
 		"the chart": rendered, "discovery.yaml": output(t, "cat", filepath.Join(built, "nametap-"+other+"-discovery.yaml")),
 		"istiod.yaml": output(t, "cat", filepath.Join(built, "nametap-"+other+"-istiod.yaml")),

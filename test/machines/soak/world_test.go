@@ -1,26 +1,24 @@
 package soak
 
 import (
-	"context"
 	"fmt"
 	"hash/fnv"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/netns"
-	"github.com/nametap/nametap/internal/testkit/process"
-	"github.com/nametap/nametap/test/machines/load"
+	"github.com/nametap/nametap/internal/testkit/wait"
+	"github.com/nametap/nametap/test/machines/lab"
+	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
 // Addresses and names of the host and of its network.
@@ -29,109 +27,48 @@ const (
 	a4, a6, b4          = "10.0.0.53", "fd00::53", "10.0.0.54"
 	controlAddr         = "10.0.0.10:15010"
 	controlStatus       = "127.0.0.1:15014"
-	statusAddr          = "127.0.0.1:15020"
 	searchDomain        = "corp.test"
-	reconcile           = 5 * time.Second // of the agent
-	agentID             = 1337
-	capNetAdmin         = 12
-	foreign4, foreign6  = "192.0.2.53", "2001:db8::53" // mesh names have them at nameservers
+	foreign4            = "192.0.2.53" // all names that are not forwarded have it at nameservers
 )
 
 // A world is the host, its network, and what runs there.
 type world struct {
-	tb            *testing.T
-	dir           string // with logs, the objects of the control plane, and the state of the agent
-	bin           string // with the binaries
-	host, network *netns.NS
-	a, b          []*fakedns.Server
-	resolvConf    string
-	sockets       []*os.File // of the agent
-	agent         *service
-	control       *service
-	tables        *tables
-	timeline      timeline
+	t              *testing.T
+	host, network  *lab.Place
+	nameservers    map[string]*fakedns.Server
+	sockets        []*os.File // of the agent
+	agent, control *lab.Process
+	tables         *tables
 }
 
-// newWorld makes the namespaces and starts the nameservers.
+// newWorld makes a world in which DNS is captured.
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	need(t, "ip", "iptables-nft", "ip6tables-nft", "nft")
-	w := &world{tb: t, dir: logDir(t)}
-	var err error
-	if w.bin, err = process.Build("nametap", "nametap-discovery"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(w.bin) })
-	w.host, w.network = netns.New(t), netns.New(t)
+	w := &world{t: t, host: lab.NewPlace(t), nameservers: map[string]*fakedns.Server{}}
+	w.network = w.host.Beside("network")
 	netns.Connect(
-		netns.End{NS: w.host, Name: "eth0", Addrs: []string{hostAddr + "/24", hostAddr6 + "/64"}},
-		netns.End{NS: w.network, Name: "eth0", Addrs: []string{a4 + "/24", a6 + "/64", b4 + "/24", "10.0.0.10/24"}},
+		netns.End{NS: w.host.NS, Name: "eth0", Addrs: []string{hostAddr + "/24", hostAddr6 + "/64"}},
+		netns.End{NS: w.network.NS, Name: "eth0", Addrs: []string{a4 + "/24", a6 + "/64", b4 + "/24", "10.0.0.10/24"}},
 	)
 	for _, addr := range []string{a4, a6, b4} {
 		w.network.Run(func() {
-			server := fakedns.Start(t, records, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
-			if addr == b4 {
-				w.b = append(w.b, server)
-			} else {
-				w.a = append(w.a, server)
-			}
+			w.nameservers[addr] = fakedns.Start(t, records, fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)), fakedns.Forget)
 		})
 	}
-	objects := filepath.Join(w.dir, "objects")
-	for _, dir := range []string{objects, filepath.Join(w.dir, "state"), filepath.Join(w.dir, "control-state"), filepath.Join(w.dir, "run")} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, dir := range []string{"state", "run"} {
-		if err := os.Chown(filepath.Join(w.dir, dir), agentID, agentID); err != nil {
-			t.Fatal(err)
-		}
-	}
-	backOff, err := os.ReadFile("../../../deploy/systemd/back-off")
-	if err == nil {
-		err = os.WriteFile(filepath.Join(w.dir, "back-off"), backOff, 0o755) //nolint:gosec // a program
-	}
-	if err != nil {
+	w.host.Runtime = w.host.Mkdir("run", lab.AgentID)
+	w.host.Mkdir("state", lab.AgentID)
+	w.writeResolvConf(a4, a6, b4)
+	w.openSockets()
+	w.tables = &tables{dir: w.network.Mkdir("objects", 0)}
+	if _, err := w.tables.push(); err != nil {
 		t.Fatal(err)
 	}
-	w.takeNotifications()
-	w.resolvConf = filepath.Join(w.dir, "resolv.conf")
-	w.tables = &tables{dir: objects}
-	return w
-}
-
-// need fails the test unless it has root and all commands.
-func need(t *testing.T, commands ...string) {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("this test makes network namespaces: run it as root")
-	}
-	for _, command := range commands {
-		if _, err := exec.LookPath(command); err != nil {
-			t.Fatalf("a command is missing: install the packages iproute2, iptables and nftables: %v", err)
-		}
-	}
-}
-
-// logDir returns a directory that is kept if the test fails.
-func logDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "nt-soak-") //nolint:usetesting // it is kept if the test fails
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { // the agent is another user
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("logs are in %s", dir)
-			return
-		}
-		_ = os.RemoveAll(dir)
+	w.startControl()
+	w.startAgent()
+	wait.Until(t, "the agent has the table, and captures", func() bool {
+		return w.host.Metric(lab.AgentStatus, "nametap_table_hosts") == hosts && w.host.Metric(lab.AgentStatus, "nametap_capture_on") == 1
 	})
-	return dir
+	return w
 }
 
 // records is the handler of the nameservers. The addresses of names below example follow
@@ -140,15 +77,13 @@ func records(query *dns.Msg, _ string) *dns.Msg {
 	reply := new(dns.Msg).SetReply(query)
 	reply.RecursionAvailable = true
 	question := query.Question[0]
-	header := dns.RR_Header{Name: question.Name, Rrtype: question.Qtype, Class: dns.ClassINET, Ttl: 2}
-	name := strings.ToLower(question.Name)
-	switch forwarded := strings.HasSuffix(name, ".example."); {
-	case question.Qtype == dns.TypeA && forwarded:
-		reply.Answer = []dns.RR{&dns.A{Hdr: header, A: forwardedAddress(name).AsSlice()}}
-	case question.Qtype == dns.TypeA:
-		reply.Answer = []dns.RR{&dns.A{Hdr: header, A: net.ParseIP(foreign4)}}
-	case question.Qtype == dns.TypeAAAA && !forwarded:
-		reply.Answer = []dns.RR{&dns.AAAA{Hdr: header, AAAA: net.ParseIP(foreign6)}}
+	if question.Qtype == dns.TypeA {
+		header := dns.RR_Header{Name: question.Name, Rrtype: question.Qtype, Class: dns.ClassINET, Ttl: 2}
+		ip := net.ParseIP(foreign4)
+		if name := strings.ToLower(question.Name); strings.HasSuffix(name, ".example.") {
+			ip = forwardedAddress(name).AsSlice()
+		}
+		reply.Answer = []dns.RR{&dns.A{Hdr: header, A: ip}}
 	}
 	return reply
 }
@@ -161,45 +96,43 @@ func forwardedAddress(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{198, 18 + byte(n>>16&1), byte(n >> 8), byte(n)})
 }
 
-// checkForwarded returns an error unless an answer is that of the nameservers.
-func checkForwarded(a load.Answer) error {
-	if want := forwardedAddress(a.Name); a.Rcode != dns.RcodeSuccess || len(a.Addresses) != 1 || a.Addresses[0] != want {
-		return fmt.Errorf("want %v", want)
+// forwardedQuestions returns names in no cache, and some that may be cached.
+func forwardedQuestions() []load.Question {
+	check := func(a load.Answer) error {
+		if want := forwardedAddress(a.Name); a.Rcode != dns.RcodeSuccess || len(a.Addresses) != 1 || a.Addresses[0] != want {
+			return fmt.Errorf("want %v", want)
+		}
+		return nil
 	}
-	return nil
+	questions := []load.Question{{Name: "*.unique.example", Weight: 100, Check: check}}
+	for n := range 100 {
+		questions = append(questions, load.Question{Name: fmt.Sprintf("n%d.cached.example", n), Check: check})
+	}
+	return questions
 }
 
-// expectation returns what the loads ask.
-func (w *world) expectation() *load.Expectation {
-	questions := append(w.tables.questions(), load.Question{Name: "*.unique.example", Weight: hosts / 8, Check: checkForwarded})
-	for n := range 200 {
-		questions = append(questions, load.Question{Name: fmt.Sprintf("n%d.cached.example", n), Weight: 4, Check: checkForwarded})
+// startLoad starts a load that asks a nameserver.
+func (w *world) startLoad(server string, rate int, questions []load.Question) *load.Load {
+	w.t.Helper()
+	l, err := load.Start(load.Config{
+		Server: netip.AddrPortFrom(netip.MustParseAddr(server), 53), Rate: rate, TCP: 0.05, Kept: 0.2, Timeout: timeout, Seed: *seed, Enter: w.host.Run,
+		Expect: &load.Expectation{Questions: questions, Foreign: []netip.Prefix{netip.MustParsePrefix(foreign4 + "/32")}},
+	})
+	if err != nil {
+		w.t.Fatal(err)
 	}
-	return &load.Expectation{Questions: questions, Foreign: []netip.Prefix{
-		netip.MustParsePrefix(foreign4 + "/32"), netip.MustParsePrefix(foreign6 + "/128"),
-	}}
+	w.t.Cleanup(func() { l.Stop() })
+	return l
 }
 
-// exec runs a command on the host. Unlike NS.Exec it may be called from any goroutine.
-func (w *world) exec(ctx context.Context, input, name string, args ...string) error {
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.Stdin = strings.NewReader(input)
-	var output strings.Builder
-	cmd.Stdout, cmd.Stderr = &output, &output
-	var err error
-	w.host.Run(func() { err = cmd.Start() })
-	if err == nil {
-		err = cmd.Wait()
-	}
-	if err != nil && ctx.Err() == nil {
-		return fmt.Errorf("%v: %w\n%s", cmd, err, &output)
-	}
-	return nil
+// writeResolvConf replaces resolv.conf.
+func (w *world) writeResolvConf(servers ...string) {
+	w.host.Write("resolv.conf", "search "+searchDomain+"\nnameserver "+strings.Join(servers, "\nnameserver ")+"\n")
 }
 
 // openSockets opens the agent's sockets with the options of nametap.socket.
 func (w *world) openSockets() {
-	w.tb.Helper()
+	w.t.Helper()
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) {
 		controlErr := conn.Control(func(fd uintptr) {
 			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
@@ -211,66 +144,41 @@ func (w *world) openSockets() {
 	}}
 	w.host.Run(func() {
 		for _, address := range []string{"127.0.0.1:15053", "[::1]:15053"} {
-			udp, err := config.ListenPacket(w.tb.Context(), "udp", address)
+			udp, err := config.ListenPacket(w.t.Context(), "udp", address)
 			if err != nil {
-				w.tb.Fatal(err)
+				w.t.Fatal(err)
 			}
 			defer udp.Close()
-			tcp, err := config.Listen(w.tb.Context(), "tcp", address)
+			tcp, err := config.Listen(w.t.Context(), "tcp", address)
 			if err != nil {
-				w.tb.Fatal(err)
+				w.t.Fatal(err)
 			}
 			defer tcp.Close()
 			for _, socket := range []any{udp, tcp} {
 				file, err := socket.(interface{ File() (*os.File, error) }).File()
 				if err != nil {
-					w.tb.Fatal(err)
+					w.t.Fatal(err)
 				}
-				w.tb.Cleanup(func() { file.Close() })
+				w.t.Cleanup(func() { file.Close() })
 				w.sockets = append(w.sockets, file)
 			}
 		}
 	})
 }
 
-// agentCommand returns the command of an agent, as in nametap.service.
-func (w *world) agentCommand() *exec.Cmd {
-	cmd := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, filepath.Join(w.dir, "back-off"), filepath.Join(w.bin, "nametap"), "agent", "--capture",
-		"--xds-addr", controlAddr, "--xds-plaintext", "--status-addr", statusAddr,
-		"--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(w.dir, "state"))
-	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+filepath.Join(w.dir, "notify"), "RUNTIME_DIRECTORY="+filepath.Join(w.dir, "run"),
-		"POD_NAME=host", "POD_NAMESPACE=soak", "INSTANCE_IP="+hostAddr, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
+// startAgent starts an agent, as nametap.service does.
+func (w *world) startAgent() {
+	w.t.Helper()
+	agent := w.host.AgentCommand("host", "soak", "--capture", "--instance-ip", hostAddr, "--xds-addr", controlAddr, "--xds-plaintext",
+		"--resolv-conf", w.host.Path("resolv.conf"), "--state-dir", w.host.Path("state"))
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`}, agent.Args...)...)
+	cmd.Env = append(agent.Env, fmt.Sprintf("LISTEN_FDS=%d", len(w.sockets)))
 	cmd.ExtraFiles = w.sockets
-	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{capNetAdmin},
-		Pdeathsig: syscall.SIGKILL,
-	}
-	return cmd
+	w.agent = w.host.Spawn("agent", lab.Unprivileged(cmd))
 }
 
-// takeNotifications reads what agents tell systemd.
-func (w *world) takeNotifications() {
-	w.tb.Helper()
-	path := filepath.Join(w.dir, "notify")
-	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	if err == nil {
-		err = os.Chmod(path, 0o777)
-	}
-	if err != nil {
-		w.tb.Fatal(err)
-	}
-	w.tb.Cleanup(func() { notified.Close() })
-	go func() {
-		for err := error(nil); err == nil; { // until the test has ended
-			_, err = notified.Read(make([]byte, 512))
-		}
-	}()
-}
-
-// controlCommand returns the command of the control plane.
-func (w *world) controlCommand() *exec.Cmd {
-	cmd := exec.Command(filepath.Join(w.bin, "nametap-discovery"), "--config-dir", w.tables.dir, "--grpc-addr", controlAddr,
-		"--http-addr", controlStatus, "--state-dir", filepath.Join(w.dir, "control-state"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	return cmd
+// startControl starts the control plane.
+func (w *world) startControl() {
+	w.t.Helper()
+	w.control = w.network.Discovery("control", controlStatus, nil, "--config-dir", w.tables.dir, "--grpc-addr", controlAddr, "--state-dir", "")
 }

@@ -1,4 +1,4 @@
-package vm_test
+package vm
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/load"
-	"github.com/nametap/nametap/test/machines/vm"
+	"github.com/nametap/nametap/test/machines/lab"
+	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
 // A rewriter is a program of Debian that writes resolv.conf.
@@ -25,7 +25,7 @@ type rewriter struct {
 	// use returns shell commands after which resolv.conf names the nameserver. dhcp, if set,
 	// is called before them.
 	use  func(server string) string
-	dhcp func(t *testing.T, m *vm.Machine) func(server string)
+	dhcp func(t *testing.T, m *lab.Machine) func(server string)
 }
 
 // rewriters returns the rewriters that V6 is tested with.
@@ -36,7 +36,7 @@ func rewriters() []rewriter {
 			files: map[string]string{"/etc/NetworkManager/conf.d/test.conf": "[main]\nrc-manager=" + mode +
 				"\n[keyfile]\nunmanaged-devices=interface-name:host0\n"},
 			prepare: "systemctl restart NetworkManager\n" +
-				"nmcli connection add type bridge ifname site bridge.stp no con-name site ipv4.method manual ipv4.addresses 10.8.0.1/24 ipv4.dns " + vm.Named,
+				"nmcli connection add type bridge ifname site bridge.stp no con-name site ipv4.method manual ipv4.addresses 10.8.0.1/24 ipv4.dns " + lab.Named,
 			use: func(server string) string {
 				return "nmcli connection modify site ipv4.dns " + server + " && nmcli connection up site"
 			},
@@ -53,19 +53,9 @@ func rewriters() []rewriter {
 	}
 	return []rewriter{
 		{name: "in place", use: func(server string) string { return "echo nameserver " + server + " >/etc/resolv.conf" }},
-		{name: "rename", use: func(server string) string {
-			return "echo nameserver " + server + " >/etc/resolv.conf.new && mv /etc/resolv.conf.new /etc/resolv.conf"
-		}},
-		{name: "link", use: func(server string) string {
-			return "echo nameserver " + server + " >/run/conf-" + server + " && ln -sfn /run/conf-" + server + " /etc/resolv.conf"
-		}},
-		{name: "empty for 3 s", use: func(server string) string {
-			return ": >/etc/resolv.conf; sleep 3; echo nameserver " + server + " >/etc/resolv.conf"
-		}},
 		{name: "missing for 3 s", use: func(server string) string {
 			return "rm /etc/resolv.conf; sleep 3; echo nameserver " + server + " >/etc/resolv.conf"
 		}},
-		networkManager("file"),
 		networkManager("symlink"),
 		{
 			name: "dhclient", packages: []string{"isc-dhcp-client"}, dhcp: startDHCP,
@@ -82,14 +72,13 @@ func rewriters() []rewriter {
 			name: "openresolv", packages: []string{"openresolv"},
 			use: func(server string) string { return "echo nameserver " + server + " | resolvconf -a host0.site" },
 		},
-		networkd("stub", "/run/systemd/resolve/stub-resolv.conf"),
 		networkd("uplink", "/run/systemd/resolve/resolv.conf"),
 	}
 }
 
 // startDHCP returns a function that starts a DHCP server, which gives the machine its address and
 // a nameserver, in place of the previous one.
-func startDHCP(t *testing.T, m *vm.Machine) func(server string) {
+func startDHCP(t *testing.T, m *lab.Machine) func(server string) {
 	t.Helper()
 	dir := t.TempDir()
 	end := func() {}
@@ -98,7 +87,7 @@ func startDHCP(t *testing.T, m *vm.Machine) func(server string) {
 		t.Helper()
 		end()
 		cmd := exec.Command("dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--port=0", "--interface=vm0", "--bind-interfaces",
-			"--dhcp-range="+vm.Self+","+vm.Self+",255.255.255.0,2m", "--dhcp-authoritative", "--no-ping", "--user=root",
+			"--dhcp-range="+lab.Self+","+lab.Self+",255.255.255.0,2m", "--dhcp-authoritative", "--no-ping", "--user=root",
 			"--dhcp-option=option:router,10.0.0.2", "--dhcp-option=option:dns-server,"+server,
 			"--dhcp-leasefile="+filepath.Join(dir, "leases"), "--pid-file=")
 		if err := m.World.Start(cmd); err != nil {
@@ -122,7 +111,7 @@ func TestResolvConfRewritten(t *testing.T) {
 
 func (r rewriter) test(t *testing.T) {
 	t.Helper()
-	m := vm.Boot(t, vm.Packages(r.packages...))
+	m := lab.Boot(t, lab.Packages(r.packages...))
 	for path, text := range r.files {
 		m.Write(path, text)
 	}
@@ -138,14 +127,14 @@ func (r rewriter) test(t *testing.T) {
 		serve(server)
 		m.Run("sh", "-euc", r.use(server))
 	}
-	use(vm.Named)
+	use(lab.Named)
 	root, path := m.Root(), cmp.Or(r.path, "/etc/resolv.conf")
-	wait.Until(t, "resolv.conf names "+vm.Named, func() bool { return named(root, path) == vm.Named })
+	wait.Until(t, "resolv.conf names "+lab.Named, func() bool { return named(root, path) == lab.Named })
 	m.Install()
 	m.Start()
 	l := startForwarded(t, m)
-	for _, to := range []string{vm.Other, vm.Named} {
-		if err := l.Expect(answersOf(vm.Named), answersOf(vm.Other)); err != nil {
+	for _, to := range []string{lab.Other, lab.Named} {
+		if err := l.Expect(answersOf(lab.Named), answersOf(lab.Other)); err != nil {
 			t.Fatal(err)
 		}
 		noticed := make(chan time.Time, 1)
@@ -161,7 +150,7 @@ func (r rewriter) test(t *testing.T) {
 		use(to)
 		changed := wait.For(t, "resolv.conf names "+to, noticed)
 		wait.Until(t, "the agent forwards to "+to, func() bool {
-			return m.LookupAt("udp", agentAddr, "www."+time.Now().Format("150405.000000000")+".example") == ip(to)
+			return m.Net.Ask(lab.AgentDNS, "www."+time.Now().Format("150405.000000000")+".example", "A") == ip(to)
 		})
 		took := time.Since(changed)
 		if err := l.Expect(answersOf(to)); err != nil {
@@ -182,21 +171,19 @@ func (r rewriter) test(t *testing.T) {
 }
 
 const (
-	// agentAddr is the agent's listener. Queries that are sent there follow resolv.conf; captured
-	// queries for a nameserver that it does not name go to that nameserver.
-	agentAddr = "127.0.0.1:15053"
 	// forwardedRate is the number of forwarded queries a second. Each has a name of its own.
 	forwardedRate = 500
 	// followLimit is the 1 s of V6, and what a busy machine takes to notice.
 	followLimit = 2500 * time.Millisecond
 )
 
-// startForwarded starts queries that the agent forwards.
-func startForwarded(t *testing.T, m *vm.Machine) *load.Load {
+// startForwarded starts queries that the agent forwards. They are sent to its listener, and so follow resolv.conf: captured
+// queries for a nameserver that it does not name go to that nameserver.
+func startForwarded(t *testing.T, m *lab.Machine) *load.Load {
 	t.Helper()
 	l, err := load.Start(load.Config{
-		Server: netip.MustParseAddrPort(agentAddr), Rate: forwardedRate, Kept: 0.2, TCP: 0.05, Enter: m.Net.Run,
-		Expect: answersOf(vm.Named),
+		Server: netip.MustParseAddrPort(lab.AgentDNS), Rate: forwardedRate, Kept: 0.2, TCP: 0.05, Enter: m.Net.Run,
+		Expect: answersOf(lab.Named),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -209,16 +196,16 @@ func startForwarded(t *testing.T, m *vm.Machine) *load.Load {
 func answersOf(server string) *load.Expectation {
 	return &load.Expectation{Questions: []load.Question{
 		{Name: "*.example.org", Addresses: load.Addrs(ip(server))},
-		{Name: vm.Mesh, Addresses: load.Addrs(vm.MeshIP)},
+		{Name: lab.Mesh, Addresses: load.Addrs(lab.MeshIP)},
 	}}
 }
 
 // ip returns the address that a nameserver answers with.
 func ip(server string) string {
-	if server == vm.Other {
-		return vm.OtherIP
+	if server == lab.Other {
+		return lab.OtherIP
 	}
-	return vm.NamedIP
+	return lab.NamedIP
 }
 
 // named returns the nameserver that a resolv.conf of the machine names, "" if none.

@@ -1,4 +1,4 @@
-package vm_test
+package vm
 
 import (
 	"fmt"
@@ -8,10 +8,10 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/wait"
-	"github.com/nametap/nametap/test/machines/vm"
+	"github.com/nametap/nametap/test/machines/lab"
 )
 
-// The hosts of the mesh besides vm.Mesh, with their addresses.
+// The hosts of the mesh besides lab.Mesh, with their addresses.
 const (
 	external, externalIP = "api.example.com", "10.1.0.2"
 	wildcard, wildcardIP = "*.wild.example", "10.1.0.3"
@@ -25,7 +25,7 @@ const outside = "www.example.org"
 // table returns the table of the mesh, with more external hosts and their addresses.
 func table(more map[string]string) *api.NameTable {
 	hosts := map[string]*api.NameTable_NameInfo{
-		vm.Mesh: {Ips: []string{vm.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
+		lab.Mesh: {Ips: []string{lab.MeshIP}, Registry: "Kubernetes", Shortname: "web", Namespace: "shop"},
 	}
 	for _, all := range []map[string]string{{external: externalIP, wildcard: wildcardIP, local: localIP, global: globalIP}, more} {
 		for host, ip := range all {
@@ -39,14 +39,14 @@ func table(more map[string]string) *api.NameTable {
 // and with the search domain.
 func meshNames() map[string]string {
 	return map[string]string{
-		vm.Mesh: vm.MeshIP, external: externalIP, "a.b.wild.example": wildcardIP, local: localIP, global: globalIP,
-		"web": vm.MeshIP, "web.shop": vm.MeshIP, "web.shop.svc": vm.MeshIP, "web.corp.example": vm.MeshIP,
+		lab.Mesh: lab.MeshIP, external: externalIP, "a.b.wild.example": wildcardIP, local: localIP, global: globalIP,
+		"web": lab.MeshIP, "web.shop": lab.MeshIP, "web.shop.svc": lab.MeshIP, "web.corp.example": lab.MeshIP,
 	}
 }
 
 // A resolvedMachine is a machine with systemd-resolved.
 type resolvedMachine struct {
-	*vm.Machine
+	*lab.Machine
 	t *testing.T
 }
 
@@ -54,12 +54,10 @@ type resolvedMachine struct {
 // starts the agent.
 func bootResolved(t *testing.T, packages ...string) *resolvedMachine {
 	t.Helper()
-	stub := vm.Before(func(m *vm.Machine) {
-		m.Outside("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/mnt/root/etc/resolv.conf")
-	})
-	m := &resolvedMachine{t: t, Machine: vm.Boot(t, stub, vm.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	m := &resolvedMachine{t: t, Machine: lab.Boot(t, lab.Packages(append(packages, "systemd-resolved", "libnss-resolve")...))}
+	m.Run("ln", "-sf", "/run/systemd/resolve/stub-resolv.conf", "/etc/resolv.conf")
 	m.World.Control.Push(table(nil))
-	m.Run("resolvectl", "dns", "host0", vm.Named)
+	m.Run("resolvectl", "dns", "host0", lab.Named)
 	m.Run("resolvectl", "domain", "host0", "corp.example")
 	m.Install()
 	m.Start()
@@ -139,18 +137,32 @@ func (m *resolvedMachine) checkRemoved() {
 	if links := m.Run("sh", "-c", "ls /run/systemd/resolve/netif | wc -l"); strings.TrimSpace(links) != "1" { // the file of host0
 		m.t.Errorf("systemd-resolved has saved %s interfaces, want 1", links)
 	}
-	m.check(map[string]string{outside: vm.NamedIP})
+	m.check(map[string]string{outside: lab.NamedIP})
 	if got := m.ask("varlink", local); !strings.Contains(got, "No appropriate name servers") {
 		m.t.Errorf("%s has %q", local, got)
 	}
 }
 
-// V5: programs that ask systemd-resolved find mesh names, over restarts of systemd-resolved and of
-// the agent, and nothing is left when the agent ends.
+// V5, F6: see the subtests, which share a machine on which polkit decides which users may change what.
 func TestResolved(t *testing.T) {
-	m := bootResolved(t)
+	m := bootResolved(t, "polkitd")
+	for _, sub := range []struct {
+		name string
+		test func(m *resolvedMachine)
+	}{
+		{"restarts", (*resolvedMachine).testRestarts}, {"table", (*resolvedMachine).testTable}, {"repaired", (*resolvedMachine).testRepaired},
+		{"loop", (*resolvedMachine).testNoLoop}, {"no agent", (*resolvedMachine).testWithoutAgent}, {"networkd and DNSSEC", (*resolvedMachine).testNetworkdAndDNSSEC},
+	} {
+		m.Sub(t, sub.name, func(t *testing.T) { sub.test(&resolvedMachine{t: t, Machine: m.Machine}) })
+	}
+}
+
+// testRestarts checks that programs that ask systemd-resolved find mesh names, over restarts of systemd-resolved and of
+// the agent, and that nothing is left when the agent ends.
+func (m *resolvedMachine) testRestarts() {
+	t := m.t
 	m.check(meshNames())
-	m.check(map[string]string{outside: vm.NamedIP})
+	m.check(map[string]string{outside: lab.NamedIP})
 	if got := m.Run("nametap", "capture", "status"); !strings.Contains(got, "systemd-resolved  registered, ") {
 		t.Errorf("nametap capture status prints:\n%s", got)
 	}
@@ -172,18 +184,17 @@ func TestResolved(t *testing.T) {
 	m.Run("systemctl", "reload", "nametap.service")
 	m.check(meshNames())
 
-	m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+	m.Systemctl("stop")
 	m.checkRemoved()
-	m.Run("systemctl", append([]string{"start"}, vm.Units()...)...)
+	m.Systemctl("start")
 	m.awaitRegistered()
 	m.check(meshNames())
 }
 
-// V5: a name that a push adds is found although systemd-resolved has cached that it does not
-// exist. 10,000 hosts are more than systemd-resolved accepts; they are found because its
-// queries are captured.
-func TestResolvedFollowsTable(t *testing.T) {
-	m := bootResolved(t)
+// testTable checks that a name that a push adds is found although systemd-resolved has cached that it does not
+// exist. 10,000 hosts are more than systemd-resolved accepts; they are found because its queries are captured.
+func (m *resolvedMachine) testTable() {
+	t := m.t
 	const added, addedIP = "new.shop.local", "10.1.0.9"
 	if m.has("varlink", added, addedIP) {
 		t.Fatalf("%s exists already", added)
@@ -206,75 +217,75 @@ func TestResolvedFollowsTable(t *testing.T) {
 		names[name] = many[name]
 	}
 	m.check(names)
+	m.World.Control.Push(table(nil))
 }
 
-// V5: a registration that another program changes is repaired, even if polkit decides which users
-// may change it.
-func TestResolvedRepaired(t *testing.T) {
-	m := bootResolved(t, "polkitd")
+// testRepaired checks that a registration that another program changes is repaired.
+func (m *resolvedMachine) testRepaired() {
 	for _, change := range [][]string{
 		{"resolvectl", "revert", "nametap-dns"},
-		{"resolvectl", "dns", "nametap-dns", vm.Other},
+		{"resolvectl", "dns", "nametap-dns", lab.Other},
 		{"ip", "link", "set", "nametap-dns", "down"},
 		{"ip", "address", "flush", "dev", "nametap-dns"},
 		{"ip", "link", "delete", "nametap-dns"},
 	} {
 		m.Run(change[0], change[1:]...)
-		wait.Until(t, "repaired after "+strings.Join(change, " "), func() bool { return m.has("varlink", local, localIP) })
+		wait.Until(m.t, "repaired after "+strings.Join(change, " "), func() bool { return m.has("varlink", local, localIP) })
 	}
 	m.check(meshNames())
 }
 
-// F6, V5: if the stub of systemd-resolved is the agent's only nameserver, names of the mesh's
-// domains that the mesh does not have fail at once. They do not circle between the two.
-func TestResolvedIsNoLoop(t *testing.T) {
-	m := bootResolved(t)
+// testNoLoop makes the stub of systemd-resolved the agent's only nameserver: names of the mesh's domains that the mesh does
+// not have fail at once. They do not circle between the two.
+func (m *resolvedMachine) testNoLoop() {
+	t := m.t
 	m.Run("resolvectl", "dns", "host0", "")
 	m.Run("systemctl", "restart", "nametap.service") // a running agent keeps its nameservers
 	m.awaitRegistered()
 	wait.Until(t, "the agent's nameserver is the stub", func() bool {
 		return strings.Contains(m.Run("nametap", "status"), "127.0.0.53")
 	})
-	m.check(map[string]string{vm.Mesh: vm.MeshIP, external: externalIP, local: localIP})
+	m.check(map[string]string{lab.Mesh: lab.MeshIP, external: externalIP, local: localIP})
 	for way := range ways() {
 		for _, name := range []string{"none.shop.svc.cluster.local", "none." + external, "none.shop.local"} {
 			begin := time.Now()
 			got := m.ask(way, name)
 			took := time.Since(begin)
-			t.Logf("%s: %s takes %v: %q", way, name, took, got)
 			if took > 2*time.Second || strings.Contains(got, "10.1.0.") {
 				t.Errorf("%s: %s takes %v and has %q", way, name, took, got)
 			}
 		}
 	}
-	status := m.Run("nametap", "status")
-	if strings.Contains(status, "looping") {
+	if status := m.Run("nametap", "status"); strings.Contains(status, "looping") {
 		t.Errorf("nametap status prints:\n%s", status)
 	}
-	t.Logf("nametap status prints:\n%s", status)
+	m.Run("resolvectl", "dns", "host0", lab.Named)
+	m.Run("systemctl", "restart", "nametap.service")
+	m.awaitRegistered()
 }
 
-// V5: the registration ends with the capture rules when no agent can start.
-func TestResolvedWithoutAgent(t *testing.T) {
-	m := bootResolved(t)
+// testWithoutAgent checks that the registration ends with the capture rules when no agent can start.
+func (m *resolvedMachine) testWithoutAgent() {
+	t := m.t
 	m.Write("/etc/default/nametap", "NAMETAP_TTL=none\n")
 	if output, err := m.Try("systemctl", "restart", "nametap.service"); err == nil {
 		t.Fatalf("the agent has started: %s", output)
 	}
-	begin := time.Now()
 	wait.Until(t, "the interface is deleted", func() bool {
 		_, err := m.Try("ip", "link", "show", "nametap-dns")
 		return err != nil
 	})
-	t.Logf("the interface was deleted %v after a failed start", time.Since(begin))
-	m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
+	m.Systemctl("stop")
 	m.checkRemoved()
+	m.Configure()
+	m.Systemctl("start")
+	m.awaitRegistered()
 }
 
-// V5: neither systemd-networkd that manages all interfaces nor DNSSEC is in the way. Names that
+// testNetworkdAndDNSSEC checks that neither systemd-networkd that manages all interfaces nor DNSSEC is in the way. Names that
 // are not registered are validated, so DNSSEC=yes denies short names.
-func TestResolvedNetworkdAndDNSSEC(t *testing.T) {
-	m := bootResolved(t)
+func (m *resolvedMachine) testNetworkdAndDNSSEC() {
+	t := m.t
 	registered := meshNames()
 	for _, short := range []string{"web", "web.shop", "web.corp.example"} {
 		delete(registered, short)
@@ -285,7 +296,7 @@ func TestResolvedNetworkdAndDNSSEC(t *testing.T) {
 		m.check(registered)
 	}
 	m.Write("/etc/systemd/network/80-all.network",
-		"[Match]\nType=ether\n[Network]\nLinkLocalAddressing=ipv6\nKeepConfiguration=yes\nDNS="+vm.Named+"\nDomains=corp.example\n")
+		"[Match]\nType=ether\n[Network]\nLinkLocalAddressing=ipv6\nKeepConfiguration=yes\nDNS="+lab.Named+"\nDomains=corp.example\n")
 	for range 2 { // with networkd first, and with nametap first
 		m.Run("systemctl", "restart", "systemd-networkd")
 		wait.Until(t, "systemd-networkd is ready", func() bool {
@@ -295,8 +306,8 @@ func TestResolvedNetworkdAndDNSSEC(t *testing.T) {
 			t.Errorf("networkctl list prints:\n%s", got)
 		}
 		m.check(registered)
-		m.Run("systemctl", append([]string{"stop"}, vm.Units()...)...)
-		m.Run("systemctl", append([]string{"start"}, vm.Units()...)...)
+		m.Systemctl("stop")
+		m.Systemctl("start")
 		m.awaitRegistered()
 		m.check(registered)
 	}
