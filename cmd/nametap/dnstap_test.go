@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/leftout"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -223,7 +224,7 @@ func tapTool(t *testing.T, name, debian string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {
-		t.Skipf("LEFT OUT: %s, it needs the package %s: %v", t.Name(), debian, err)
+		leftout.Test(t, "%s, it needs the package %s: %v", t.Name(), debian, err)
 	}
 	return path
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/nametap/nametap/internal/testkit/leftout"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -124,7 +125,7 @@ type demo struct {
 func newDemo(t *testing.T, uid uint32) *demo {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skipf("LEFT OUT: %s, it needs root", t.Name())
+		leftout.Test(t, "%s, it needs root", t.Name())
 	}
 	netns.Need(t, "ip", "iptables-save", "unshare")
 	dir, err := os.MkdirTemp("", "nametap demo ") //nolint:usetesting // another user cannot read t.TempDir
@@ -158,7 +159,7 @@ func (d *demo) needUserNamespaces() {
 	cmd := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up")
 	cmd.SysProcAttr = d.cmd.SysProcAttr
 	if output, err := cmd.CombinedOutput(); err != nil {
-		d.tb.Skipf("LEFT OUT: %s, it needs user namespaces: %v: %s", d.tb.Name(), err, output)
+		leftout.Test(d.tb, "%s, it needs user namespaces: %v: %s", d.tb.Name(), err, output)
 	}
 }
 

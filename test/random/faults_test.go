@@ -16,6 +16,7 @@ import (
 
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/testkit/leftout"
 )
 
 // The groups of nameservers, which know different records. resolv.conf or --upstream name those of one of the first
@@ -250,7 +251,7 @@ func pause(ctx context.Context, random *rand.Rand, shortest, longest time.Durati
 func addressBlock(t *testing.T) string {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skipf("LEFT OUT: %s, its nameservers need root for port 53", t.Name())
+		leftout.Test(t, "%s, its nameservers need root for port 53", t.Name())
 	}
 	return fmt.Sprintf("127.%d.%d.", 16+rand.IntN(200), 1+rand.IntN(250))
 }

@@ -14,6 +14,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"github.com/godbus/dbus/v5/prop"
+
+	"github.com/nametap/nametap/internal/testkit/leftout"
 )
 
 // Names and types on the bus, from org.freedesktop.resolve1(5).
@@ -46,7 +48,7 @@ const busConfig = `<busconfig><type>system</type><listen>unix:path=%s</listen><a
 func startBus(t *testing.T) (end func()) {
 	t.Helper()
 	if _, err := exec.LookPath("dbus-daemon"); err != nil {
-		t.Skipf("LEFT OUT: tests with D-Bus: %v; install the package dbus-daemon", err)
+		leftout.Test(t, "tests with D-Bus: %v; install the package dbus-daemon", err)
 	}
 	dir := t.TempDir()
 	socket, config := filepath.Join(dir, "bus"), filepath.Join(dir, "bus.conf")

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/testkit/leftout"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -51,7 +52,7 @@ func New(tb testing.TB) *NS {
 	defer home.Close()
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()
-		tb.Skipf("LEFT OUT: tests in network namespaces, they need root: %v", err)
+		leftout.Test(tb, "tests in network namespaces, they need root: %v", err)
 	}
 	file, err := current()
 	leave(home)
@@ -143,7 +144,7 @@ func Need(tb testing.TB, commands ...string) {
 	tb.Helper()
 	for _, c := range commands {
 		if _, err := exec.LookPath(c); err != nil {
-			tb.Skipf("LEFT OUT: %s, it needs a command: %v", tb.Name(), err)
+			leftout.Test(tb, "%s, it needs a command: %v", tb.Name(), err)
 		}
 	}
 }
