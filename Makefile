@@ -34,7 +34,7 @@ test: ## run the tests that need nothing but Go; they pass on any machine
 
 system: ## test the real binaries in network namespaces: capture, kills, floods (needs root; ARGS=-run=Name selects tests)
 	@tools/need-root
-	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool
+	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool ssh-keygen unshare
 	$(GO) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
 
 lint: ## run the linters, and check the sizes of the agent and of each room, and the generated code
@@ -86,21 +86,19 @@ interop: ## test the agent with a real istiod, beside Istio's agent (needs root)
 	$(MACHINES) ./interop $(ARGS)
 
 egress: ## test connections to automatic VIPs with real servers (needs root)
-	@tools/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl
+	@tools/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl openssl
 	$(MACHINES) ./egress $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
 	$(MACHINES) ./chart $(ARGS)
 
-soak: ## query the agent while everything around it fails, for 20 minutes; with loss, 10 minutes; alerts, 35 minutes (ARGS=-soak.for=3m; needs root)
-	@tools/install-missing ip nft iptables-nft promtool
-	$(MACHINES) -timeout 90m ./soak $(ARGS)
+soak: ## query the agent while everything around it fails (ARGS=-soak.for=20m; needs root)
+	@tools/install-missing ip nft iptables-nft
+	$(MACHINES) ./soak $(ARGS)
 
-RANDOM_QUERIES := $(GO) test -count=1 -timeout 30m -v ./cmd/nametap -run '^TestRandomQueries$$'
 random: ## send the agent a million random queries while nameservers fail and settings change (ARGS=-random.seed=1)
 	$(BUILD) ./cmd/nametap
-	$(RANDOM_QUERIES) -random.queries=1000000 -random.agent=$(CURDIR)/bin/nametap $(ARGS)
-	$(RANDOM_QUERIES) -race -random.queries=100000 -random.rate=2500 $(ARGS)
+	$(GO) test -count=1 -timeout 30m -v ./test/random -run '^TestRandomQueries$$' -random.queries=1000000 -random.agent=$(CURDIR)/bin/nametap $(ARGS)
 
 nightly: ## run every long target, and write the results to test/machines/LAST (needs root)
 	.ci/nightly

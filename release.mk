@@ -85,7 +85,7 @@ image-update: ## write the current versions of the init image's Debian packages
 	tools/debian-packages --update tools/image/debian.list amd64 arm64
 
 image-test: ## build the Dockerfile with an engine, compare with make image, and run the images (needs root)
-	@tools/install-missing buildah debootstrap ip
+	@tools/install-missing buildah debootstrap
 	$(MACHINES) ./image $(ARGS)
 
 release: ## build packages, images, chart, manifests and their SHA256SUMS in bin/release
