@@ -223,7 +223,7 @@ func TestClusters(t *testing.T) { // D23, D24, D25, D26, D27, D28, D29
 		east.StartAPIServer("--bind-address=0.0.0.0")
 		wantChange(t)
 	})
-	t.Run("ServiceImports", func(t *testing.T) {
+	t.Run("ServiceImports", func(*testing.T) {
 		c.Apply(importDefinition)
 		c.Apply(importObjects("v1alpha1"))
 		want := map[string]string{

@@ -42,8 +42,9 @@ const (
 // the table, its short names, their search expansions, names below and absent names, in every case of letters. The
 // differences are exactly the ones above.
 func testIstiosAgent(t *testing.T, d *lab.Istiod) {
+	t.Helper()
 	for _, namespace := range []string{"shop", "back"} {
-		h := newHost(d.Cluster.In(t), dual)
+		h := newHost(d.In(t), dual)
 		istio := h.istioAgent(d, "istio", namespace)
 		a := h.agent("nametap", namespace, append(h.plain(d.Port(15010)), "--dns-auto-allocate")...)
 		p := pair{search: searchList(namespace), hosts: d.WantTable(a), istio: h.Connect(istioDNSAddr), nametap: h.Connect(lab.AgentDNS)}

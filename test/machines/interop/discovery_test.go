@@ -55,7 +55,7 @@ type comparison struct {
 }
 
 // compare starts the two agents of a workload.
-func compare(d *lab.Istiod, f families, name, namespace string, flags ...string) comparison {
+func compare(d *lab.Istiod, f families, name, namespace string, flags ...string) comparison { //nolint:revive // a line each
 	d.TB.Helper()
 	near, far := newHost(d.Cluster, f), newHost(d.Cluster, f)
 	for _, h := range []*host{near, far} {

@@ -109,8 +109,9 @@ func newInjectedCluster(t *testing.T, flags ...string) *injectedCluster {
 
 // in returns the cluster for a subtest.
 func (c *injectedCluster) in(t *testing.T) *injectedCluster {
+	t.Helper()
 	in := *c
-	in.Cluster = c.Cluster.In(t)
+	in.Cluster = c.In(t)
 	return &in
 }
 

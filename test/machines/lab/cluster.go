@@ -78,6 +78,7 @@ current-context: x
 
 // In returns the cluster for a subtest.
 func (c *Cluster) In(tb testing.TB) *Cluster {
+	tb.Helper()
 	in := *c
 	in.Place = c.Place.In(tb)
 	return &in

@@ -26,7 +26,7 @@ type Istiod struct {
 // ApplyIstio makes the custom resource definitions and the namespace of Istio.
 func (c *Cluster) ApplyIstio() {
 	c.TB.Helper()
-	c.Apply(c.Place.Read(PeerPath(c.TB, "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml")))
+	c.Apply(c.Read(PeerPath(c.TB, "istiod", "istio.io/istio", "manifests/charts/base/files/crd-all.gen.yaml")))
 	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system}\n")
 }
 

@@ -68,7 +68,7 @@ func Boot(tb testing.TB, options ...Option) *Machine {
 		err = errors.New("cgroups of version 2 are missing, run: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified")
 	}
 	if err == nil {
-		m.cgroup, err = os.MkdirTemp(unified, fmt.Sprintf("%s%d-", cgroupPrefix, os.Getpid()))
+		m.cgroup, err = os.MkdirTemp(unified, fmt.Sprintf("%s%d-", cgroupPrefix, os.Getpid())) //nolint:usetesting // a cgroup
 	}
 	if err != nil {
 		tb.Fatal(err)
@@ -141,7 +141,6 @@ func (m *Machine) start() {
 		m.tb.Fatal(err)
 	}
 	defer cgroup.Close()
-	//nolint:noctx // keepJournal needs the machine after the end of the test's context
 	m.nspawn = exec.Command("nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", m.disk), "--",
 		"systemd-nspawn", "--quiet", "--boot", "--directory="+rootDir, "--machine="+filepath.Base(m.cgroup), "--register=no", "--keep-unit",
 		"--network-namespace-path="+m.Net.NS.Path(), "--capability=CAP_NET_ADMIN,CAP_NET_RAW",

@@ -143,7 +143,7 @@ func (c *Cluster) Do(method, path string, in, out any) error {
 // Request sends a request and returns the status and the body of the answer. The status is 0 if the API server does not
 // answer.
 func (c *Cluster) Request(method, path, contentType string, body []byte) (status int, answer []byte) {
-	request, err := http.NewRequest(method, "https://"+APIAddr+path, bytes.NewReader(body)) //nolint:noctx // also at the end of a test
+	request, err := http.NewRequest(method, "https://"+APIAddr+path, bytes.NewReader(body))
 	if err != nil {
 		return 0, []byte(err.Error())
 	}

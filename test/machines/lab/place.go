@@ -77,7 +77,7 @@ type Place struct {
 // NewPlace makes a place. Its directory is kept if the test fails.
 func NewPlace(tb testing.TB) *Place {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "nt-lab-")
+	dir, err := os.MkdirTemp("", "nt-lab-") //nolint:usetesting // it stays if the test fails
 	if err == nil {
 		err = os.Chmod(dir, 0o755) // the agent is another user
 	}
@@ -102,6 +102,7 @@ func (p *Place) Beside(name string) *Place {
 
 // In returns the place for a subtest.
 func (p *Place) In(tb testing.TB) *Place {
+	tb.Helper()
 	in := *p
 	in.TB = tb
 	return &in

@@ -41,7 +41,7 @@ type cluster struct {
 // in returns the cluster for a check.
 func (c *cluster) in(t *testing.T) *cluster {
 	in := *c
-	in.Cluster = c.Cluster.In(t)
+	in.Cluster = c.In(t)
 	return &in
 }
 

@@ -86,9 +86,9 @@ func documented(t *testing.T, c *cluster) (install, try []string) {
 }
 
 // kubectl runs a command of a document in the directory of the project.
-func (c *cluster) kubectl(t *testing.T, command string) string {
+func (c *cluster) kubectl(t *testing.T, command string) {
 	t.Helper()
-	return c.in(t).Kubectl(strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "kubectl "), "-f deploy/", "-f "+lab.Repository()+"/deploy/"))...)
+	c.in(t).Kubectl(strings.Fields(strings.ReplaceAll(strings.TrimPrefix(command, "kubectl "), "-f deploy/", "-f "+lab.Repository()+"/deploy/"))...)
 }
 
 // available waits until all replicas of nametap-discovery are of the current version and available.

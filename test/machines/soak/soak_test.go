@@ -163,7 +163,7 @@ func (w *world) round(random *rand.Rand, loads []*load.Load, faults []fault) {
 		end()
 	}
 	ended, counts, lag := time.Now(), map[load.Kind]int{}, time.Duration(0)
-	for quiet := time.Now(); time.Since(quiet) < timeout+time.Second; time.Sleep(100 * time.Millisecond) {
+	for quiet := time.Now(); time.Since(quiet) < timeout+time.Second; time.Sleep(100 * time.Millisecond) { //nolint:forbidigo // the queries go on
 		for i, l := range loads {
 			r := l.Cut()
 			lag = max(lag, r.Lag)

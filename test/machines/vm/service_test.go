@@ -283,8 +283,8 @@ func testCannotStart(t *testing.T, m *lab.Machine) {
 		broken, repair func()
 		reason         string // in the output of systemctl status
 	}{
-		{"setting", func() { set(m, "DNS_PROXY_ADDR", "nonsense") }, func() { set(m, "DNS_PROXY_ADDR", "") }, "nonsense"},
-		{"other port", func() { set(m, "DNS_PROXY_ADDR", "localhost:15153") }, func() { set(m, "DNS_PROXY_ADDR", "") }, "want the port of localhost:15153"},
+		{"setting", func() { setDNSAddr(m, "nonsense") }, func() { setDNSAddr(m, "") }, "nonsense"},
+		{"other port", func() { setDNSAddr(m, "localhost:15153") }, func() { setDNSAddr(m, "") }, "want the port of localhost:15153"},
 		{"no program", func() { remove(m) }, func() { restore(m) }, binary + " is missing"},
 		{"crash", program("kill -SEGV $$"), func() { restore(m) }, "status=11/SEGV"},
 		{"hang", program("exec sleep 1000"), func() { restore(m) }, "timeout"},

@@ -162,11 +162,11 @@ func replace(tr *traffic, rounds int, change func(round int)) {
 	}
 }
 
-// set replaces a setting of the agent; an empty value removes it.
-func set(m *lab.Machine, name, value string) {
-	m.Run("sed", "-i", "/^"+name+"=/ d", "/etc/default/nametap")
-	if value != "" {
-		m.Run("sed", "-i", "$ a "+name+"="+value, "/etc/default/nametap")
+// setDNSAddr sets the address on which the agent answers; an empty one removes the setting.
+func setDNSAddr(m *lab.Machine, addr string) {
+	m.Run("sed", "-i", "/^DNS_PROXY_ADDR=/ d", "/etc/default/nametap")
+	if addr != "" {
+		m.Run("sed", "-i", "$ a DNS_PROXY_ADDR="+addr, "/etc/default/nametap")
 	}
 }
 

@@ -82,13 +82,15 @@ func (r Report) Bad() int { return r.Queries - r.Counts[Right] }
 
 // String returns the report as some lines of text.
 func (r Report) String() string {
-	text := fmt.Sprintf("%d queries in %v:", r.Queries, r.Ended.Sub(r.Began).Round(time.Millisecond))
+	var text strings.Builder
+	fmt.Fprintf(&text, "%d queries in %v:", r.Queries, r.Ended.Sub(r.Began).Round(time.Millisecond))
 	for _, kind := range Kinds() {
 		if n := r.Counts[kind]; n > 0 || kind == Right {
-			text += fmt.Sprintf(" %d %s", n, kind)
+			fmt.Fprintf(&text, " %d %s", n, kind)
 		}
 	}
-	return text + fmt.Sprintf(", longest gap %v, lag of the load %v\n\t", r.LongestGap, r.Lag) + strings.Join(r.Examples, "\n\t")
+	fmt.Fprintf(&text, ", longest gap %v, lag of the load %v\n\t%s", r.LongestGap, r.Lag, strings.Join(r.Examples, "\n\t"))
+	return text.String()
 }
 
 // A tally counts since a time.
