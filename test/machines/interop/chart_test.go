@@ -58,7 +58,6 @@ git archive "$commit" deploy/chart | tar --extract --directory="$1"`, "sh", dir)
 }
 
 func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
-	t.Helper()
 	install, upgrade := by.install, by.upgrade
 	before := everything(c)
 	with := func(command []string, more ...string) []string { return slices.Concat(command, releaseFlags, more) }

@@ -42,7 +42,6 @@ const (
 // the table, its short names, their search expansions, names below and absent names, in every case of letters. The
 // differences are exactly the ones above.
 func testIstiosAgent(t *testing.T, d *lab.Istiod) {
-	t.Helper()
 	for _, namespace := range []string{"shop", "back"} {
 		h := newHost(d.In(t), dual)
 		istio := h.istioAgent(d, "istio", namespace)

@@ -38,7 +38,6 @@ func restart(d *lab.Istiod) {
 // testTables compares the agent's table with istiod's for every kind of workload. The wanted hosts show that istiod takes
 // the agent for that workload.
 func testTables(t *testing.T, d, dualStack *lab.Istiod) {
-	t.Helper()
 	vip := []string{"--dns-auto-allocate"}
 	for _, tc := range []struct {
 		name, namespace string
@@ -88,7 +87,6 @@ func testTables(t *testing.T, d, dualStack *lab.Istiod) {
 // testAdvice checks that the log and `nametap status` name the setting to check when istiod refuses an agent, or the agent
 // refuses istiod.
 func testAdvice(t *testing.T, d *lab.Istiod) {
-	t.Helper()
 	c := d.In(t)
 	h := newHost(c, onlyIPv4)
 	of := func(name, token string) []string { return []string{"--xds-token-file", h.Write(name, token)} }
@@ -133,7 +131,6 @@ func testAdvice(t *testing.T, d *lab.Istiod) {
 // testToken opens a stream over TLS with a token that kubelet projects. After that has expired, the agent connects with the
 // next token.
 func testToken(t *testing.T, d *lab.Istiod) {
-	t.Helper()
 	c := d.In(t)
 	expires := time.Now().Add(20 * time.Second)
 	h := newHost(c, onlyIPv4)
@@ -152,7 +149,6 @@ func testToken(t *testing.T, d *lab.Istiod) {
 // renewed without the token, and serves after a restart of istiod and of the agent. The same certificate works as
 // --xds-cert.
 func testWorkloadCertificate(t *testing.T, d *lab.Istiod) {
-	t.Helper()
 	c := d.In(t)
 	h := newHost(c, onlyIPv4)
 	file := h.Write("istio-token", token(c, "shop", "default", audience))
@@ -181,7 +177,6 @@ func testWorkloadCertificate(t *testing.T, d *lab.Istiod) {
 // testOutages restarts, kills and stops istiod and its API server: the agent answers every query from its table. Afterwards
 // its table is istiod's again, and changes arrive.
 func testOutages(t *testing.T, d *lab.Istiod) {
-	t.Helper()
 	c := d.In(t)
 	h := newHost(c, onlyIPv4)
 	a := h.agent("outage", "shop", h.plain(d.Port(15010))...)

@@ -297,7 +297,6 @@ func TestScale(t *testing.T) { // D3, D15, D16, D19
 
 // testPlane measures a control plane that has just started, with an agent whose host it returns.
 func (p population) testPlane(t *testing.T, d *lab.Process, begun time.Time, port string, discovery bool) (*host, *lab.Agent) { //nolint:revive // its callers have measured it all
-	t.Helper()
 	t.Logf("ready after %v, which took %v of a processor: %d KiB resident, %d anonymous", time.Since(begun).Round(time.Millisecond), d.Processor(), d.Resident(), d.Anonymous())
 	h := newHost(p.c, onlyIPv4)
 	a := h.agent("scale", scaleNamespace(0), h.plain(port)...)
@@ -356,7 +355,6 @@ func heard(t *testing.T, c *lab.Cluster) (all []resource) {
 // within a second. While it has no API server, it stays ready, and its agent gives the right answer to every query; 5 s
 // after that is back, the agent has the changes, deletions included.
 func (p population) testDiscovery(t *testing.T) {
-	t.Helper()
 	g := &gate{c: p.c}
 	g.open()
 	defer g.shut()
@@ -453,7 +451,6 @@ func (p population) testDiscovery(t *testing.T) {
 // testManyAgents logs what a changed host and a reconnect cost istiod and nametap-discovery with many agents, which
 // bench/agents simulates.
 func testManyAgents(t *testing.T, c *lab.Cluster) {
-	t.Helper()
 	binary := filepath.Join(t.TempDir(), "agents")
 	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join(lab.Repository(), "bench"), "-o", binary, "./agents").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
