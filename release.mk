@@ -62,7 +62,7 @@ install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, bel
 	@echo '  systemctl daemon-reload && systemctl enable --now nametap.socket nametap.service'
 
 clean: ## remove what was built
-	rm -rf bin coverage.*out
+	rm -rf bin
 
 ##@ release
 .PHONY: packages image image-roots image-check image-update image-test release reproducible release-test sign verify vuln
