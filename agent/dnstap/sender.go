@@ -18,7 +18,7 @@ import (
 
 const (
 	// writeTimeout is how long a write to the receiver may take.
-	writeTimeout = 5 * time.Second
+	writeTimeout = time.Minute
 	// dialTimeout is how long opening a connection may take, including the handshake.
 	dialTimeout = 5 * time.Second
 	// finishTimeout is how long the receiver may take to confirm the end.

@@ -19,6 +19,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/nametap/nametap/internal/testkit/leftout"
 )
 
 // root is the directory of the repository, and dir the directory of the release.
@@ -186,7 +188,7 @@ func TestFiles(t *testing.T) {
 // TestLintian checks that lintian finds no error in the packages of Debian. P6.
 func TestLintian(t *testing.T) {
 	if _, err := exec.LookPath("lintian"); err != nil {
-		t.Skip("LEFT OUT: lintian is not installed")
+		leftout.Test(t, "lintian is not installed")
 	}
 	args := append([]string{"--fail-on", "error", "--tag-display-limit", "0", "--allow-root"}, glob(t, "*.deb")...)
 	text, err := exec.CommandContext(t.Context(), "lintian", args...).CombinedOutput()
