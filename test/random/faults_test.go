@@ -73,7 +73,6 @@ func faults(seed uint64) []fault {
 		{name: "three times", alive: true, whole: true, effects: effects{udp(fakedns.Duplicate(3))}},
 		{name: "a fifth lost", alive: true, effects: effects{udp(fakedns.Loss(0.2, seed))}},
 		{name: "three fifths lost", effects: effects{udp(fakedns.Loss(0.6, seed))}},
-		{name: "forged with another ID", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.WrongID))}},
 		{name: "forged with another question", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.WrongQuestion))}},
 		{name: "noise first", alive: true, whole: true, effects: effects{udp(fakedns.First(fakedns.Raw(noise)))}},
 		{name: "malformed", effects: effects{fakedns.Cut(3)}},

@@ -160,27 +160,14 @@ func First(effect Effect) Effect {
 	}
 }
 
-// WrongID replies with NXDOMAIN and a wrong ID, as a forger would. A test can notice from
-// the NXDOMAIN that the agent has accepted the reply.
-func WrongID(r Request, _ []Packet) []Packet {
-	return forged(r, func(m *dns.Msg) { m.Id ^= 0x5555 })
-}
-
-// WrongQuestion replies with NXDOMAIN and the right ID, but to another question, for a
-// name below invalid.
+// WrongQuestion replies with NXDOMAIN and the right ID, but to another question, for a name below invalid, as a forger
+// would. A test can notice from the NXDOMAIN that the agent has accepted the reply.
 func WrongQuestion(r Request, _ []Packet) []Packet {
-	return forged(r, func(m *dns.Msg) {
-		for i := range m.Question {
-			m.Question[i].Name = "other.invalid."
-		}
-	})
-}
-
-// forged returns NXDOMAIN for a query, with a change.
-func forged(r Request, change func(*dns.Msg)) []Packet {
 	reply := newReply(r.Msg)
 	reply.Rcode = dns.RcodeNameError
-	change(reply)
+	for i := range reply.Question {
+		reply.Question[i].Name = "other.invalid."
+	}
 	wire, err := reply.Pack()
 	if err != nil {
 		return nil // a parsed message can be packed

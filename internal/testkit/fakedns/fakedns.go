@@ -6,7 +6,7 @@
 //
 //	upstream.Handle(fakedns.Truncate(fakedns.Size(4000)),
 //		fakedns.OnUDP(fakedns.Loss(0.3, 1)), fakedns.Delay(20*time.Millisecond))
-//	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongID))
+//	upstream.Handle(fakedns.Answer(), fakedns.First(fakedns.WrongQuestion))
 //
 // It records the queries and their source addresses, except with the option Forget. The options On,
 // NoUDP and NoTCP select its sockets.
