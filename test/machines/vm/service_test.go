@@ -196,11 +196,9 @@ func testStops(t *testing.T, m *lab.Machine) {
 				tr.none(load.Right, load.Foreign)
 			}
 			if way.name == "both" {
-				m.Run("systemd-run", "--quiet", "--unit=idle", "sleep", "600")
-				began := time.Now()
-				m.Run("systemctl", "stop", "idle.service")
-				if idle := time.Since(began); took > time.Second+2*idle { // twice what systemd needs for another unit
-					t.Errorf("stopping took %v, and that of another unit %v, want at most 1 s more", took, idle)
+				const limit = 10 * time.Second // after which systemd would kill the removal of the rules
+				if took >= limit {
+					t.Errorf("stopping took %v", took)
 				}
 				if sockets := m.Run("ss", "--no-header", "--listening", "--tcp", "--udp", "--numeric"); strings.Contains(sockets, ":15053") {
 					t.Errorf("sockets are left:\n%s", sockets)
