@@ -13,15 +13,14 @@ const MaxShown = 16 << 20
 // usage has the size of the hosts that each namespace shows to other namespaces. It depends on the current objects only,
 // so replicas agree.
 //
-// A host counts for the namespaces of its claims, each with its own claims. An alias counts for the namespace of the
-// alias, with the addresses of its target, even if its target is hidden: otherwise the size of a namespace could depend on
-// itself.
+// A host counts for the namespaces of its claims, each with its own claims. An alias counts as if it had maxLent
+// addresses: otherwise the size of a namespace would depend on other namespaces.
 type usage struct {
 	limit      int
 	mesh       object.Mesh // with which the claims were counted
 	namespaces map[string]*shown
-	hidden     map[string][]string // the namespaces beyond the limit; the value has only the namespace, for [object.ExportTo]
-	list       []Hidden            // of hidden, sorted; nil if hidden has changed
+	hidden     map[string]bool // the namespaces beyond the limit
+	list       []Hidden        // of hidden, sorted; nil if hidden has changed
 }
 
 // shown has the hosts that a namespace shows to other namespaces.
@@ -37,7 +36,7 @@ type Hidden struct {
 }
 
 func newUsage(limit int, mesh object.Mesh) *usage {
-	return &usage{limit: limit, mesh: mesh, namespaces: map[string]*shown{}, hidden: map[string][]string{}}
+	return &usage{limit: limit, mesh: mesh, namespaces: map[string]*shown{}, hidden: map[string]bool{}}
 }
 
 // follow counts changed hosts. It returns the hosts of the namespaces that have passed the limit, in either direction:
@@ -67,7 +66,7 @@ func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
 		if beyond := s.size > u.limit; beyond != u.hides(namespace) {
 			u.list = nil
 			if delete(u.hidden, namespace); beyond {
-				u.hidden[namespace] = []string{namespace}
+				u.hidden[namespace] = true
 			}
 			u.addHosts(namespace, passed)
 		}
@@ -84,29 +83,10 @@ func (u *usage) count(h *Host, yield func(namespace string, size int)) {
 	if h == nil {
 		return
 	}
-	target := 0
-	if h.target != nil {
-		target = h.target.size
-	}
-	last, sum := "", 0
-	sizer := newSizer(h.claims)
-	for _, c := range h.claims { // sorted by namespace, except for the kinds of their objects
-		if !c.hidden && !u.shows(c) {
-			continue
+	for _, c := range h.claims {
+		if !c.private && u.shows(c) {
+			yield(c.namespace, c.namesSize()+c.size())
 		}
-		if c.namespace != last && sum > 0 {
-			yield(last, sum)
-			sum = 0
-		}
-		last = c.namespace
-		sum += c.namesSize() + sizer.size(c)
-		if c.alias != "" {
-			sum += target
-			target = 0 // several clusters may have the alias, and the host has the addresses once
-		}
-	}
-	if sum > 0 {
-		yield(last, sum)
 	}
 }
 
@@ -122,20 +102,15 @@ func (u *usage) shows(c *claim) bool {
 }
 
 // hides reports whether the hosts of a namespace are hidden from other namespaces.
-func (u *usage) hides(namespace string) bool { return u.hidden[namespace] != nil }
+func (u *usage) hides(namespace string) bool { return u.hidden[namespace] }
 
 // limited returns a claim as it counts: if its namespace is hidden, only its namespace sees it.
 func (u *usage) limited(c *claim) *claim {
-	only := u.hidden[c.namespace]
-	if only == nil || !u.shows(c) {
+	if !u.hides(c.namespace) {
 		return c
 	}
 	own := *c
-	own.hidden, own.exportTo = true, object.ExportTo{Restricted: true}
-	all, mine := u.mesh.Shows(c.namespace)
-	if c.exportTo.VisibleIn(c.namespace) && (!c.exportTo.IsDefault() || all || mine) {
-		own.exportTo.Namespaces = only
-	}
+	own.hidden = true
 	return &own
 }
 

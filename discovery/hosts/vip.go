@@ -122,16 +122,14 @@ type vipResult struct {
 	moved   []string        // hosts that have lost their slot, sorted
 }
 
-// slotsOf returns the usable slots of the addresses of claims, once for each address.
+// slotsOf returns the usable slots of the VIPs that controllers have given to claims, once for each address. Addresses
+// that authors of objects choose take no slot: otherwise they could take the VIP of another namespace's host.
 func slotsOf(claims []claim) []uint16 {
 	var all []uint16
 	for i := range claims {
-		c := &claims[i]
-		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
-			for _, a := range addrs {
-				if slot, ok := addrSlot(a); ok && usableSlot(slot) {
-					all = append(all, slot)
-				}
+		for _, a := range claims[i].vips {
+			if slot, ok := addrSlot(a); ok && usableSlot(slot) {
+				all = append(all, slot)
 			}
 		}
 	}
