@@ -65,7 +65,7 @@ func decodeService(root Field, namespace string) *object.Service {
 	if s.Headless && len(s.ClusterIPs) > 0 {
 		spec.Member("clusterIP").Fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
-	s.Ports, s.Numbers = decodePorts(spec.Member("ports"), s.Headless), spec.Member("ports").numbers("port")
+	s.Ports, s.Numbers = decodePorts(spec.Member("ports"), s.Headless)
 	annotations := root.Member("metadata").Member("annotations")
 	if f := annotations.Member(object.AnnotationScope); f.Present() {
 		if err := s.HeadlessScope.UnmarshalText([]byte(f.Text())); err != nil {
@@ -78,10 +78,10 @@ func decodeService(root Field, namespace string) *object.Service {
 	return s
 }
 
-// decodePorts returns the ports of a Service or an EndpointSlice. If targets is true, a port gets the
+// decodePorts returns the ports of a Service or an EndpointSlice, and their numbers. If targets is true, a port gets the
 // number of its targetPort, and a port whose targetPort is a name is left out. A port without a
 // number is left out, too: in an EndpointSlice it stands for all ports.
-func decodePorts(f Field, targets bool) object.Ports {
+func decodePorts(f Field, targets bool) (all object.Ports, numbers []uint16) {
 	var ports []object.Port
 	names := map[string]bool{}
 	for _, e := range f.Elements() {
@@ -101,7 +101,7 @@ func decodePorts(f Field, targets bool) object.Ports {
 			protocol.Fail("%v", err)
 			continue
 		}
-		names[p.Name] = true
+		names[p.Name], numbers = true, append(numbers, p.Number)
 		if target := e.Member("targetPort"); targets && target.IsString() {
 			continue
 		} else if targets && target.Present() {
@@ -111,20 +111,7 @@ func decodePorts(f Field, targets bool) object.Ports {
 			ports = append(ports, p)
 		}
 	}
-	return object.NewPorts(ports)
-}
-
-// numbers returns the numbers of the ports in a list, sorted. They are in the member with the given name. Elements
-// without a valid number are left out.
-func (f Field) numbers(name string) []uint16 {
-	var all []uint16
-	for _, e := range f.Elements() {
-		if n := e.Member(name).port(); n != 0 {
-			all = append(all, n)
-		}
-	}
-	slices.Sort(all)
-	return slices.Clip(slices.Compact(all))
+	return object.NewPorts(ports), numbers
 }
 
 // decodeExternalName returns the host that a Service of type ExternalName stands for. Kubernetes
@@ -149,7 +136,7 @@ func decodeSlice(root Field) *object.EndpointSlice {
 		t.Fail("want IPv4, IPv6 or FQDN, got %q", t.Text())
 		return s
 	}
-	s.Ports = decodePorts(root.Member("ports"), false)
+	s.Ports, _ = decodePorts(root.Member("ports"), false)
 	for _, e := range root.Member("endpoints").Elements() {
 		ep := object.Endpoint{
 			Addrs:    e.Member("addresses").addrs(),
@@ -170,8 +157,8 @@ func decodeSlice(root Field) *object.EndpointSlice {
 
 func decodeImport(root Field) *object.ServiceImport {
 	spec := root.Member("spec")
-	ports := spec.Member("ports")
-	s := &object.ServiceImport{IPs: spec.Member("ips").addrs(), Ports: decodePorts(ports, false), Numbers: ports.numbers("port")}
+	s := &object.ServiceImport{IPs: spec.Member("ips").addrs()}
+	s.Ports, s.Numbers = decodePorts(spec.Member("ports"), false)
 	switch t := spec.Member("type"); t.Text() {
 	case object.ImportClusterSetIP:
 	case object.ImportHeadless:
@@ -218,7 +205,7 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	meta, spec := root.Member("metadata"), root.Member("spec")
 	e := &object.ServiceEntry{
 		NoVIP:   strings.EqualFold(meta.Member("labels").texts()[object.LabelAutoAllocate], "false"),
-		Numbers: spec.Member("ports").numbers("number"), Created: created(meta),
+		Created: created(meta),
 	}
 	for _, f := range spec.Member("hosts").Elements() {
 		host := strings.TrimSuffix(f.Text(), ".")
@@ -254,6 +241,9 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 		e.Selector = spec.Member("workloadSelector").Member("labels").texts()
 	}
 	ports, endpoints := decodeEntryPorts(spec.Member("ports")), decodeEndpoints(spec.Member("endpoints"))
+	for _, p := range ports {
+		e.Numbers = append(e.Numbers, p.Number)
+	}
 	if size := sizeInTables(e, ports, endpoints); size > object.MaxInTables {
 		spec.Fail("its hosts have %d KiB in tables: %d hosts, each with %d addresses and with %d ports of %d endpoints; want at most %d KiB, use several objects",
 			size>>10, len(e.Hosts), len(e.Addrs), len(ports), len(endpoints), object.MaxInTables>>10)
@@ -348,30 +338,19 @@ func created(meta Field) time.Time {
 	return at
 }
 
-// maxExcluding bounds the listeners of a Sidecar that exclude hosts: all of them are compared with each host. Istio
-// permits one listener for each port.
-const maxExcluding = 32
-
 func decodeSidecar(root Field) *object.Sidecar {
 	spec := root.Member("spec")
 	s := &object.Sidecar{Labels: spec.Member("workloadSelector").Member("labels").texts(), Created: created(root.Member("metadata"))}
-	egress, excluding := spec.Member("egress"), 0
+	egress := spec.Member("egress")
 	if egress.Present() && !egress.isEmpty() {
 		s.Egress = []object.EgressListener{}
 	}
 	for _, f := range egress.Elements() {
-		l, understood := decodeListener(f)
-		if l.Excludes() {
-			if excluding++; excluding > maxExcluding {
-				f.Fail("is one of more than %d listeners that exclude hosts", maxExcluding)
-				understood = false
-			}
-		}
-		if !understood {
+		if l, understood := decodeListener(f); understood {
+			s.Egress = append(s.Egress, l)
+		} else {
 			f.Fail("is not understood: the listener shows no host")
-			continue
 		}
-		s.Egress = append(s.Egress, l)
 	}
 	return s
 }

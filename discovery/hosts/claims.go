@@ -57,11 +57,21 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// namesSize returns about how many bytes the claim needs in a table besides addresses and destinations: for names, for ports,
-// for tags and lengths, and for an automatic VIP.
-func (c *claim) namesSize() int {
+// About how many bytes an address has in a table.
+const sizeOf4, sizeOf6 = 16, 40
+
+// size returns about how many bytes the claim needs in a table: for names, for ports, for tags and lengths, and for
+// addresses. If some addresses of a host lack a port, the table has the addresses of each port.
+func (c *claim) size() int {
 	const fixed, vip = 24, 32
-	n := fixed + len(c.host) + c.services.Size()
+	n := fixed + len(c.host) + c.services.Size() + c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
+	for i := range c.addrs {
+		times := 1
+		if c.mixed != nil {
+			times += (*c.mixed)[i].Len()
+		}
+		n += times * sizeOf(c.addrs[i:i+1])
+	}
 	if c.alias != "" {
 		n += len(c.alias) + maxLent*sizeOf4
 	}
@@ -70,6 +80,18 @@ func (c *claim) namesSize() int {
 	}
 	if c.wantsVIP && len(c.vips) == 0 {
 		n += vip
+	}
+	return n
+}
+
+// sizeOf returns about how many bytes addresses have in a table.
+func sizeOf(addrs []netip.Addr) (n int) {
+	for _, a := range addrs {
+		if a.Is4() {
+			n += sizeOf4
+		} else {
+			n += sizeOf6
+		}
 	}
 	return n
 }
@@ -415,35 +437,34 @@ func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// A keySet is a set of keys of hosts. Any tenant can make many of them, so they are sorted only after a change. The zero
-// value is empty.
-type keySet struct {
-	keys map[string]bool
-	list []string // sorted; nil if keys has changed
+// A listed has values by the key of a host. Any tenant can make many of them, so they are listed only after a change. The
+// zero value is empty.
+type listed[V any] struct {
+	byKey map[string][]V
+	list  []V // in the order of the keys; nil if byKey has changed
 }
 
-func (s *keySet) add(key string) {
-	if s.keys[key] {
+// set sets the values of a key; none removes it.
+func (l *listed[V]) set(key string, values ...V) {
+	if len(values)+len(l.byKey[key]) == 0 {
 		return
 	}
-	if s.keys == nil {
-		s.keys = map[string]bool{}
+	if l.byKey == nil {
+		l.byKey = map[string][]V{}
 	}
-	s.keys[key], s.list = true, nil
-}
-
-func (s *keySet) remove(key string) {
-	if s.keys[key] {
-		delete(s.keys, key)
-		s.list = nil
+	if l.byKey[key], l.list = values, nil; len(values) == 0 {
+		delete(l.byKey, key)
 	}
 }
 
-// sorted returns the keys in order. It returns the same slice until the set changes. The caller must not change the
-// slice.
-func (s *keySet) sorted() []string {
-	if s.list == nil {
-		s.list = sortedKeys(s.keys)
+// all returns the values in the order of their keys. It returns the same slice until the values change. The caller must
+// not change the slice.
+func (l *listed[V]) all() []V {
+	if l.list == nil {
+		l.list = []V{}
+		for _, key := range sortedKeys(l.byKey) {
+			l.list = append(l.list, l.byKey[key]...)
+		}
 	}
-	return s.list
+	return l.list
 }

@@ -45,35 +45,6 @@ func (h *Host) Weight() (n int) {
 	return n + maxLent*perAddress*len(h.aliases)
 }
 
-// size returns about how many bytes a claim needs in a table besides its names. If some addresses of a host lack a port,
-// the table has the addresses of each port.
-func (c *claim) size() int {
-	n := c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
-	for i := range c.addrs {
-		times := 1
-		if c.mixed != nil {
-			times += (*c.mixed)[i].Len()
-		}
-		n += times * sizeOf(c.addrs[i:i+1])
-	}
-	return n
-}
-
-// sizeOf returns about how many bytes addresses have in a table.
-func sizeOf(addrs []netip.Addr) (n int) {
-	for _, a := range addrs {
-		if a.Is4() {
-			n += sizeOf4
-		} else {
-			n += sizeOf6
-		}
-	}
-	return n
-}
-
-// About how many bytes an address has in a table.
-const sizeOf4, sizeOf6 = 16, 40
-
 // listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
 func (h *Host) listed() int {
 	if h != nil && slices.ContainsFunc(h.claims, func(c *claim) bool {

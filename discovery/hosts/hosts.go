@@ -24,7 +24,7 @@ type Hosts struct {
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
-	problems problems                   // what is wrong with hosts
+	problems listed[object.Error]       // what is wrong with hosts
 	usage    *usage                     // what namespaces take in the tables of other namespaces
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
@@ -44,7 +44,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips, usage: newUsage(MaxShown, object.Mesh{}),
+		vips: vips, usage: newUsage(MaxShown),
 	}
 	h.Scene = h.newScene()
 	return h
@@ -138,7 +138,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.sorted(), h.problems.sorted(), h.usage.sorted()
+	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.all(), h.problems.all(), h.usage.sorted()
 	return u.Update
 }
 
@@ -249,22 +249,8 @@ func wantsSlot(claims []claimOf) bool {
 // renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
 // usage. It returns all hosts that have changed.
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
-	counted := h.usage
-	if !slices.Equal(counted.mesh.ExportTo, h.mesh.ExportTo) {
-		for namespace := range counted.hidden {
-			counted.addHosts(namespace, changed)
-		}
-		h.usage = newUsage(counted.limit, h.mesh.Mesh)
-	}
 	changes := h.renewEach(changed)
-	count := changes
-	if h.usage != counted { // another exportTo counts for hosts without one
-		count = make([]HostChange, 0, len(h.hosts))
-		for host := range h.All() {
-			count = append(count, HostChange{New: host})
-		}
-	}
-	if passed := h.usage.follow(count); len(passed) > 0 {
+	if passed := h.usage.follow(changes); len(passed) > 0 {
 		changes = NewSpan(changes, h.renewEach(passed)).Changes
 	}
 	return changes
@@ -287,7 +273,7 @@ func (h *Hosts) renewEach(keys map[string]bool) (changes []HostChange) {
 // returns nil if there is no claim to the host. renew does not set the aliases: setAliases does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
-	h.problems.remove(key)
+	h.problems.set(key)
 	if len(claims) == 0 {
 		delete(h.byHost, key)
 		delete(h.hosts, key)
@@ -295,7 +281,7 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(-compareBools(a.kubernetes(), b.kubernetes()), a.created.Compare(b.created), cmp.Compare(a.namespace, b.namespace),
+		return cmp.Or(-cmp.Compare(min(len(a.shortname), 1), min(len(b.shortname), 1)), a.created.Compare(b.created), cmp.Compare(a.namespace, b.namespace),
 			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key}
@@ -310,17 +296,6 @@ func (h *Hosts) renew(key string) *Host {
 	host.slot, host.hasSlot = h.vips.slot(key)
 	h.hosts[key] = host
 	return host
-}
-
-// compareBools orders false before true.
-func compareBools(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 // host returns the host with a key, nil if there is none.
@@ -339,7 +314,7 @@ type Counts struct {
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.listed, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.keys)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.listed, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.byKey)}
 }
 
 // newScene returns the current scene.
@@ -473,9 +448,8 @@ func (h *Hosts) setAliases(changes []HostChange) {
 			}
 		}
 		if len(host.aliases) > 0 && h.isEndless(host.Key) {
-			service := h.byHost[host.Key][0].object
-			h.problems.add(host.Key, object.Error{File: service.String(), Field: "spec.externalName", Object: service, Msg: fmt.Sprintf(
-				"the host %q is left out: it stands for itself, or for the end of a chain of more than %d aliases", host.Key, maxAliases)})
+			h.addProblem(host.Key, h.byHost[host.Key][0].object, "spec.externalName", fmt.Sprintf(
+				"the host %q is left out: it stands for itself, or for the end of a chain of more than %d aliases", host.Key, maxAliases))
 		}
 	}
 }

@@ -73,9 +73,9 @@ func (v *Viewer) isExported(c *claim) bool {
 // counting returns the claims to a host that count for the viewer: those that it sees, of one namespace. This is, as in
 // istiod, the viewer's own namespace, or else the namespace of a Service, of an object that is exported to the viewer's
 // namespace by name, or of the oldest object. With several clusters, it returns those that count at the viewer's place,
-// and the cluster whose endpoints come first.
-func (v *Viewer) counting(h *Host) ([]*claim, nearCluster) {
-	claims := make([]*claim, 0, 4)
+// and the cluster whose endpoints come first. The claims are appended to the empty slice claims, so that they need no
+// allocation.
+func (v *Viewer) counting(h *Host, claims []*claim) ([]*claim, nearCluster) {
 	var owner *claim
 	for _, c := range h.claims {
 		if !v.sees(c) {
@@ -124,7 +124,7 @@ func (v *Viewer) follow(h *Host, claims []*claim) (name string, target *Entry, o
 		}
 		name, h = a.name, nil
 		for _, t := range a.targets {
-			if claims, _ = v.counting(t); t.aliasOf(claims) != nil || v.Entry(t) != nil {
+			if claims, _ = v.counting(t, nil); t.aliasOf(claims) != nil || v.Entry(t) != nil {
 				h = t
 				break
 			}
@@ -142,7 +142,7 @@ func (v *Viewer) Entry(h *Host) *Entry {
 	if h == nil {
 		return nil
 	}
-	claims, near := v.counting(h)
+	claims, near := v.counting(h, make([]*claim, 0, 8))
 	if len(claims) == 0 {
 		return nil
 	}

@@ -25,8 +25,8 @@ type VIPs struct {
 	bySlot map[uint16]string  // hosts, by their slot
 	// rounds counts the updates in which hosts were removed, see markRemoved.
 	rounds      uint64
-	withoutSlot keySet // hosts that found no free slot
-	inUse       int    // hosts that want a VIP and have a slot
+	withoutSlot listed[string] // hosts that found no free slot
+	inUse       int            // hosts that want a VIP and have a slot
 	// claimed counts, by usable slot, the addresses in objects that are VIPs of the slot. No host may have one of these
 	// slots.
 	claimed map[uint16]int
@@ -176,12 +176,14 @@ func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 	free, reusable := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
 	if free+reusable == 0 {
 		for host := range slotless {
-			v.withoutSlot.add(host)
+			v.withoutSlot.set(host, host)
 		}
 		return
 	}
 	all := maps.Clone(slotless)
-	maps.Copy(all, v.withoutSlot.keys)
+	for host := range v.withoutSlot.byKey {
+		all[host] = true
+	}
 	var removed []string
 	if free < len(all) {
 		removed = v.removed()
@@ -196,10 +198,10 @@ func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 			slot = v.remove(removed[0]).Slot
 			removed = removed[1:]
 		default:
-			v.withoutSlot.add(host)
+			v.withoutSlot.set(host, host)
 			continue
 		}
-		v.withoutSlot.remove(host)
+		v.withoutSlot.set(host)
 		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
@@ -245,7 +247,7 @@ func (v *VIPs) markRemoved(wanted, slotless map[string]bool, r *vipResult) {
 			r.changed[host], removed = true, true
 		case !want:
 			delete(slotless, host)
-			v.withoutSlot.remove(host)
+			v.withoutSlot.set(host)
 		}
 	}
 	if removed {

@@ -20,7 +20,8 @@ type Sidecar struct {
 	Created time.Time
 }
 
-// An EgressListener shows the hosts that one of Hosts selects and none of Hosts excludes.
+// An EgressListener shows the hosts that one of Hosts selects and none of Hosts excludes. Several listeners with one
+// port, which Istio does not permit, are one.
 type EgressListener struct {
 	Port  uint16 // only hosts with this port are visible; 0 for hosts with any port, or without one
 	Hosts []EgressHost
@@ -63,7 +64,8 @@ func Selects(selector, labels map[string]string) bool {
 // An Egress has the egress listeners of a Sidecar. The time that Shows takes does not depend on the number of hosts. A
 // nil Egress shows all hosts.
 type Egress struct {
-	listeners map[uint16][]listener // by port
+	listeners map[uint16]listener // by port
+	from      map[string]bool     // the namespaces of all EgressHosts
 }
 
 // A listener has the hosts that an EgressListener selects and excludes.
@@ -83,30 +85,20 @@ func (s *Sidecar) NewEgress() *Egress {
 	if s.Egress == nil {
 		return nil
 	}
-	e := &Egress{map[uint16][]listener{}}
+	e := &Egress{map[uint16]listener{}, map[string]bool{}}
 	for _, l := range s.Egress {
-		all := e.listeners[l.Port]
-		// Listeners that exclude nothing are one: they show the hosts that any of them selects.
-		i := slices.IndexFunc(all, func(other listener) bool { return len(other.excluded) == 0 })
-		if i < 0 || l.Excludes() {
-			i = len(all)
-			all = append(all, listener{hostsByNamespace{}, hostsByNamespace{}})
+		if e.listeners[l.Port].selected == nil {
+			e.listeners[l.Port] = listener{hostsByNamespace{}, hostsByNamespace{}}
 		}
 		for _, h := range l.Hosts {
-			if h.Excluded {
-				all[i].excluded.add(h)
+			if e.from[h.Namespace] = true; h.Excluded {
+				e.listeners[l.Port].excluded.add(h)
 			} else {
-				all[i].selected.add(h)
+				e.listeners[l.Port].selected.add(h)
 			}
 		}
-		e.listeners[l.Port] = all
 	}
 	return e
-}
-
-// Excludes reports whether the listener excludes hosts.
-func (l EgressListener) Excludes() bool {
-	return slices.ContainsFunc(l.Hosts, func(h EgressHost) bool { return h.Excluded })
 }
 
 func (m hostsByNamespace) add(h EgressHost) {
@@ -141,11 +133,10 @@ func (e *Egress) Shows(workload, namespace, host string, ports []uint16) bool {
 	return slices.ContainsFunc(ports, func(port uint16) bool { return e.shows(port, workload, namespace, host) })
 }
 
-// shows reports whether the listeners of a port show a host.
+// shows reports whether the listener of a port shows a host.
 func (e *Egress) shows(port uint16, workload, namespace, host string) bool {
-	return slices.ContainsFunc(e.listeners[port], func(l listener) bool {
-		return l.selected.has(workload, namespace, host) && !l.excluded.has(workload, namespace, host)
-	})
+	l := e.listeners[port]
+	return l.selected.has(workload, namespace, host) && !l.excluded.has(workload, namespace, host)
 }
 
 // covers reports whether a host, which may be a wildcard itself, is in the set, or has a suffix in it.
@@ -174,43 +165,16 @@ func (s *hostSet) covers(host string) bool {
 }
 
 // FromOwn reports whether e shows or hides hosts because they are in the workload's own namespace.
-func (e *Egress) FromOwn() bool {
-	return e.any(func(l listener) bool { return l.selected[exportToPrivate] != nil || l.excluded[exportToPrivate] != nil })
-}
-
-// any reports whether a condition is true for a listener.
-func (e *Egress) any(condition func(listener) bool) bool {
-	if e != nil {
-		for _, all := range e.listeners {
-			if slices.ContainsFunc(all, condition) {
-				return true
-			}
-		}
-	}
-	return false
-}
+func (e *Egress) FromOwn() bool { return e != nil && e.from[exportToPrivate] }
 
 // FromAny reports whether e may show hosts of one of the given namespaces to workloads of any namespace. The namespaces
 // are the keys of the map.
 func FromAny[T any](e *Egress, namespaces map[string]T) bool {
-	return len(namespaces) > 0 && (e == nil || e.any(func(l listener) bool { return fromAny(l.selected, namespaces) }))
-}
-
-// fromAny reports whether hosts selects hosts of one of the given namespaces.
-func fromAny[T any](hosts hostsByNamespace, namespaces map[string]T) bool {
-	if hosts[anything] != nil {
-		return true
+	if e == nil || e.from[anything] {
+		return len(namespaces) > 0
 	}
-	if len(namespaces) < len(hosts) {
-		for namespace := range namespaces {
-			if hosts[namespace] != nil {
-				return true
-			}
-		}
-		return false
-	}
-	for namespace := range hosts {
-		if _, found := namespaces[namespace]; found {
+	for namespace := range namespaces {
+		if e.from[namespace] {
 			return true
 		}
 	}

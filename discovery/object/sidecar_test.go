@@ -1,7 +1,6 @@
 package object_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -34,12 +33,15 @@ func TestEgress(t *testing.T) {
 			egress := (&object.Sidecar{Egress: listeners}).NewEgress()
 			for _, namespace := range []string{"shop", "data", "bank"} {
 				for _, name := range names {
-					shown, is := false, func(h object.EgressHost) bool { return matches(h, "shop", namespace, name) }
+					selected, excluded := map[uint16]bool{}, map[uint16]bool{}
 					for _, l := range listeners {
-						selects := func(h object.EgressHost) bool { return !h.Excluded && is(h) }
-						excludes := func(h object.EgressHost) bool { return h.Excluded && is(h) }
-						shown = shown || l.Port != 160 && slices.ContainsFunc(l.Hosts, selects) && !slices.ContainsFunc(l.Hosts, excludes)
+						for _, h := range l.Hosts {
+							is := matches(h, "shop", namespace, name)
+							selected[l.Port] = selected[l.Port] || is && !h.Excluded
+							excluded[l.Port] = excluded[l.Port] || is && h.Excluded
+						}
 					}
+					shown := selected[0] && !excluded[0] || selected[80] && !excluded[80]
 					if got := egress.Shows("shop", namespace, name, []uint16{80, 443}); got != shown {
 						t.Fatalf("%v show %s of %s: %v, want %v", listeners, name, namespace, got, shown)
 					}
