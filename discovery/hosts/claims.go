@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -16,8 +15,8 @@ type claim struct {
 	namespace string // of the object
 	shortname string // of a Service; empty for an external host
 	exportTo  object.ExportTo
-	ports     []uint16  // that clients connect to, for [object.Egress.Shows]
-	created   time.Time // when the ServiceEntry was created
+	ports     []uint16 // that clients connect to, for [object.Egress.Shows]
+	created   int64    // when the ServiceEntry was created, in Unix time
 
 	// addrs are cluster IPs, or addresses of endpoints; a client gets the addresses of its
 	// families. literal are the addresses of a ServiceEntry; as with istiod, every client gets all
@@ -106,7 +105,7 @@ func (c *claim) equal(other *claim) bool {
 		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly && c.imported == other.imported &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
 		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) && slices.Equal(c.ports, other.ports) &&
-		c.created.Equal(other.created) && c.services == other.services && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
+		c.created == other.created && c.services == other.services && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
 // mixedPorts returns the ports of each address in addrs if they differ, otherwise nil.
@@ -408,7 +407,7 @@ func (ix *index) entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	}
 	for _, host := range e.Hosts {
 		c := claim{
-			host: host, namespace: k.Namespace, exportTo: e.ExportTo, ports: e.Numbers, created: e.Created, literal: addrs, vips: e.VIPs[host],
+			host: host, namespace: k.Namespace, exportTo: e.ExportTo, ports: e.Numbers, created: e.Created.Unix(), literal: addrs, vips: e.VIPs[host],
 			wantsVIP: auto && (e.Resolution == object.ResolutionDynamic || !object.IsWildcard(host)),
 		}
 		if c.wantsVIP {

@@ -281,7 +281,7 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(-cmp.Compare(min(len(a.shortname), 1), min(len(b.shortname), 1)), a.created.Compare(b.created), cmp.Compare(a.namespace, b.namespace),
+		return cmp.Or(-cmp.Compare(min(len(a.shortname), 1), min(len(b.shortname), 1)), cmp.Compare(a.created, b.created), cmp.Compare(a.namespace, b.namespace),
 			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key}
