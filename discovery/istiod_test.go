@@ -1,9 +1,11 @@
 package discovery
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -14,7 +16,7 @@ import (
 )
 
 // The tables are the same as istiod's, recorded for the same objects, except for the
-// values of automatic VIPs.
+// values of automatic VIPs, and for Services without an address, which istiod leaves out.
 func TestSameAsIstiod(t *testing.T) {
 	objects, err := os.ReadFile(filepath.Join("testdata", "istiod", "objects.yaml"))
 	if err != nil {
@@ -34,6 +36,7 @@ func TestSameAsIstiod(t *testing.T) {
 				slices.Sort(info.Ips) // istiod's order changes
 			}
 			got := tableOf(t, string(objects), hosts.View{Namespace: "default", Families: f, VIPs: true})
+			maps.DeleteFunc(got, func(_, text string) bool { return strings.HasSuffix(text, " ") })
 			if diff := cmp.Diff(show(&recorded), got); diff != "" {
 				t.Errorf("-istiod +nametap\n%s", diff)
 			}

@@ -3,6 +3,8 @@ package discovery
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +12,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 )
 
@@ -32,7 +35,9 @@ func TestSidecars(t *testing.T) { // D12
 		{"none", "", join(wild, external, api, cache, db, web)},
 		{"its namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
 		{"all namespaces", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*']}]"), join(wild, external, api, cache, db, web)},
-		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local, '~/*']}]"), join(cache, web)},
+		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local]}]"), join(cache, web)},
+		{"excluded hosts", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*', '~data/db.data.svc.cluster.local', '~/*.example.com', '~./api.shop.svc.cluster.local']}]"), join(cache, web)},
+		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), ""},
 		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
 		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
 		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
@@ -56,6 +61,47 @@ func TestSidecars(t *testing.T) { // D12
 				t.Errorf("got  %s\nwant %s", got, tt.want)
 			}
 		})
+	}
+}
+
+// D12: an egress listener that is not understood shows nothing, also while a directory has no good form of its Sidecar.
+func TestSidecarNotUnderstood(t *testing.T) {
+	for listener, wrong := range map[string]string{
+		"hosts: ['*/*'], labels: {app: web}": "labels", "hosts: ['*/*'], port: {number: http}": "number", "hosts: ['*/*', '~data/-']": "hosts[1]",
+	} {
+		dir := t.TempDir()
+		write(t, dir, "a.yaml", scoped()+sidecarYAML("s", "shop", "egress: [{"+listener+"}, {hosts: [./web.shop.svc.cluster.local, -]}]"))
+		table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
+		named := func(e object.Error) bool { return strings.HasSuffix(e.Field, wrong) }
+		if len(table.GetTable()) != 1 || table.GetTable()["web.shop.svc.cluster.local"] == nil || !slices.ContainsFunc(errs, named) {
+			t.Errorf("%s: %v, %v, %v", listener, table, errs, err)
+		}
+	}
+}
+
+// D11, D12: the recipe in operations.md shows each namespace the names that it says.
+func TestNamesThatTenantsSee(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, recipe, _ := strings.Cut(string(text), "### Names that a tenant may see")
+	recipe, _, _ = strings.Cut(recipe, "\n## ")
+	yaml := svcYAML("default", "kubernetes", "10.0.0.1") + svcYAML("platform", "login", "10.0.0.2") + svcYAML("platform", "admin", "10.0.0.3") +
+		svcYAML("shop", "web", "10.0.0.4") + svcYAML("bank", "api", "10.0.0.5")
+	for i, block := range strings.Split(recipe, "```") {
+		if i%2 == 1 {
+			yaml += "---\n" + strings.TrimPrefix(block, "yaml")
+		}
+	}
+	all := allOf(parse(t, yaml))
+	for namespace, want := range map[string]string{
+		"shop": "billing.example.com kubernetes.default login.platform web.shop", "bank": "api.bank kubernetes.default login.platform",
+	} {
+		table, err := Client{Namespace: namespace}.table(all)
+		if got := strings.ReplaceAll(join(slices.Sorted(maps.Keys(table.GetTable()))...), ".svc.cluster.local", ""); got != want || err != nil {
+			t.Errorf("%s sees %s, want %s: %v", namespace, got, want, err)
+		}
 	}
 }
 

@@ -286,7 +286,7 @@ func (s *Source) keepGood(m *merge, t *tree) {
 		switch {
 		// An object of this name in another file is used only when the file that holds the object in use is
 		// repaired or removed.
-		case ok && (found.file == o.file || p == nil || !p.broken[k]):
+		case ok && (!found.partial || o.partial) && (found.file == o.file || p == nil || !p.broken[k]):
 		case m.broken[k], p != nil && p.unnamed, m.hides(o.file):
 			m.keep(o)
 		default:
