@@ -215,7 +215,7 @@ func (g *generator) port(info *api.NameTable_NameInfo) *api.NameTable_Port {
 		Number:   pick[uint32](g, 80, 80, 8080, 65535, 0, 65536, 1<<32-1),
 		Protocol: pick(g, "", "TCP", "UDP", "Sctp", "QUIC"),
 	}
-	for len(info.GetIps()) > 0 && g.one(2) {
+	for len(info.GetIps()) > 0 && info.GetHeadless() && g.one(2) {
 		p.Ips = append(p.Ips, pick(g, pick(g, info.GetIps()...), "10.9.9.9", "nowhere", "::ffff:10.0.0.1"))
 	}
 	return p
@@ -369,7 +369,7 @@ func (g *generator) addOPT(packet []byte, r *reference) []byte {
 	}
 	packet = append(binary.BigEndian.AppendUint16(packet, uint16(len(options))), options...)
 	if q := parseRef(packet); q.demand != mustHandOn && g.one(2) {
-		if resp := r.answer(&q); resp != nil {
+		if resp, _ := r.answer(&q); resp != nil {
 			edge := refMessageLen(&q, append(resp.Answer, resp.Ns...)...) + pick(g, -1, 0, 1, g.IntN(60)-30)
 			binary.BigEndian.PutUint16(packet[at:], uint16(min(max(edge, 0), 65535)))
 		}

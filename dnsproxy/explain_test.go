@@ -13,7 +13,7 @@ import (
 
 func TestExplain(t *testing.T) { // R5
 	t.Parallel()
-	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
+	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")}})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local":  service("web", "shop", "10.0.0.1"),
 		"api.example.com":             external("192.0.2.1"),
@@ -38,29 +38,29 @@ func TestExplain(t *testing.T) { // R5
 			Rows: []string{"N4", "A2"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "table",
 			Why: "in the mesh table: below the wildcard *.wild.example.com",
 		}},
-		{"web.corp.example ANY", dnsproxy.Explanation{
+		{"web.shop.shop.svc.cluster.local ANY", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "A5"}, Rule: table.RuleAutopath, Host: web, Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: short name of " + web,
+			Why: "in the mesh table: after removing the search domain shop.svc.cluster.local.: short name of " + web,
 		}},
-		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
+		{"api.example.com.shop.svc.cluster.local HTTPS", dnsproxy.Explanation{
 			Rows: []string{"N5", "N1", "A3"}, Rule: table.RuleAutopath, Host: "api.example.com", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: the host's FQDN",
+			Why: "in the mesh table: after removing the search domain shop.svc.cluster.local.: the host's FQDN",
 		}},
 		{"api.example.com MX", dnsproxy.Explanation{
 			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
-			Why: "in the mesh table: the host's FQDN; forwarded, because the table has only addresses",
+			Why: "in the mesh table: the host's FQDN; forwarded, because the table has no records of this type",
 		}},
-		{"old.corp.example AAAA", dnsproxy.Explanation{
+		{"old.shop.shop.svc.cluster.local AAAA", dnsproxy.Explanation{
 			Rows: []string{"N5", "N2", "D9", "A2"}, Rule: table.RuleAutopath, Host: "old.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: short name of old.shop.svc.cluster.local, an alias of " + web,
+			Why: "in the mesh table: after removing the search domain shop.svc.cluster.local.: short name of old.shop.svc.cluster.local, an alias of " + web,
 		}},
-		{"10-0-0-9.peer.corp.example A", dnsproxy.Explanation{
+		{"10-0-0-9.peer.shop.shop.svc.cluster.local A", dnsproxy.Explanation{
 			Rows: []string{"N5", "D21", "A1"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: an endpoint of the headless Service peer.shop.svc.cluster.local",
+			Why: "in the mesh table: after removing the search domain shop.svc.cluster.local.: an endpoint of the headless Service peer.shop.svc.cluster.local",
 		}},
-		{"_http._tcp.peer.corp.example SRV", dnsproxy.Explanation{
+		{"_http._tcp.peer.shop.shop.svc.cluster.local SRV", dnsproxy.Explanation{
 			Rows: []string{"N5", "D22"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: a port of the Service peer.shop.svc.cluster.local",
+			Why: "in the mesh table: after removing the search domain shop.svc.cluster.local.: a port of the Service peer.shop.svc.cluster.local",
 		}},
 		{"_http._tcp.peer A", dnsproxy.Explanation{
 			Rows: []string{"D22", "A2"}, Rule: table.RulePort, Host: "peer.shop.svc.cluster.local", Source: "table",
@@ -75,7 +75,31 @@ func TestExplain(t *testing.T) { // R5
 			Why: "in the mesh table: the host's FQDN",
 		}},
 		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
-			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",
+			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a Service's address",
+		}},
+		{"1.2.0.192.in-addr.arpa PTR", dnsproxy.Explanation{
+			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "upstream",
+			Why: "in the mesh table: the PTR name of an external host's address, if nameservers do not have 1.2.0.192.in-addr.arpa",
+		}},
+		{"web.corp.example A", dnsproxy.Explanation{
+			Rows: []string{"N5", "N2", "A1"}, Rule: table.RuleAutopath, Host: web, Source: "upstream",
+			Why: "in the mesh table: after removing the search domain corp.example.: short name of " + web +
+				", if nameservers do not have web.corp.example",
+		}},
+		{"a.b.wild.example.com A", dnsproxy.Explanation{
+			Rows: []string{"N4", "A1"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "upstream",
+			Why: "in the mesh table: below the wildcard *.wild.example.com, if nameservers do not have a.b",
+		}},
+		{"api.example.com.wild.example.com A", dnsproxy.Explanation{
+			Rows: []string{"N4"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "self",
+			Why: "below the wildcard *.wild.example.com, but made by a search domain from another mesh name: NXDOMAIN",
+		}},
+		{"x.peer.shop.svc.cluster.local A", dnsproxy.Explanation{
+			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "self",
+			Why: "below the Service peer.shop.svc.cluster.local, and neither a port nor an endpoint of it: NXDOMAIN",
+		}},
+		{"svc.cluster.local A", dnsproxy.Explanation{
+			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "self", Why: "an ancestor of mesh names: NODATA",
 		}},
 		{"x.api.example.com A", dnsproxy.Explanation{
 			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "upstream", Why: "not in the mesh table: forwarded",

@@ -63,7 +63,7 @@ func TestShortNames(t *testing.T) { // N2
 		"web-0.web.shop.svc.cluster.local": service("web-0.web", "shop", "10.0.0.2"),
 		"db.bank.svc.cluster.local":        service("db", "bank", "10.0.0.3"),
 		"db-0.db.bank.svc.cluster.local":   service("db-0.db", "bank", "10.0.0.4"),
-		"vm.shop.svc.cluster.local":        external("10.0.0.5"),
+		"vm.shop.svc.cluster.local":        {Registry: "External", Namespace: "shop", Ips: []string{"10.0.0.5"}},
 		"Mixed.shop.svc.cluster.local":     service("Mixed", "Shop", "10.0.0.6"),
 		"odd.cluster.local":                service("other", "place", "10.0.0.7"),
 		"x.shop.svc.cluster.local":         service("y", "bank", "10.0.0.8"),

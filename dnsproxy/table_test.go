@@ -52,7 +52,7 @@ func contested() []hosts {
 			"twice.example":               external("192.0.2.10"),
 			"old.shop.svc.cluster.local":  alias("old", "a.example", "10.0.0.12"),
 			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "second"),
-			"web.bank.svc.cluster.local":  external("10.0.0.11"),
+			"web.bank.svc.cluster.local":  {Registry: "External", Namespace: "bank", Ips: []string{"10.0.0.11"}},
 			"peer.bank.svc.cluster.local": withPorts(headless("peer", "bank", "10.0.0.13"), "http=81"),
 		},
 	}
@@ -75,9 +75,9 @@ func TestPrecedence(t *testing.T) { // N7
 		{"web.bank.svc.cluster.local A", "web.bank.svc.cluster.local. A 10.0.0.10"},
 		{"api.example.com A", "api.example.com. A 192.0.2.2"},
 		{"x.wild.example.com A", "x.wild.example.com. A 192.0.2.6"},
-		// An explicit host wins over a wildcard and over a short name.
+		// An explicit host wins over a wildcard, and a short name of a Service over both.
 		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
-		{"db.shop A", "db.shop. A 192.0.2.4"},
+		{"db.shop A", "db.shop. A 10.0.0.4"},
 		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
 		// name.namespace wins over name in the agent's namespace.
 		{"web-0.web A", "web-0.web. A 10.0.0.6"},
@@ -94,7 +94,7 @@ func TestPrecedence(t *testing.T) { // N7
 		{Name: "a.x.svc.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com"},
 		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com."},
-		{Name: "db.shop.", Winner: "db.shop", Loser: "db.shop.svc.cluster.local"},
+		{Name: "db.shop.", Winner: "db.shop.svc.cluster.local", Loser: "db.shop"},
 		{Name: "name.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "nick.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "old.shop.svc.cluster.local.", Winner: "old.shop.svc.cluster.local", Loser: "old.shop.svc.cluster.local"},
@@ -103,7 +103,6 @@ func TestPrecedence(t *testing.T) { // N7
 		{Name: "twice.example.", Winner: "twice.example", Loser: "twice.example"},
 		{Name: "web-0.web.", Winner: "web-0.web.svc.cluster.local", Loser: "web-0.web.shop.svc.cluster.local"},
 		{Name: "web.bank.svc.cluster.local.", Winner: "web.bank.svc.cluster.local", Loser: "web.bank.svc.cluster.local"},
-		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "Web.shop.svc.cluster.local"},
 		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "web.shop.svc.cluster.local."},
 	}
 	if diff := cmp.Diff(want, p.Table().Collisions()); diff != "" {
@@ -250,7 +249,7 @@ func TestNameTable(t *testing.T) { // R5
 		"old.bank.svc.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
 		"old.cluster.local": {"ips": ["10.0.0.4"], "registry": "Kubernetes", "shortname": "old", "namespace": "bank"},
 		"web.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
-		"web.shop": {"ips": ["192.0.2.3"], "registry": "External"},
+		"web.shop.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
 		"web.shop.svc.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
 		"web.shop.svc.cluster.local": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes",
 			"shortname": "web", "namespace": "shop"}

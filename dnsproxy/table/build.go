@@ -167,25 +167,24 @@ func (b *builder) addCandidate(s *shard) {
 		s.skip(key, wire.ErrSpecial.Error())
 		return
 	}
+	if c.flags = c.registryFlags(wildcard); !c.mayHaveName(b.cluster) {
+		s.skip(key, "a name of the cluster, which only Services have")
+		return
+	}
 	b.addresses(s, b.info.ips)
-	if len(b.v4)+len(b.v6) == 0 {
-		return // like Istio's control plane, which does not send hosts without addresses (docs/behaviour.md, row N11)
+	c.alias = b.alias(s, c.Name)
+	if len(b.v4)+len(b.v6) == 0 && c.alias == wire.Root && (wildcard || !c.Kubernetes()) {
+		return // it has nothing to answer with (docs/behaviour.md, row N11)
 	}
 	c.V4, c.near[0] = b.packNear(b.v4, b.near[0])
 	c.V6, c.near[1] = b.packNear(b.v6, b.near[1])
 	if c.allNear() {
 		c.near = [2]uint32{}
 	}
-	if c.info.registry == registryKubernetes {
-		c.flags |= flagKubernetes
-	}
-	if wildcard {
-		c.flags |= flagWildcard
-	} else {
+	if !wildcard {
 		c.flags |= c.localFlags(b.cluster)
 	}
 	c.altHosts = slices.Clone(b.info.altHosts)
-	c.alias = b.alias(s, c.Name)
 	switch {
 	case c.alias != wire.Root:
 	case c.info.registry == registryExternal:

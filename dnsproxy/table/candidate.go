@@ -21,6 +21,27 @@ type candidate struct {
 	ports    []byte // the encoded ports or, for an external host, the encoded destinations
 }
 
+// registryFlags returns flagKubernetes and flagWildcard, as far as they apply to the candidate.
+func (c *candidate) registryFlags(wildcard bool) (flags hostFlags) {
+	if c.info.registry == registryKubernetes {
+		flags = flagKubernetes
+	}
+	if wildcard {
+		flags |= flagWildcard
+	}
+	return flags
+}
+
+// mayHaveName reports whether the candidate may have its name. In the zones of the cluster, this is a Service, or an
+// external host of which the control plane says by a namespace that it may have the name. A wildcard is below a zone.
+func (c *candidate) mayHaveName(cl *Cluster) bool {
+	zone := cl.zone(c.Name)
+	if !c.wildcard() {
+		return zone == wire.Root || c.Kubernetes() || c.info.namespace != ""
+	}
+	return zone == wire.Root || c.Name.Parent() != zone && c.info.namespace != ""
+}
+
 // localFlags returns flagLocal and flagDerived, as far as they apply to the candidate.
 func (c *candidate) localFlags(cl *Cluster) hostFlags {
 	info := &c.info
@@ -71,7 +92,7 @@ func (c *candidate) claims(cl *Cluster) []claim {
 	}
 	var claims []claim
 	add := func(text string) {
-		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
+		if name, err := wire.ParseHostname(text); err == nil && !name.Special() && !name.Below(cl.Domain) {
 			claims = append(claims, claim{
 				name: name, fqdn: wire.Name(strings.Clone(string(c.Name))), key: strings.Clone(c.info.key),
 			})

@@ -60,6 +60,24 @@ func NewCluster(namespace, domain string) (Cluster, error) {
 	return c, nil
 }
 
+// zone returns the zone of the cluster that name is in: the cluster domain, or svc, which short names such as web.shop.svc
+// end in. It returns the root for all other names. Names in these zones belong to Services, and to external hosts of
+// which the control plane says that they may have them.
+func (c *Cluster) zone(name wire.Name) wire.Name {
+	switch {
+	case name.Below(c.Domain):
+		return c.Domain
+	case name.Below(svcName):
+		return svcName
+	}
+	return wire.Root
+}
+
+// searched reports whether Kubernetes puts domain into the search lists of the agent's namespace.
+func (c *Cluster) searched(domain wire.Name) bool {
+	return domain == c.Domain || domain == c.services || domain == c.ownNamespace && domain != wire.Root
+}
+
 // ClusterDomain returns the cluster domain that [NewCluster] finds, as text without
 // a trailing dot.
 func ClusterDomain(namespace, domain string) (string, error) {

@@ -16,13 +16,17 @@ func (t *Table) NameTable() *api.NameTable {
 }
 
 // Infos yields the entries of the table as entries of a NameTable, in no particular order. There is an entry for each
-// host, under the key that the control plane gave it. As in Istio's agent, there is also an entry for each short name
-// that the table answers. Each key comes once. The entries belong to the caller.
+// host, under the key that the control plane gave it, unless its name is a short name of a Service. As in Istio's agent,
+// there is also an entry for each short name that the table answers. Each key comes once. The entries belong to the
+// caller.
 func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name
 	var s Scratch
 	for h := range t.all {
 		info := h.info(&t.Cluster)
+		if owner, _ := t.owner(h.Name, &s); owner.Name != h.Name {
+			continue
+		}
 		if !yield(info.key, &api.NameTable_NameInfo{
 			Ips: addressTexts(&h.addresses), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Near: h.near[0] + h.near[1],
