@@ -167,10 +167,6 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 	}
 	service := func(domain string) string {
 		info.Registry, info.Shortname, info.Namespace = "Kubernetes", g.recased(short), g.recased(namespace)
-		for g.one(4) {
-			//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-			info.AltHosts = append(info.AltHosts, pick(g, "nick", g.name(), pick(g, badNames[:13]...), short, short+"."+namespace))
-		}
 		if g.one(10) {
 			info.Shortname, info.Namespace = pick(g, "", "not a label", short), pick(g, "", namespace)
 		}
@@ -254,10 +250,6 @@ func (g *generator) asked() []string {
 		case 0, 1:
 			if info.GetShortname() != "" {
 				name = info.GetShortname() + pick(g, "", "."+info.GetNamespace(), "."+info.GetNamespace()+".svc")
-			}
-			//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-			if alt := info.GetAltHosts(); len(alt) > 0 {
-				name = pick(g, name, pick(g, alt...))
 			}
 		case 2:
 			if len(info.GetIps()) > 0 {

@@ -30,9 +30,8 @@ type reference struct {
 
 	hosts, wildcards map[string]*refHost // by FQDN and by suffix; only hosts that won the name
 	// shortNames are the short names by form, in order of precedence: name.namespace,
-	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain; then
-	// short names of other hosts, and alternative names.
-	shortNames [4]map[string]*refHost
+	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain.
+	shortNames [3]map[string]*refHost
 	pointers   map[string][]string // FQDNs by the PTR names of addresses
 	foreign    map[string]bool     // the PTR names of addresses that no Service has
 }
@@ -206,32 +205,15 @@ func (r *reference) newHost(key string, info *api.NameTable_NameInfo) *refHost {
 // loadShortNames adds the short names of a host. Only Services of the cluster have them
 // (N2, N3).
 func (r *reference) loadShortNames(h *refHost) {
-	if !h.kubernetes || !strings.HasSuffix(h.name, "."+r.domain) {
+	short, namespace := h.info.GetShortname(), h.info.GetNamespace()
+	qualified, ok := refName(short + "." + namespace)
+	if !h.kubernetes || !ok || h.name != qualified+"svc."+r.domain {
 		return
 	}
-	var forms [3]string
-	short, namespace := h.info.GetShortname(), h.info.GetNamespace()
-	if short != "" && namespace != "" {
-		forms[0] = short + "." + namespace
-		forms[1] = forms[0] + ".svc"
-		if strings.EqualFold(namespace, r.namespace) {
-			forms[2] = short
-		}
-	}
-	qualified, _ := refName(forms[0])
-	elsewhere := h.name != qualified+"svc."+r.domain
-	for i, form := range forms {
-		if name, ok := refName(form); ok && elsewhere && r.clusterZone(name) != r.domain {
-			refClaim(r.shortNames[3], name, h)
-		} else if ok {
-			refClaim(r.shortNames[i], name, h)
-		}
-	}
-	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-	for _, alt := range h.info.GetAltHosts() {
-		if name, ok := refName(alt); ok && r.clusterZone(name) != r.domain {
-			refClaim(r.shortNames[3], name, h)
-		}
+	refClaim(r.shortNames[0], qualified, h)
+	refClaim(r.shortNames[1], qualified+"svc.", h)
+	if strings.EqualFold(namespace, r.namespace) {
+		refClaim(r.shortNames[2], strings.ToLower(short)+".", h)
 	}
 }
 

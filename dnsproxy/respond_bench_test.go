@@ -32,6 +32,7 @@ var ownQuestions = []struct {
 	{"shortname", "web-1.shop-1.", dns.TypeA},
 	{"autopath", "api-10.example.com.shop-1.svc.cluster.local.", dns.TypeA},
 	{"wildcard", "x.wild.example.com.", dns.TypeA},
+	{"external", "api-20.example.com.", dns.TypeA},
 	{"nodata", "web-1.shop-1.svc.cluster.local.", dns.TypeAAAA},
 	{"ptr", "1.0.0.10.in-addr.arpa.", dns.TypePTR},
 	{"alias", "old.shop-1.svc.cluster.local.", dns.TypeA},

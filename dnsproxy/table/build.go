@@ -86,7 +86,6 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 		next.addCounts(&next.shards[i].counts)
 	}
 	next.reverse = t.reverse.update(&t.hostSet, &next.hostSet, changed)
-	next.claimed = t.claimed.update(&t.hostSet, &next.hostSet, changed)
 	next.ancestors = t.ancestors.update(&t.hostSet, &next.hostSet, changed)
 	return next, nil
 }
@@ -184,7 +183,6 @@ func (b *builder) addCandidate(s *shard) {
 	if !wildcard {
 		c.flags |= c.localFlags(b.cluster)
 	}
-	c.altHosts = slices.Clone(b.info.altHosts)
 	switch {
 	case c.alias != wire.Root:
 	case c.info.registry == registryExternal:
@@ -195,7 +193,14 @@ func (b *builder) addCandidate(s *shard) {
 		}
 		c.ports = b.ports(s, &c.addresses)
 	}
-	b.skipClaims(s, &c)
+	if c.derived() {
+		var heads [3]wire.Name
+		for _, name := range b.cluster.heads(c.Name, heads[:0]) {
+			if name.Special() {
+				s.skip(key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), wire.ErrSpecial))
+			}
+		}
+	}
 	b.candidates = append(b.candidates, c)
 }
 
@@ -277,32 +282,6 @@ func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 		return alias
 	}
 	return wire.Root
-}
-
-// skipClaims records in s which short names of a candidate are not valid.
-func (b *builder) skipClaims(s *shard, c *candidate) {
-	if c.flags&flagLocal == 0 {
-		return
-	}
-	texts := c.altHosts
-	if c.derived() {
-		var heads [3]wire.Name
-		for _, name := range b.cluster.heads(c.Name, heads[:0]) {
-			if name.Special() {
-				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), wire.ErrSpecial))
-			}
-		}
-	} else {
-		texts = append(b.cluster.shortNames(c.info.shortname, c.info.namespace), texts...)
-	}
-	for _, text := range texts {
-		switch name, err := wire.ParseHostname(text); {
-		case err != nil:
-			s.skip(c.info.key, fmt.Sprintf("short name %q is not a valid name: %v", text, err))
-		case name.Special():
-			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, wire.ErrSpecial))
-		}
-	}
 }
 
 // ports returns the encoded ports of a candidate. It records in s what is wrong with ports that it

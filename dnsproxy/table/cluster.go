@@ -88,18 +88,6 @@ func ClusterDomain(namespace, domain string) (string, error) {
 	return strings.TrimSuffix(c.Domain.String(), "."), nil
 }
 
-// shortNames returns the names that Istio's agent derives from the short name and the namespace of a Kubernetes host.
-func (c *Cluster) shortNames(name, namespace string) []string {
-	if name == "" || namespace == "" {
-		return nil
-	}
-	names := []string{name + "." + namespace, name + "." + namespace + "." + svcLabel}
-	if label := c.ownNamespace.FirstLabel(); label != "" && strings.EqualFold(label, namespace) {
-		names = append(names, name)
-	}
-	return names
-}
-
 // heads appends to dst the short names of a host that has flagDerived. They are the first labels of its FQDN:
 // name.namespace and name.namespace.svc. For a host in the agent's namespace, name alone is a short name, too.
 func (c *Cluster) heads(fqdn wire.Name, dst []wire.Name) []wire.Name {

@@ -12,7 +12,7 @@ const (
 	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint, followed by a name of the headless Service
 	RulePort      Rule = "port"      // _name._protocol of a port, followed by a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
-	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
+	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
 	RulePTR       Rule = "ptr"       // the PTR name of a host's address
 	RuleNone      Rule = "none"      // the table does not have the name

@@ -17,9 +17,7 @@ import (
 // methods are safe for concurrent use.
 type Table struct {
 	hostSet
-	reverse reverseIndex
-	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
-	claimed   *claimedNames
+	reverse   reverseIndex
 	ancestors ancestors
 
 	collisionsOnce sync.Once   // calls findCollisions
@@ -142,7 +140,7 @@ func (t *Table) checkRest(m *Match, name wire.Name, search []wire.Name, s *Scrat
 // the cluster's zones, it is a wildcard of the same zone.
 func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
 	zone := t.Cluster.zone(name)
-	if t.wildcards == 0 || name == zone {
+	if t.wildcards == 0 || name == zone || zone != wire.Root && t.zoned == 0 {
 		return Host{}, false
 	}
 	for suffix := name.Parent(); suffix != zone; suffix = suffix.Parent() {
@@ -155,11 +153,13 @@ func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
 	return Host{}, false
 }
 
-// shortName returns the host that has name as a short or alternative name. The forms of such names are, in order of
-// precedence: name.namespace, name.namespace.svc, name in the agent's namespace, and names
-// that cannot be derived from an FQDN.
+// shortName returns the Service that has name as a short name. The forms of such names are, in order of precedence:
+// name.namespace, name.namespace.svc, and name in the agent's namespace.
 func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 	c := &t.Cluster
+	if name == wire.Root || !t.tails.mayHave(name) {
+		return Host{}, false
+	}
 	if h, ok := t.derived(name, c.services, s); ok {
 		return h, true
 	}
@@ -168,15 +168,10 @@ func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 			return h, true
 		}
 	}
-	if c.ownNamespace != wire.Root {
-		if h, ok := t.derived(name, c.ownNamespace, s); ok {
-			return h, true
-		}
+	if c.ownNamespace == wire.Root {
+		return Host{}, false
 	}
-	if fqdn, ok := t.claimed.find(name); ok {
-		return t.find(fqdn)
-	}
-	return Host{}, false
+	return t.derived(name, c.ownNamespace, s)
 }
 
 // derived returns the host whose FQDN is name followed by suffix, if its short names can be
@@ -190,7 +185,7 @@ func (t *Table) derived(name, suffix wire.Name, s *Scratch) (Host, bool) {
 	return h, ok && h.derived()
 }
 
-// owner returns the host with name as its FQDN, short or alternative name.
+// owner returns the host with name as its FQDN or short name.
 func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
 	h, found := t.find(name)
 	if !name.Below(t.Cluster.Domain) && !(found && h.Kubernetes()) {
@@ -424,7 +419,7 @@ func (t *Table) hostsAtKey(key uint64, packed []byte, yield func(Host) bool) {
 // HasBelow reports whether there is a name below name: the name of a host, of a wildcard or of a port, or a short name.
 // Then name exists, but has no records (RFC 8020, RFC 4592).
 func (t *Table) HasBelow(name wire.Name) bool {
-	return t.ancestors.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
+	return t.ancestors.has(name, t.seed) || t.hasPortBelow(name)
 }
 
 // Denies reports whether a name that the table does not have has no records anywhere: in the cluster domain, an
@@ -531,11 +526,6 @@ func (t *Table) findCollisions() {
 		found = append(found, t.shards[i].collisions...)
 	}
 	var s Scratch
-	for _, c := range t.claims() {
-		if winner, taken := t.owner(c.name, &s); taken && winner.Name != c.fqdn {
-			found = append(found, collision(c.name, winner.info(&t.Cluster).key, c.key))
-		}
-	}
 	var heads [3]wire.Name
 	for h := range t.all {
 		if !h.derived() {
