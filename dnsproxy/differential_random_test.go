@@ -165,6 +165,9 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 			info.Alias += "."
 		}
 	}
+	if g.one(3) { // the control plane lets an external host have a name of the cluster
+		info.Namespace = namespace
+	}
 	service := func(domain string) string {
 		info.Registry, info.Shortname, info.Namespace = "Kubernetes", g.recased(short), g.recased(namespace)
 		if g.one(10) {
