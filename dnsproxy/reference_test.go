@@ -268,12 +268,16 @@ func (r *reference) lookup(labels []string) refFound {
 	first := slices.IndexFunc(r.search, r.ownDomain)
 	for i, domain := range r.search { // N5
 		base, ok := strings.CutSuffix(name, "."+domain)
-		if !ok || r.ownDomain(domain) && i != first || direct.made && i != first {
+		if !ok || r.ownDomain(domain) && i != first {
 			continue
 		}
 		found := refFound{target: dns.CountLabel(base)}
 		found.host, found.bypassed = r.find(labels[:found.target])
-		if h := r.claimant(labels[:found.target], base+"."); h != nil && i == first && !h.kubernetes && r.denied(name) {
+		h := r.claimant(labels[:found.target], base+".")
+		if h != nil && i != first && direct.made && (h.wildcard || h.name == base+".") {
+			continue
+		}
+		if h != nil && i == first && !h.kubernetes && r.denied(name) {
 			continue // a name of the cluster
 		}
 		if direct.bypassed = direct.bypassed || found.bypassed; found.host == nil {

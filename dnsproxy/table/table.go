@@ -50,15 +50,15 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 	walked := false // whether one of the cluster's domains came before
 	for _, domain := range search {
 		own := t.Cluster.searched(domain)
-		skipped := own && walked || !own && m.Made
+		skipped := own && walked
 		walked = walked || own
 		target, ok := name.CutSuffix(domain)
 		found := Match{}
 		switch {
 		case !ok || skipped || target.Special() || !t.direct(&found, target, s):
 			continue
-		case own && !found.Host.Kubernetes() && t.Denies(name):
-			continue // no external host has a name below a Service
+		case !own && m.Made && !found.Short, own && !found.Host.Kubernetes() && t.Denies(name):
+			continue // made by the search list, or a name below a Service, which no external host has
 		case suffixes.Bypasses(target) || suffixes.bypassesHost(&found.Host):
 			bypassed = true
 			continue
