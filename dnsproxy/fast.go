@@ -108,6 +108,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.outgoing, t.located = forward.Query{}, false
 	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
+	t.outgoing.Otherwise = t.decision.action == actUnless
 	if !t.outgoing.Cacheable {
 		return nil, false
 	}

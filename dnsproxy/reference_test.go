@@ -268,16 +268,17 @@ func (r *reference) lookup(labels []string) refFound {
 	first := slices.IndexFunc(r.search, r.ownDomain)
 	for i, domain := range r.search { // N5
 		base, ok := strings.CutSuffix(name, "."+domain)
-		if !ok || r.ownDomain(domain) && i != first {
+		if !ok {
 			continue
 		}
 		found := refFound{target: dns.CountLabel(base)}
 		found.host, found.bypassed = r.find(labels[:found.target])
 		h := r.claimant(labels[:found.target], base+".")
-		if h != nil && i != first && direct.made && (h.wildcard || h.name == base+".") {
+		own := r.ownDomain(domain)
+		if h != nil && !own && direct.made && (h.wildcard || h.name == base+".") {
 			continue
 		}
-		if h != nil && i == first && !h.kubernetes && r.denied(name) {
+		if h != nil && own && !h.kubernetes && (i != first || r.denied(name)) {
 			continue // a name of the cluster
 		}
 		if direct.bypassed = direct.bypassed || found.bypassed; found.host == nil {

@@ -32,8 +32,8 @@ func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 // without this domain (autopath). The first domain with which it finds a host wins.
 //
 // A client that walks the search list never gets past the first of the cluster's domains in it, because autopath
-// answers there. So a name with another one of them was written by the client, and is the name of a Service or of
-// nothing. With any other domain, the client may have written the name, and nameservers are asked first (Match.Outside).
+// answers there. So with any other domain, the client may have written the whole name, and nameservers are asked first
+// (Match.Outside). No external host has a name with a later one of the cluster's domains.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
@@ -49,16 +49,17 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 	}
 	walked := false // whether one of the cluster's domains came before
 	for _, domain := range search {
-		own := t.Cluster.searched(domain)
-		skipped := own && walked
+		later, own := walked, t.Cluster.searched(domain)
 		walked = walked || own
 		target, ok := name.CutSuffix(domain)
 		found := Match{}
 		switch {
-		case !ok || skipped || target.Special() || !t.direct(&found, target, s):
+		case !ok || target.Special() || !t.direct(&found, target, s):
 			continue
-		case !own && m.Made && !found.Short, own && !found.Host.Kubernetes() && t.Denies(name):
-			continue // made by the search list, or a name below a Service, which no external host has
+		case !own && m.Made && !found.Short:
+			continue // made by the search list from the FQDN of an external host
+		case own && !found.Host.Kubernetes() && (later || t.Denies(name)):
+			continue // a name of the cluster, which no external host has
 		case suffixes.Bypasses(target) || suffixes.bypassesHost(&found.Host):
 			bypassed = true
 			continue
@@ -67,7 +68,7 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 		if !found.Short {
 			found.Target = target
 		}
-		if t.checkRest(&found, target, search, s); !own {
+		if t.checkRest(&found, target, search, s); !own || later {
 			found.Outside, found.Made = name, false
 		}
 		return found
