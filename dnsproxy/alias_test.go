@@ -40,14 +40,13 @@ func TestAlias(t *testing.T) { // D9
 			{old + " ANY", old + " CNAME " + db + addresses},
 			{old + " CNAME", old + " CNAME " + db + "; NODATA"},
 			// With a search domain: first its CNAME record.
-			{old + "corp.example A", old + "corp.example. CNAME " + old + "; " + old + " CNAME " + db + addresses},
-			{"Old.Shop.svc.cluster.local.Corp.example A",
-				"Old.Shop.svc.cluster.local.Corp.example. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
-			{"old.corp.example AAAA", "NODATA old.corp.example."},
-			{"old.corp.example CNAME", "old.corp.example. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA"},
+			{old + "shop.svc.cluster.local A", old + "shop.svc.cluster.local. CNAME " + old + "; " + old + " CNAME " + db + addresses},
+			{"Old.Shop.svc.cluster.local.Shop.svc.cluster.local A",
+				"Old.Shop.svc.cluster.local.Shop.svc.cluster.local. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
+			{"old.shop.shop.svc.cluster.local AAAA", "NODATA old.shop.shop.svc.cluster.local."},
+			{"old.shop.shop.svc.cluster.local CNAME", "old.shop.shop.svc.cluster.local. CNAME " + old + "; " + old + " CNAME " + db + "; NODATA"},
 			// An address belongs to the host, not to its aliases.
 			{"2.0.0.10.in-addr.arpa PTR", "2.0.0.10.in-addr.arpa. PTR " + db},
-			{"1.2.0.192.in-addr.arpa PTR", "1.2.0.192.in-addr.arpa. PTR api.example.com."},
 		})
 		if resp := p.ask(t, "old", dns.TypeCNAME); len(resp.Answer) != 1 || len(resp.Ns) != 0 || !resp.Authoritative {
 			t.Errorf("the answer to CNAME is not the record alone:\n%v", resp)
@@ -58,7 +57,7 @@ func TestAlias(t *testing.T) { // D9
 		p.converse(t, []dialogue{
 			{old + " TXT", old + " CNAME " + db + "; NODATA " + db},
 			{old + " SRV", old + " CNAME " + db + "; NODATA " + db},
-			{"old.corp.example TXT", "NODATA old.corp.example."},
+			{"old.shop.shop.svc.cluster.local TXT", "NODATA old.shop.shop.svc.cluster.local."},
 			{"ext TXT", `ext. CNAME api.example.com.; api.example.com. TXT "y"`},
 			{"ext MX", "ext. CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
 		})

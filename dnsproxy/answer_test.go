@@ -23,7 +23,7 @@ func TestNoData(t *testing.T) { // A2, A3, A5
 		{"web.shop.svc.cluster.local AAAA", "NODATA web.shop.svc.cluster.local."},
 		{"WEB AAAA", "NODATA WEB."},
 		{"six.example.com A", "NODATA six.example.com."},
-		{"Six.example.com.corp.example A", "NODATA Six.example.com.corp.example."},
+		{"Six.example.com.shop.svc.cluster.local A", "NODATA Six.example.com.shop.svc.cluster.local."},
 		{"web HTTPS", "NODATA web."}, {"web SVCB", "NODATA web."}, {"six.example.com HTTPS", "NODATA six.example.com."},
 		{"web ANY", "web. A 10.0.0.1"},
 	})

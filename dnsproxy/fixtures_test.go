@@ -84,7 +84,7 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 // askHost queries all names of a host.
 func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
 	t.Helper()
-	name := strings.Replace(key, "*", "any.name", 1)
+	name := strings.Replace(key, "*", "any", 1)
 	names := []string{name, strings.ToLower(name), strings.ToUpper(name)}
 	if info.GetRegistry() == "Kubernetes" {
 		short := info.GetShortname() + "." + info.GetNamespace()

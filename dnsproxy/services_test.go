@@ -107,8 +107,7 @@ func TestServices(t *testing.T) { // D22
 		{"_http._tcp.web.shop.svc", http("_http._tcp.web.shop.svc."), a},
 		{"_metrics._tcp.web", []string{"_metrics._tcp.web. SRV 0 100 9090 " + srvWeb}, a},
 		// With a search domain.
-		{httpWeb + "corp.example.", append([]string{httpWeb + "corp.example. CNAME " + httpWeb}, http(httpWeb)...), a},
-		{"_http._tcp.web.corp.example.", append([]string{"_http._tcp.web.corp.example. CNAME " + httpWeb}, http(httpWeb)...), a},
+		{httpWeb + "shop.svc.cluster.local.", append([]string{httpWeb + "shop.svc.cluster.local. CNAME " + httpWeb}, http(httpWeb)...), a},
 		{"_http._tcp.web.shop.svc.shop.svc.cluster.local.",
 			append([]string{"_http._tcp.web.shop.svc.shop.svc.cluster.local. CNAME " + httpWeb}, http(httpWeb)...), a},
 		// Both families; CoreDNS counts the addresses for the weight.
@@ -118,7 +117,7 @@ func TestServices(t *testing.T) { // D22
 		// Of the Service itself: all ports, the unnamed one included; a number once.
 		{srvWeb, []string{srvWeb + " SRV 0 33 7 " + srvWeb, srvWeb + " SRV 0 33 80 " + srvWeb, srvWeb + " SRV 0 33 9090 " + srvWeb}, a},
 		{srvDNS, []string{srvDNS + " SRV 0 33 2905 " + srvDNS, srvDNS + " SRV 0 33 53 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
-		{"dns.bank.svc.corp.example.", []string{"dns.bank.svc.corp.example. CNAME " + srvDNS,
+		{"dns.bank.svc.shop.svc.cluster.local.", []string{"dns.bank.svc.shop.svc.cluster.local. CNAME " + srvDNS,
 			srvDNS + " SRV 0 33 2905 " + srvDNS, srvDNS + " SRV 0 33 53 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
 	})
 	p.converse(t, []dialogue{
@@ -127,18 +126,22 @@ func TestServices(t *testing.T) { // D22
 		{httpWeb + " AAAA", "NODATA " + httpWeb},
 		{httpWeb + " TXT", "NODATA " + httpWeb},
 		{httpWeb + " ANY", httpWeb + " SRV 0 100 80 " + srvWeb},
-		{"_http._tcp.web.corp.example. A", "NODATA _http._tcp.web.corp.example."},
+		{"_http._tcp.web.shop.shop.svc.cluster.local. A", "NODATA _http._tcp.web.shop.shop.svc.cluster.local."},
 		{srvWeb + " ANY", srvWeb + " A 10.0.0.1"},
 		{"none SRV", "NODATA none."}, // a table without ports, such as istiod's
 	})
 	wantAsked(t, 0, fake)
-	for _, name := range []string{
-		"_http._udp." + srvWeb, "_https._tcp." + srvWeb, "_._udp." + srvWeb, "__tcp." + srvWeb, "_tcp." + srvWeb,
-		"http.tcp." + srvWeb, "x._http._tcp." + srvWeb, "_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual",
-		"_http._tcp.api.example.com", "api.example.com",
-	} {
-		p.converse(t, []dialogue{{name + " SRV", map[bool]string{true: "NODATA api.example.com.", false: forwarded}[name == "api.example.com"]}})
+	for _, name := range []string{"_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual", "_http._tcp.api.example.com"} {
+		p.converse(t, []dialogue{{name + " SRV", forwarded}})
 	}
+	p.converse(t, []dialogue{{"api.example.com SRV", "NODATA api.example.com."}})
+	fake.Reset()
+	// Below a Service whose ports are known there is nothing else.
+	for _, name := range []string{"_http._udp.", "_https._tcp.", "_._udp.", "__tcp.", "http.tcp.", "x._http._tcp.", "_grpc_config."} {
+		p.converse(t, []dialogue{{name + srvWeb + " SRV", "NXDOMAIN"}, {name + srvWeb + " TXT", "NXDOMAIN"}})
+	}
+	p.converse(t, []dialogue{{"_tcp." + srvWeb + " A", "NODATA cluster.local."}})
+	wantAsked(t, 0, fake)
 }
 
 // Each endpoint of a headless Service has SRV records, with the name of its pod or its address.
@@ -172,7 +175,7 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 		{"web", append(targets("web.", 12, 8080), targets("web.", 12, 9090)...), addresses},
 		// Of one endpoint.
 		{pod, []string{pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod}, addresses[2:]},
-		{"web-0.web.corp.example.", []string{"web-0.web.corp.example. CNAME " + pod, pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod},
+		{"web-0.web.shop.shop.svc.cluster.local.", []string{"web-0.web.shop.shop.svc.cluster.local. CNAME " + pod, pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod},
 			addresses[2:]},
 		{"10-244-1-7.web", []string{"10-244-1-7.web. SRV 0 50 8080 10-244-1-7." + web, "10-244-1-7.web. SRV 0 50 9090 10-244-1-7." + web}, addresses[:1]},
 		// Endpoints with different ports.

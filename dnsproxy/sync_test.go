@@ -23,7 +23,7 @@ func TestBeforeSyncHeld(t *testing.T) { // C6
 			mode      dnsproxy.BeforeSync
 			held, not []string
 		}{
-			{"", []string{"web.shop.svc.Cluster.local", "cluster.local", "no.shop.svc.cluster.local"},
+			{"", []string{"web.shop.svc.Cluster.local", "x.cluster.local", "no.shop.svc.cluster.local"},
 				[]string{"www.example", "web", "web.shop", "1.0.0.10.in-addr.arpa", "xcluster.local"}},
 			{dnsproxy.BeforeSyncHold, []string{"web.shop.svc.cluster.local", "www.example", "web"}, nil},
 		} {

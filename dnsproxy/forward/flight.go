@@ -58,6 +58,7 @@ type Client interface {
 type seat struct {
 	client     Client  // nil if no client waits
 	staleReply *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
+	otherwise  bool    // Query.Otherwise
 }
 
 // give passes a result to the client of a seat. If the result is a failure, and the seat has a stale reply, the client
@@ -286,7 +287,7 @@ func (f *flights) giveStale(l *flight) {
 	f.mu.Lock()
 	var left, given []seat
 	for _, s := range l.seats {
-		if s.staleReply == nil {
+		if s.staleReply == nil && !s.otherwise {
 			left = append(left, s)
 			continue
 		}

@@ -127,7 +127,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		client.Receive(&found)
 		return
 	}
-	state, s := q.found.state, seat{client: client}
+	state, s := q.found.state, seat{client: client, otherwise: q.Otherwise}
 	group := f.routing.Load().group(q.Name)
 	if q.found.result.Reply != nil {
 		old := q.found.result
@@ -137,6 +137,10 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 			client.Receive(&old)
 			return
 		}
+	} else if q.Otherwise && group.Down() {
+		f.renew(q, state)
+		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
+		return
 	}
 	b := f.board(f.questionKey(q), s, group)
 	switch {
@@ -151,7 +155,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		f.cache.CountMiss(state)
 		return
 	}
-	if s.staleReply != nil {
+	if s.staleReply != nil || s.otherwise {
 		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveStale(b.flight) })
 	}
 }

@@ -30,6 +30,9 @@ type Query struct {
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
+	// Otherwise is true if the caller has an answer of its own for when nameservers fail. It then gets an error early:
+	// when a client would get a stale reply.
+	Otherwise bool
 	// Trace makes Result.Attempts complete.
 	Trace bool
 

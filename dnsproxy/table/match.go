@@ -12,7 +12,7 @@ const (
 	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint, followed by a name of the headless Service
 	RulePort      Rule = "port"      // _name._protocol of a port, followed by a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
-	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
+	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
 	RulePTR       Rule = "ptr"       // the PTR name of a host's address
 	RuleNone      Rule = "none"      // the table does not have the name
@@ -25,7 +25,7 @@ type Match struct {
 	// Host is the host that has the name. It is not set for RuleNone and RulePTR. For RuleEndpoint it
 	// is the headless Service, with only the address of the endpoint.
 	Host Host
-	// Short is true if the host was found by a short name.
+	// Short is true if the host was found by a short name. Then Target is the FQDN.
 	Short bool
 	// Prefix has the labels before the name of the host, for RuleEndpoint and RulePort.
 	Prefix wire.Name
@@ -36,6 +36,11 @@ type Match struct {
 	Target, Searched wire.Name
 	// Pointers are the FQDNs for RulePTR, sorted.
 	Pointers []wire.Name
+	// Outside is the name that nameservers are asked for first. If they have it, the match does not count. Outside is
+	// the root if the match counts whatever nameservers have.
+	Outside wire.Name
+	// Made is true if the table has Outside. Then only a search domain can have made the name, and it does not exist.
+	Made bool
 	// Bypassed is true if Rule is RuleNone although the table has the name, because the settings say that the name is
 	// forwarded.
 	Bypassed bool
