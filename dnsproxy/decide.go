@@ -2,6 +2,8 @@ package dnsproxy
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -25,6 +27,7 @@ const (
 	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // forward to a nameserver
 	actTarget                  // forward to a nameserver, with the target of a mesh name as the name
+	actUnless                  // forward as for actTarget; the table answers if nameservers deny the name or fail
 	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
 )
 
@@ -41,10 +44,10 @@ type decision struct {
 	zone wire.Name
 	// local is the name without its search domain, for actUnknown.
 	local wire.Name
-	// target is the name that nameservers are asked for, for actTarget. It differs from the question's name if
-	// the question's name has a search domain, or belongs to an alias.
+	// target is the name that nameservers are asked for, for actTarget and actUnless. It differs from the question's
+	// name if the question's name has a search domain, or belongs to an alias.
 	target wire.Name
-	// table is the table that the decision is based on, for actAddresses and actUnknown.
+	// table is the table that the decision is based on, for actAddresses, actUnless and actUnknown.
 	table *table.Table
 }
 
@@ -130,7 +133,7 @@ func (d *decision) source() string {
 	switch d.action {
 	case actPointers, actAddresses:
 		return sourceTable
-	case actForward, actTarget:
+	case actForward, actTarget, actUnless:
 		return sourceUpstream
 	default:
 		return sourceSelf
@@ -147,7 +150,22 @@ func (d *decision) failure() failure {
 }
 
 // forwards reports whether nameservers may be queried.
-func (d *decision) forwards() bool { return d.action == actForward || d.action == actTarget }
+func (d *decision) forwards() bool {
+	return d.action == actForward || d.action == actTarget || d.action == actUnless
+}
+
+// keep copies the names of an actUnless that are in the memory of a lookup, so that the memory can be used again.
+func (d *decision) keep() {
+	if d.action != actUnless {
+		return
+	}
+	d.target = wire.Name(strings.Clone(string(d.target)))
+	d.match.Target = wire.Name(strings.Clone(string(d.match.Target)))
+	d.match.Pointers = slices.Clone(d.match.Pointers)
+	for i, name := range d.match.Pointers {
+		d.match.Pointers[i] = wire.Name(strings.Clone(string(name)))
+	}
+}
 
 // exists reports whether the answer to a local-only name that the table does not have is NODATA, and not NXDOMAIN.
 // This is so if the name is the suffix itself or an ancestor of mesh names.
@@ -157,7 +175,7 @@ func (d *decision) exists(name wire.Name) bool {
 
 // askedName returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
 func (d *decision) askedName(q *wire.Query) wire.Name {
-	if d.action == actTarget && !signed(q) {
+	if d.action != actForward && !signed(q) {
 		return d.target
 	}
 	return q.Name

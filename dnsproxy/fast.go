@@ -75,7 +75,7 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
-	case actForward, actTarget:
+	case actForward, actTarget, actUnless:
 		return h.respondForwarded(dst, t)
 	case actUnknown:
 		response, result = h.respondUnknown(dst, t)
@@ -90,7 +90,7 @@ func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result
 	q, d := &t.query, &t.decision
 	found, ok := h.lookup(t)
 	switch {
-	case ok && d.askedName(q) != q.Name:
+	case ok && d.action == actTarget && d.askedName(q) != q.Name:
 		// The reply must be unpacked, so a worker responds.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
@@ -128,7 +128,8 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		return dst, false
 	}
 	var result outcome
-	if stale := t.outgoing.Stale(); stale != nil && t.outgoing.Name == t.query.Name && !h.mayGoElsewhere(t) {
+	mustUnpack := t.decision.action == actTarget && t.outgoing.Name != t.query.Name
+	if stale := t.outgoing.Stale(); stale != nil && !mustUnpack && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)

@@ -125,6 +125,7 @@ func (t *task) keep(packet []byte, from *arrival) {
 	t.packet, t.from = packet, from
 	if t.usual {
 		t.query.Packet = packet
+		t.decision.keep()
 	}
 }
 
@@ -183,10 +184,16 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
+	unless := d.action == actUnless && !signed(q)
 	switch {
+	case unless && !found.Exists():
+		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
+	case unless && d.target != q.Name: // a search domain made the name of the question, and its target is elsewhere
+		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
+		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
 	case d.askedName(q) != q.Name:
 		return h.respondTarget(t, found)
 	case d.action == actTarget && found.Rcode() == dns.RcodeNameError && !signed(q):
@@ -274,13 +281,11 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.protocol)), outcome{n.rcode, sourceSelf}
 }
 
-// respondTooMany appends the response to a query that is refused because too many queries are
-// in flight, and counts the query. err is the reason in the response.
+// respondTooMany appends the response to a query that is not forwarded because too many queries are in flight, and
+// counts the query. err is the reason.
 func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
-	t.found = &forward.Result{Err: err, Source: sourceSelf}
-	failed := failureOf(err)
-	return h.respondFailure(dst, &t.query, failed), outcome{failed.rcode, sourceSelf}
+	return h.respondResult(dst, t, &forward.Result{Err: err, Source: sourceSelf})
 }
 
 // failureOf returns the failure for an error of forwarding.

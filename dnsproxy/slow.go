@@ -82,16 +82,12 @@ func (h *handler) hold(t *task) decision {
 
 // forward returns the response to a query that is not in the cache.
 func (h *handler) forward(t *task) ([]byte, outcome) {
-	q := &t.query
-	_, err := h.elsewhere(t)
-	if err != nil {
-		failed := failureOf(err)
-		t.found = &forward.Result{Err: err, Source: sourceSelf}
-		return h.respondFailure(nil, q, failed), outcome{failed.rcode, sourceSelf}
+	if _, err := h.elsewhere(t); err != nil {
+		return h.respondResult(nil, t, &forward.Result{Err: err, Source: sourceSelf})
 	}
 	h.setMessage(t)
 	t.outgoing.Client, t.outgoing.Mode = t.from.client(), t.from.protocol.mode()
-	if isTransfer(q.Type) && t.from.send != nil {
+	if isTransfer(t.query.Type) && t.from.send != nil {
 		t.outgoing.Send = h.sendTransferred(t)
 	}
 	found := h.forwarder.Answer(&t.outgoing)

@@ -21,7 +21,7 @@ type answerer struct {
 // respondMesh appends to dst the response to a query for a mesh name. The response has at most limit bytes.
 func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
-	if d.action == actPointers {
+	if d.match.Rule == table.RulePTR {
 		w.pointers(d.match.Pointers)
 	} else {
 		w.mesh(&d.match, d.table)

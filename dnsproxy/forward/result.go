@@ -84,6 +84,20 @@ func (r *Result) Rcode() int {
 	return r.Reply.Rcode()
 }
 
+// Exists reports whether a nameserver has the name of the question: it has answered, but not NXDOMAIN. If the name is
+// that of a CNAME record, NXDOMAIN is about another name (RFC 6604).
+func (r *Result) Exists() bool {
+	switch {
+	case !r.usable():
+		return false
+	case r.Rcode() == dns.RcodeSuccess:
+		return true
+	case r.Relayed != nil:
+		return wire.Count(r.Relayed, wire.AnswerSection) > 0
+	}
+	return r.Reply.Answers() > 0
+}
+
 // Failure says why nameservers have not answered. It is empty if they have answered, and may be empty for a stale
 // reply.
 func (r *Result) Failure() string {
