@@ -50,7 +50,7 @@ func TestAutopath(t *testing.T) { // N5
 	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{
 		{"corp.example A", forwarded},
-		{"shop.svc.cluster.local A", forwarded},
+		{"shop.svc.cluster.local A", "NODATA shop.svc.cluster.local."},
 		{"wild.example.com.corp.example A", forwarded},
 		{"api.example.com.other.example A", forwarded},
 		{"api.example.com.xcorp.example A", forwarded},

@@ -88,8 +88,13 @@ func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 // answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,
 // because nameservers may have records of other types for a host that is not a Service.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
-	alias := m.Host.Alias() != wire.Root
-	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
+	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
+		return true // the answer to A has a CNAME record
+	}
+	if m.Host.Alias() != wire.Root && len(m.Host.V4)+len(m.Host.V6) == 0 {
+		return false // an alias of a host outside of the mesh: all records are its
+	}
+	if answersAlways(q.Type) {
 		return true
 	}
 	aliased := t.Aliased(m, q.Name)
@@ -235,7 +240,7 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	if localOnly || isTransfer(q.Type) || answersFor(current, &m, q) {
 		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
 	}
-	return decision{action: actTarget, match: m, target: target}
+	return decision{action: actTarget, match: m, target: target, table: current}
 }
 
 // special returns the special-use zone of a name. It reports false if there is none, or if a setting gives the name

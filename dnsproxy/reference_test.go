@@ -394,13 +394,21 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	if h == nil || q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
 		return nil
 	}
-	if target > 0 { // N5, N6
+	whole := target == 0
+	if whole {
+		target = len(labels)
+	}
+	expanded := !whole || h.shortName(labels) // N2, N5, N6
+	if expanded {
 		cname := header(dns.TypeCNAME)
 		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
 		if h.shortName(labels[:target]) {
 			owner = h.name
 		}
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: cname, Target: owner})
+		if q.qtype == dns.TypeCNAME {
+			return resp
+		}
 	}
 	alias := h.alias // D9
 	if alias == strings.ToLower(q.name) || alias == strings.ToLower(owner) {
@@ -419,7 +427,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	switch q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
 	default: // A4
-		served := h.alias != "" && q.qtype == dns.TypeCNAME || records.alias == "" && records.kubernetes
+		served := alias != "" && q.qtype == dns.TypeCNAME || records.alias == "" && records.kubernetes
 		if !served && !r.local(strings.ToLower(owner)) {
 			return nil
 		}
@@ -440,7 +448,7 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 	}
 	resp.Answer = append(resp.Answer, addresses...)
 	if len(addresses) == 0 && (alias == "" || q.qtype != dns.TypeCNAME) { // A2, A3
-		if target > 0 { // N5
+		if expanded { // N2, N5
 			resp.Answer, owner = nil, q.name
 		} else if name := strings.ToLower(owner); r.local(name) {
 			owner = refTail(owner, refLongest(name, r.localOnly))

@@ -78,15 +78,15 @@ func TestPrecedence(t *testing.T) { // N7
 		// An explicit host wins over a wildcard and over a short name.
 		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
 		{"db.shop A", "db.shop. A 192.0.2.4"},
-		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
+		{"db.shop.svc A", "db.shop.svc. CNAME db.shop.svc.cluster.local.; db.shop.svc.cluster.local. A 10.0.0.4"},
 		// name.namespace wins over name in the agent's namespace.
-		{"web-0.web A", "web-0.web. A 10.0.0.6"},
-		{"nick A", "nick. A 10.0.0.7"},
+		{"web-0.web A", "web-0.web. CNAME web-0.web.svc.cluster.local.; web-0.web.svc.cluster.local. A 10.0.0.6"},
+		{"nick A", "nick. CNAME a.cluster.local.; a.cluster.local. A 10.0.0.7"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
-		{"first A", "first. A 10.0.0.9"},
+		{"first A", "first. CNAME once.shop.cluster.local.; once.shop.cluster.local. A 10.0.0.9"},
 		{"second A", forwarded},
-		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
-		{"old A", "old. CNAME a.example.; a.example. A 10.0.0.12"},
+		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
+		{"old A", "old. CNAME old.shop.svc.cluster.local.; old.shop.svc.cluster.local. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{
 		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},

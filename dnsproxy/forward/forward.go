@@ -233,15 +233,12 @@ func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
 		f.flights.land(l, result)
 		return
 	}
-	value := cache.Value{Generation: l.generation}
+	value := cache.Value{Generation: l.generation, MaxTTL: f.routing.Load().maxTTL(wire.Name(l.key.Name), answer.Provisional)}
+	result.Age.Max = uint32(value.MaxTTL / time.Second) //nolint:gosec // a TTL
 	if err == nil {
 		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 		}
-	}
-	if answer.Provisional && !f.cache.Off() {
-		// A client with a cache must not keep the reply for longer than this cache does.
-		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
 	case result.Err == nil && answer.Plain && l.key.DO:

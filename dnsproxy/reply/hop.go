@@ -48,9 +48,6 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	return out
 }
 
-// ClearAD clears the AD bit of a message. The message must have a whole header.
-func ClearAD(msg []byte) { msg[wire.FlagsOffset+1] &^= wire.AD }
-
 // Signed reports whether a message is signed as a whole (TSIG, SIG(0)).
 func Signed(msg []byte) bool {
 	opt, _ := findHopOPT(msg)

@@ -44,7 +44,7 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 		return nil, errNoReply
 	}
 	r.msg = msg
-	p := parser{Reply: r, leastTTL: math.MaxUint32, soa: -1}
+	p := parser{Reply: r, leastTTL: math.MaxUint32, soa: -1, alias: wire.HeaderLen}
 	questions := wire.Count(msg, wire.QuestionSection)
 	if questions > 1 {
 		return nil, errQuestions
@@ -78,6 +78,7 @@ type parser struct {
 	*Reply
 	leastTTL     uint32 // the least TTL so far
 	soa          int    // index of the SOA in the authority section, or -1
+	alias        int    // where the name is that the next CNAME record must have; 0 behind the last one
 	opt, optLast bool   // whether there was an OPT record, and whether the last record so far is one
 }
 
@@ -118,11 +119,30 @@ func (p *parser) record(w *wire.Walker) error {
 	if rrtype == dns.TypeSOA && w.Section == wire.AuthoritySection && p.soa < 0 {
 		p.soa = len(p.records)
 	}
+	if p.alias > 0 {
+		p.follow(w, rrtype)
+	}
 	p.leastTTL = min(p.leastTTL, seconds(p.msg[w.Fixed+wire.TTLOffset:]))
 	p.respell = p.respell || w.Spelled
 	p.records = append(p.records, record{fixed: uint16(w.Fixed), respell: w.Spelled}) //nolint:gosec // within a message
 	p.counts[w.Section]++
 	return nil
+}
+
+// follow counts a record for the method Aliases.
+func (p *parser) follow(w *wire.Walker, rrtype uint16) {
+	if rrtype == dns.TypeRRSIG && w.Section == wire.AnswerSection {
+		return
+	}
+	var x, y [wire.MaxNameLen]byte
+	data := w.Fixed + wire.FixedLen
+	end, err := wire.WalkName(p.msg, data)
+	if rrtype != dns.TypeCNAME || w.Section != wire.AnswerSection || err != nil || end != w.End ||
+		wire.NameAt(p.msg, p.alias, &x) != wire.NameAt(p.msg, w.Owner, &y) {
+		p.alias = 0
+		return
+	}
+	p.alias, p.aliases = data, len(p.records)+1
 }
 
 // options reads the OPT record whose fixed part is at fixed.
@@ -164,13 +184,15 @@ func (p *parser) finish() {
 // minimum returns the last field of an SOA's data: the bound of the TTL of negative
 // answers (RFC 2308, section 4).
 func (r *Reply) minimum(soa record) uint32 {
-	const twoNames, fiveNumbers = 2, 5 * 4
 	end := r.end(soa)
-	if end-int(soa.fixed)-wire.FixedLen < twoNames+fiveNumbers {
+	if end-int(soa.fixed)-wire.FixedLen < soaLen {
 		return 0
 	}
 	return seconds(r.msg[end-4:])
 }
+
+// soaLen is the least length of the data of an SOA record: two names and five numbers (RFC 1035, section 3.3.13).
+const soaLen = 2 + 5*4
 
 // seconds reads a TTL. A TTL with the top bit set counts as 0 (RFC 2181, section 8).
 func seconds(b []byte) uint32 {

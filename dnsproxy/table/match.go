@@ -25,7 +25,7 @@ type Match struct {
 	// Host is the host that has the name. It is not set for RuleNone and RulePTR. For RuleEndpoint it
 	// is the headless Service, with only the address of the endpoint.
 	Host Host
-	// Short is true if the host was found by a short name.
+	// Short is true if the host was found by a short name. Then Target is the FQDN.
 	Short bool
 	// Prefix has the labels before the name of the host, for RuleEndpoint and RulePort.
 	Prefix wire.Name
@@ -72,7 +72,7 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	if alias := m.Alias(name); alias != wire.Root {
 		return alias
 	}
-	if m.Rule == RuleAutopath {
+	if m.Target != wire.Root {
 		return m.Target
 	}
 	return name

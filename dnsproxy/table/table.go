@@ -50,13 +50,9 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 			continue
 		}
 		if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
-			m.Base, m.Rule, m.Searched, m.Target = m.Rule, RuleAutopath, domain, target
-			switch {
-			case !m.Short:
-			case m.Prefix == wire.Root:
-				m.Target = m.Host.Name
-			default:
-				m.Target, _ = s.join(m.Prefix, m.Host.Name)
+			m.Base, m.Rule, m.Searched = m.Rule, RuleAutopath, domain
+			if !m.Short {
+				m.Target = target
 			}
 			return m
 		}
@@ -81,10 +77,14 @@ func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 		return true
 	}
 	if h, ok := t.shortName(name, s); ok {
-		m.Rule, m.Host, m.Short = RuleShortName, h, true
+		m.Rule, m.Host, m.Short, m.Target = RuleShortName, h, true, h.Name
 		return true
 	}
-	return maybePart && t.part(m, name, true, s)
+	if maybePart && t.part(m, name, true, s) {
+		m.Target, _ = s.join(m.Prefix, m.Host.Name)
+		return true
+	}
+	return false
 }
 
 // wildcard returns the wildcard that applies to name. If there are several, it is the one with the longest suffix.
