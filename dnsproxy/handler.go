@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -189,9 +190,17 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
-	unless := d.action == actUnless && !signed(q)
+	unless := d.action == actUnless
+	if found.Relayed != nil && (signed(q) || isTransfer(q.Type)) {
+		response := h.relayed(t, found, limit)
+		return response, outcome{reply.Rcode(response), found.Source}
+	} else if found.Relayed != nil {
+		one := *found
+		one.Reply, one.Err = reply.ParseRelayed(found.Relayed)
+		found = &one
+	}
 	switch {
-	case unless && !found.Exists():
+	case unless && !found.Exists() && !signed(q):
 		response, rcode := h.compose(dst, q, d, nil, limit)
 		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:
@@ -200,26 +209,16 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	case unless && d.target != q.Name: // a search domain made the name of the question, and its target is elsewhere
 		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
 		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
-	case found.Relayed != nil && (d.action != actTarget || signed(q)):
-		// Only callers with an empty dst come here: relayed messages are never in the cache.
-		response := reply.Cut(h.relayed(t, found.Relayed, q.EDNS), limit)
-		return response, outcome{reply.Rcode(response), found.Source}
-	case found.Relayed != nil: // the records of this reply come behind CNAME records
-		parsed, err := reply.Parse(found.Relayed)
-		if err != nil {
-			return h.respondResult(dst, t, &forward.Result{Err: forward.ErrBadReply, Source: found.Source})
-		}
-		found = &forward.Result{Reply: parsed, Source: found.Source, Server: found.Server}
 	}
-	r := received{Result: found, exists: d.action == actTarget}
-	h.consult(t, &r)
+	r := &received{Result: found, exists: d.action == actTarget, own: q.RD && !t.outgoing.Server.IsValid()}
+	r.keepAD = t.outgoing.Server.IsValid() || h.forwarder.TrustAD()
+	if r.own {
+		h.consult(t, r)
+	}
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
-		r = received{Result: found}
-		response, rcode := h.compose(dst, q, d, nil, limit) // without a CNAME record: see writer.mesh
-		return response, outcome{rcode, found.Source}
+		r = nil // the table answers, without a CNAME record: see writer.mesh
 	}
-	r.keepAD = h.forwarder.TrustAD() && !r.exists
-	response, rcode := h.compose(dst, q, d, &r, limit)
+	response, rcode := h.compose(dst, q, d, r, limit)
 	t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	return response, outcome{rcode, found.Source}
 }
@@ -246,22 +245,10 @@ func (h *handler) consult(t *task, r *received) {
 	}
 }
 
-// relayed returns a copy of a reply that was relayed for one client. The copy has this agent's OPT record and the
-// client's ID. If the reply is from a nameserver of resolv.conf, and is not signed, it has the flags of this hop: no AD
-// bit, unless resolv.conf has trust-ad; and, if the client asks for recursion, RA and no AA bit.
-func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
-	out := reply.Hop(message, edns, h.ednsUDPSize)
-	copy(out, t.query.Packet[:2]) // the ID
-	if t.outgoing.Server.IsValid() || reply.Signed(message) {
-		return out
-	}
-	if !h.forwarder.TrustAD() {
-		out[wire.FlagsOffset+1] &^= wire.AD
-	}
-	if t.query.RD {
-		out[wire.FlagsOffset] &^= wire.AA
-		out[wire.FlagsOffset+1] |= wire.RA
-	}
+// relayed returns a message that was relayed for one client. It has this agent's OPT record and the client's ID.
+func (h *handler) relayed(t *task, found *forward.Result, limit int) []byte {
+	out := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), t.query.EDNS, h.ednsUDPSize)
+	copy(out, t.packet[:2]) // the ID
 	return out
 }
 

@@ -24,7 +24,8 @@ type answerer struct {
 type received struct {
 	*forward.Result
 	exists bool // the name exists according to the table
-	keepAD bool // the answer has the AD bit of the reply
+	own    bool // the answer has AA and RA of this hop, and not of the nameserver
+	keepAD bool // the answer has AD of the nameserver
 	// If the first aliases records of the reply lead to a mesh host, via is the decision about this host. Its records
 	// take the place of all other records of the reply.
 	aliases int
@@ -40,7 +41,7 @@ type received struct {
 //   - if there are no records, the SOA record of the reply or, without one, of this agent.
 //
 // A name that the table has, or has names below, exists: it is never NXDOMAIN. The answer is authoritative (AA) if all
-// of it comes from the table.
+// of it comes from the table. It says that recursion is available (RA), because this agent forwards.
 func (a *answerer) compose(dst []byte, q *wire.Query, d *decision, r *received, limit int) ([]byte, int) {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
 	w.begin()
@@ -61,21 +62,25 @@ func (a *answerer) compose(dst []byte, q *wire.Query, d *decision, r *received, 
 		w.host(target, &r.via.match, r.via.table)
 		return w.buf, w.end(0, dns.RcodeSuccess, nil)
 	}
-	flags, rcode := byte(0), r.Rcode()
-	if r.Reply.Truncated() {
-		flags = wire.TC
-	}
+	rcode := r.Rcode()
 	if r.exists && r.Reply.Negative() {
 		if rcode = dns.RcodeSuccess; w.authority == 0 {
 			w.soa(w.apex(owner, d.match.Owner(q.Name)))
 		}
 	}
-	if r.keepAD && r.Reply.AuthenticData() && !r.Age.Stale {
-		w.ad = wire.AD
+	first, second := r.Reply.Flags()
+	first &= wire.TC | wire.AA
+	if r.own {
+		first &^= wire.AA
+	} else {
+		w.noRA = wire.RA &^ second
 	}
-	rcode = w.end(flags, rcode, nil)
+	if r.keepAD && !r.exists && !r.Age.Stale {
+		w.ad = second & wire.AD
+	}
+	rcode = w.end(first, rcode, nil)
 	if q.EDNS && !w.truncated {
-		w.buf = r.Reply.AppendErrors(w.buf, r.Age.Stale)
+		w.buf = r.Reply.AppendOptions(w.buf, r.Age.Stale)
 	}
 	return w.buf, rcode
 }
@@ -171,7 +176,7 @@ type writer struct {
 	answers, authority, additional uint16
 	aliases                        uint16
 	truncated                      bool // a record did not fit
-	ad                             byte // the AD bit or 0
+	ad, noRA                       byte // the AD bit if it is set, the RA bit if it is not
 }
 
 // questionName is the pointer to the question's name, as the client spelled it.
@@ -244,7 +249,7 @@ func (w *writer) received(r *received, owner uint16) (target uint16) {
 		target = wire.PointerBits | uint16(min(at, wire.MaxPointer)) //nolint:gosec // within 14 bits
 		w.truncated = at > wire.MaxPointer
 	case w.query.EDNS:
-		place.Options = r.Reply.ErrorsLen(age.Stale)
+		place.Options = r.Reply.OptionsLen(age.Stale)
 	}
 	if r.exists && r.Reply.Negative() { // the table says that the name exists
 		age = age.Within(w.ttl)
@@ -327,7 +332,7 @@ func (w *writer) end(flags byte, rcode int, option []byte) int {
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
-	header[wire.FlagsOffset+1] = wire.RA | w.ad | header[wire.FlagsOffset+1]&wire.CD | byte(rcode&wire.RcodeMask)
+	header[wire.FlagsOffset+1] = wire.RA&^w.noRA | w.ad | header[wire.FlagsOffset+1]&wire.CD | byte(rcode&wire.RcodeMask)
 	wire.PutCount(header, wire.AnswerSection, w.answers)
 	wire.PutCount(header, wire.AuthoritySection, w.authority)
 	wire.PutCount(header, wire.AdditionalSection, w.additional)

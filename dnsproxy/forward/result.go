@@ -81,17 +81,9 @@ func (r *Result) Rcode() int {
 }
 
 // Exists reports whether a nameserver has the name of the question: it has answered, but not NXDOMAIN. If the name is
-// that of a CNAME record, NXDOMAIN is about another name (RFC 6604).
+// that of a CNAME record, NXDOMAIN is about another name (RFC 6604). Relayed must be nil.
 func (r *Result) Exists() bool {
-	switch {
-	case !r.usable():
-		return false
-	case r.Rcode() == dns.RcodeSuccess:
-		return true
-	case r.Relayed != nil:
-		return wire.Count(r.Relayed, wire.AnswerSection) > 0
-	}
-	return r.Reply.Answers() > 0
+	return r.usable() && (r.Rcode() == dns.RcodeSuccess || r.Reply.Answers() > 0)
 }
 
 // Failure says why nameservers have not answered. It is empty if they have answered, and may be empty for a stale

@@ -232,7 +232,7 @@ func TestAppendOPTInTheMiddle(t *testing.T) {
 	got := unpack(t, ask(t, "WWW.example.", dns.TypeMX).append(nil, r, reply.Age{}))
 	want := unpack(t, bytes.Replace(pack(t, msg), []byte("www"), []byte("WWW"), 1))
 	wantSections(t, got, want)
-	if n := r.ErrorsLen(false); n != 6 {
+	if n := r.OptionsLen(false); n != 6 {
 		t.Errorf("errors of %d bytes", n)
 	}
 	if ttl, _ := r.TTL(); ttl.Seconds() != 60 {

@@ -85,9 +85,8 @@ func (q *request) append(dst []byte, r *reply.Reply, age reply.Age) []byte {
 	counts[wire.AnswerSection] += uint16(wire.Count(out, wire.AnswerSection))
 	wire.PutCounts(out, &counts)
 	out[wire.FlagsOffset], out[wire.FlagsOffset+1] = wire.QR|wire.AA|wire.RD, wire.RA|byte(r.Rcode())&wire.RcodeMask
-	if r.AuthenticData() {
-		out[wire.FlagsOffset+1] |= wire.AD
-	}
+	_, second := r.Flags()
+	out[wire.FlagsOffset+1] |= second & wire.AD
 	if cut || r.Truncated() {
 		out[wire.FlagsOffset] |= wire.TC
 	}

@@ -24,14 +24,16 @@ var (
 //
 // The Reply refers to the memory of msg, so the caller must not change msg afterwards.
 func Parse(msg []byte) (*Reply, error) {
-	r, err := parse(msg)
+	r, err := parseInto(new(Reply), msg)
 	if err != nil {
 		return nil, fmt.Errorf("parsing a reply: %w", err)
 	}
 	return r, nil
 }
 
-func parse(msg []byte) (*Reply, error) { return parseInto(new(Reply), msg) }
+// ParseRelayed is like Parse for a reply that is only for one client. The Reply keeps all options of the OPT record that
+// are not only for neighbours.
+func ParseRelayed(msg []byte) (*Reply, error) { return parseInto(&Reply{relayed: true}, msg) }
 
 // parseInto is like parse, but stores the result in r. r must be empty, except for memory that may be used again.
 func parseInto(r *Reply, msg []byte) (*Reply, error) {
@@ -67,7 +69,7 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 		if err != nil {
 			return nil, err
 		}
-		return parse(moved)
+		return parseInto(&Reply{relayed: r.relayed}, moved)
 	}
 	p.finish()
 	return p.Reply, nil
@@ -153,7 +155,7 @@ func (p *parser) options(fixed, end int) error {
 		if !ok {
 			return errOPT
 		}
-		if code == dns.EDNS0EDE && len(option) >= wire.ExtendedErrorLen {
+		if code == dns.EDNS0EDE && len(option) >= wire.ExtendedErrorLen || p.relayed && !wire.HopByHop(code, option) {
 			p.extended = append(p.extended, option...)
 		}
 		rest = next

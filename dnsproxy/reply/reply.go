@@ -32,7 +32,8 @@ type Reply struct {
 	questionEnd int                   // where the question section ends in msg
 	records     []record              // the records of msg, in order
 	counts      [wire.Sections]uint16 // how many records each section has
-	extended    []byte                // the Extended DNS Errors of the nameserver's OPT record, as options
+	extended    []byte                // options of the nameserver's OPT record for the client: Extended DNS Errors
+	relayed     bool                  // see ParseRelayed
 	ttl         uint32                // how long the reply may be cached, in seconds; 0: not at all
 	rcodeHigh   uint8                 // the high bits of the response code, from OPT (RFC 6891, section 6.1.3)
 	aliases     int                   // see the method Aliases
@@ -94,17 +95,17 @@ func (r *Reply) Alias(i int, buf *[wire.MaxNameLen]byte) (target wire.Name, ok b
 	return wire.NameAt(r.msg, int(r.records[i].fixed)+wire.FixedLen, buf), true
 }
 
-// ErrorsLen returns the length of what AppendErrors appends to options.
-func (r *Reply) ErrorsLen(stale bool) int {
+// OptionsLen returns the length of what AppendOptions appends.
+func (r *Reply) OptionsLen(stale bool) int {
 	if stale {
 		return len(r.extended) + wire.ExtendedErrorLen
 	}
 	return len(r.extended)
 }
 
-// AppendErrors appends Extended DNS Errors to a response that ends in an OPT record without options: the nameserver's
-// errors and, if stale is set, the error for a stale answer (RFC 8767).
-func (r *Reply) AppendErrors(dst []byte, stale bool) []byte {
+// AppendOptions appends options to a response that ends in an OPT record without options: the nameserver's Extended DNS
+// Errors and, if stale is set, the error for a stale answer (RFC 8767).
+func (r *Reply) AppendOptions(dst []byte, stale bool) []byte {
 	length := len(dst) - 2
 	dst = append(dst, r.extended...)
 	if stale {
@@ -118,8 +119,10 @@ func (r *Reply) AppendErrors(dst []byte, stale bool) []byte {
 	return dst
 }
 
-// AuthenticData reports whether the nameserver has set the AD bit.
-func (r *Reply) AuthenticData() bool { return r.msg[wire.FlagsOffset+1]&wire.AD != 0 }
+// Flags returns the two bytes of the nameserver's flags.
+func (r *Reply) Flags() (first, second byte) {
+	return r.msg[wire.FlagsOffset], r.msg[wire.FlagsOffset+1]
+}
 
 // Question returns the question section as the nameserver sent it. It may be empty, because some servers leave
 // the question out when they send a failure. The caller must not change it.
