@@ -170,7 +170,7 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 // questionKey returns the key of the flight for a question.
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
-	if f.cache.Off() {
+	if f.cache.Off() || q.Mode == upstream.TCPThenUDP {
 		key.relay = string([]byte{byte(q.Mode)})
 	}
 	return key
