@@ -234,7 +234,9 @@ func (h *handler) consult(t *task, r *received) {
 				continue
 			}
 			t.via = h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
-			if t.via.action == actAddresses && t.via.match.Target == wire.Root {
+			m := &t.via.match
+			wild := m.Rule == table.RuleWildcard && t.via.action == actUnless // no search domain has made this name
+			if (t.via.action == actAddresses || wild) && m.Target == wire.Root {
 				r.aliases, r.via = i+1, &t.via
 				return
 			}
