@@ -47,7 +47,7 @@ type decision struct {
 	// target is the name that nameservers are asked for, for actTarget and actUnless. It differs from the question's
 	// name if the question's name has a search domain, or belongs to an alias.
 	target wire.Name
-	// table is the table that the decision is based on, for actAddresses, actUnless and actUnknown.
+	// table is the table that the decision is based on, except for actPointers and actForward.
 	table *table.Table
 }
 

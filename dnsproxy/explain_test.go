@@ -63,7 +63,7 @@ func TestExplain(t *testing.T) { // R5
 			Why: "in the mesh table: after removing the search domain corp.example.: a port of the Service peer.shop.svc.cluster.local",
 		}},
 		{"_http._tcp.peer A", dnsproxy.Explanation{
-			Rows: []string{"D22", "A2"}, Rule: table.RulePort, Host: "peer.shop.svc.cluster.local", Source: "table",
+			Rows: []string{"D22", "A1"}, Rule: table.RulePort, Host: "peer.shop.svc.cluster.local", Source: "table",
 			Why: "in the mesh table: a port of the Service peer.shop.svc.cluster.local",
 		}},
 		{"peer SRV", dnsproxy.Explanation{

@@ -212,14 +212,16 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	}
 	r := &received{Result: found, exists: d.action == actTarget, own: q.RD && !t.outgoing.Server.IsValid()}
 	r.keepAD = t.outgoing.Server.IsValid() || h.forwarder.TrustAD()
-	if r.own {
+	if r.own && (found.Reply.Aliases() > 0 || found.Rcode() == dns.RcodeNameError) {
 		h.consult(t, r)
 	}
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
 		r = nil // the table answers, without a CNAME record: see writer.mesh
 	}
 	response, rcode := h.compose(dst, q, d, r, limit)
-	t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
+	if r != nil && r.via != nil {
+		t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
+	}
 	return response, outcome{rcode, found.Source}
 }
 
@@ -227,19 +229,17 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 // name that does not exist for the nameserver, which may be an ancestor of mesh names (RFC 8020).
 func (h *handler) consult(t *task, r *received) {
 	q, current := &t.query, h.table.Load()
-	if r.Reply.Aliases() > 0 && q.Type != dns.TypeCNAME && q.Type != dns.TypeANY {
-		for i := range r.Reply.Aliases() {
-			target, ok := r.Reply.Alias(i, &t.alias)
-			if !ok {
-				continue
-			}
-			t.via = h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
-			m := &t.via.match
-			wild := m.Rule == table.RuleWildcard && t.via.action == actUnless // no search domain has made this name
-			if (t.via.action == actAddresses || wild) && m.Target == wire.Root {
-				r.aliases, r.via = i+1, &t.via
-				return
-			}
+	for i := range r.Reply.Aliases() {
+		target, ok := r.Reply.Alias(i, &t.alias)
+		if !ok || q.Type == dns.TypeCNAME || q.Type == dns.TypeANY {
+			continue
+		}
+		via := h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
+		wild := via.match.Rule == table.RuleWildcard && via.action == actUnless // no search domain has made this name
+		if (via.action == actAddresses || wild) && via.match.Target == wire.Root {
+			t.via = via
+			r.aliases, r.via = i+1, &t.via
+			return
 		}
 	}
 	if r.Rcode() == dns.RcodeNameError && r.Reply.Answers() == 0 && current != nil && !h.suffixes.Bypasses(q.Name) {
