@@ -162,7 +162,7 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 		p.converse(t, []dialogue{{"web A", webAddress}})
 		close(release)
 		asking.Wait()
-		wantAsked(t, 1, fake)
+		wantAsked(t, 2, fake) // over each transport
 	})
 }
 

@@ -117,7 +117,7 @@ type waiter chan *Result
 func (w waiter) Receive(result *Result) { w <- result }
 
 // resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
-// wait for the same answer. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
+// wait for the same answer, over UDP or over TCP. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // the cache was flushed after the lookup

@@ -106,7 +106,7 @@ func (r *Reply) referral() bool {
 // the question's name get the spelling of the name at owner, and TTLs are set as age says. If shift is not 0, names are
 // moved, too. If a name would point too far, rewrite ends before its record. It returns how many records are done.
 func (r *Reply) rewrite(response []byte, owner, shift, n int, age Age) int {
-	m := mover{response: response, questionEnd: r.questionEnd, owner: owner, shift: shift}
+	m := mover{response: response, hole: r.questionEnd, questionEnd: r.questionEnd, owner: owner, shift: shift}
 	at := r.questionEnd + shift
 	for i, rec := range r.records[:n] {
 		fixed, end := int(rec.fixed)+shift, r.end(rec)+shift
@@ -161,6 +161,7 @@ func (a Age) bound(ttl uint32) uint32 {
 // A mover changes names in a response, which are shift bytes further than in a reply.
 type mover struct {
 	response    []byte
+	hole        int // names from here to questionEnd are not in the response
 	questionEnd int // of the reply
 	owner       int // where the question's name of the reply is in the response
 	shift       int
@@ -183,14 +184,17 @@ func (m *mover) respell(at int) {
 }
 
 // name makes the pointer in the name at offset at point to the same name as in the reply. It returns where the name
-// ends, at most limit. It returns 0 if the pointer would point too far.
+// ends, at most limit. It returns 0 if the pointer would point too far, or to a name that is not in the response.
 func (m *mover) name(at, limit int) (end int) {
 	for at < limit && m.response[at] != 0 {
 		if wire.IsPointer(m.response[at]) && at+2 <= limit {
 			to := wire.PointerTarget(m.response, at)
-			if to >= m.questionEnd {
+			switch {
+			case to >= m.questionEnd:
 				to += m.shift
-			} else {
+			case to >= m.hole:
+				return 0
+			default:
 				to += m.owner - wire.HeaderLen
 			}
 			if to > wire.MaxPointer {

@@ -20,8 +20,7 @@ import (
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {
-		// When the records after the OPT record move, pointers to names in them must be changed.
-		moved, err := optToEnd(msg)
+		moved, err := optToEnd(msg[:opt.last], opt.start, opt.end)
 		if err != nil {
 			return bytes.Clone(msg)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/miekg/dns"
 
@@ -64,8 +65,8 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 	switch {
 	case questions == 0 && len(p.records) > 0:
 		return nil, errQuestions
-	case p.opt && !p.optLast:
-		moved, err := optToEnd(msg)
+	case p.optEnd > 0 && !p.optLast:
+		moved, err := optToEnd(msg[:p.end(p.records[len(p.records)-1])], p.optStart, p.optEnd)
 		if err != nil {
 			return nil, err
 		}
@@ -78,10 +79,11 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 // A parser is a Reply that is being parsed.
 type parser struct {
 	*Reply
-	leastTTL     uint32 // the least TTL so far
-	soa          int    // index of the SOA in the authority section, or -1
-	alias        int    // where the name is that the next CNAME record must have; 0 behind the last one
-	opt, optLast bool   // whether there was an OPT record, and whether the last record so far is one
+	leastTTL         uint32 // the least TTL so far
+	soa              int    // index of the SOA in the authority section, or -1
+	alias            int    // where the name is that the next CNAME record must have; 0 behind the last one
+	optStart, optEnd int    // where the OPT record is; optEnd is 0 if there is none
+	optLast          bool   // whether the last record so far is the OPT record
 }
 
 // walk walks all records.
@@ -112,10 +114,10 @@ func (p *parser) record(w *wire.Walker) error {
 	rrtype := w.Type()
 	p.optLast = rrtype == dns.TypeOPT
 	if p.optLast {
-		if w.Section != wire.AdditionalSection || p.opt || p.msg[w.Owner] != 0 {
+		if w.Section != wire.AdditionalSection || p.optEnd > 0 || p.msg[w.Owner] != 0 {
 			return errOPT
 		}
-		p.opt = true
+		p.optStart, p.optEnd = w.Owner, w.End
 		return p.options(w.Fixed, w.End)
 	}
 	if rrtype == dns.TypeSOA && w.Section == wire.AuthoritySection && p.soa < 0 {
@@ -205,30 +207,20 @@ func seconds(b []byte) uint32 {
 	return ttl
 }
 
-// optToEnd returns the message with its OPT record moved to the end. It is for the rare message in which other
-// records follow the OPT record. When these records move, the pointers to names in them become wrong, so the message
-// is unpacked and packed again.
-func optToEnd(wireForm []byte) ([]byte, error) {
-	msg := new(dns.Msg)
-	if err := msg.Unpack(wireForm); err != nil {
-		return nil, err
-	}
-	for i, rr := range msg.Extra {
-		if rr.Header().Rrtype == dns.TypeOPT {
-			msg.Extra = append(append(msg.Extra[:i:i], msg.Extra[i+1:]...), rr)
-			break
+// optToEnd returns a well-formed message with its OPT record, which begins at start and ends at end, moved to the end. It
+// is for the rare message in which other records follow the OPT record. It fails if names in them point into the OPT
+// record.
+func optToEnd(msg []byte, start, end int) ([]byte, error) {
+	out := slices.Concat(msg[:start], msg[end:], msg[start:end])
+	m := mover{response: out, hole: start, questionEnd: end, owner: wire.HeaderLen, shift: start - end}
+	questionEnd, err := wire.WalkQuestions(msg)
+	for w := wire.Walk(msg, questionEnd); w.Next() && err == nil; {
+		fixed := w.Fixed + m.shift
+		if w.Owner >= end && (m.name(w.Owner+m.shift, fixed) == 0 || !m.data(w.Type(), fixed+wire.FixedLen, w.End+m.shift)) {
+			err = errOPT
 		}
 	}
-	msg.Compress = true
-	packed, err := msg.Pack()
-	if err != nil {
-		return nil, err
-	}
-	// The library may pack records that it cannot unpack afterwards, such as a TSIG record without data.
-	if err := msg.Unpack(packed); err != nil {
-		return nil, err
-	}
-	return packed, nil
+	return out, err
 }
 
 // isReferral reports whether a message refers a resolver to other nameservers. The resolver then needs their
