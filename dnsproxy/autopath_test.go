@@ -40,6 +40,7 @@ func TestAutopath(t *testing.T) { // N5
 		// A mesh name without a search domain needs no CNAME.
 		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"db.bank.svc.cluster.local A", "db.bank.svc.cluster.local. A 10.0.0.2"},
+		{"corp.example A", forwarded},
 		{"wild.example.com.corp.example A", forwarded},
 		{"api.example.com.other.example A", forwarded},
 		{"api.example.com.xcorp.example A", forwarded},

@@ -159,10 +159,10 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 			})
 		}
 		p.await(t, "nametap_dns_inflight", clients)
-		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+		p.converse(t, []dialogue{{"web A", webAddress}})
 		close(release)
 		asking.Wait()
-		wantAsked(t, 1, fake)
+		wantAsked(t, 2, fake) // over each transport
 	})
 }
 

@@ -48,7 +48,7 @@ type decision struct {
 	// target is the name that nameservers are asked for, for actTarget and actUnless. It differs from the question's
 	// name if the question's name has a search domain, or belongs to an alias.
 	target wire.Name
-	// table is the table that the decision is based on, for actAddresses, actUnless and actUnknown.
+	// table is the table that the decision is based on, except for actPointers and actForward.
 	table *table.Table
 }
 
@@ -91,12 +91,12 @@ func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 // because nameservers may have records of other types for a host that is not a Service, and all records of the host
 // outside of the mesh that an alias without addresses leads to.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
-	alias := m.Host.Alias() != wire.Root
-	if alias && q.Type == dns.TypeCNAME {
-		return true
+	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
+		return true // the answer to A has a CNAME record
 	}
-	if answersAlways(q.Type) {
-		return !alias || len(m.Host.V4)+len(m.Host.V6) > 0
+	outside := m.Host.Alias() != wire.Root && len(m.Host.V4)+len(m.Host.V6) == 0 // unless aliased is a Service
+	if !outside && answersAlways(q.Type) {
+		return true
 	}
 	aliased := t.Aliased(m, q.Name)
 	return aliased.Host.Kubernetes() && aliased.Host.Alias() == wire.Root

@@ -62,11 +62,14 @@
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with
 // an SOA record if the name has no address of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
-// forwarded for other hosts. The name of a port has SRV records only. Zone transfers of names that nametap answers
+// forwarded for other hosts. A name that is not the FQDN has a CNAME record to it, unless there is no record behind
+// it; the answer to CNAME is this record. Zone transfers of names that nametap answers
 // itself are REFUSED.
 //
 // If a host is an alias of another host (ExternalName), the answer is a CNAME record to the other host, followed by
 // the records of the other host. A type that the table does not answer for the other host is forwarded.
+//
+// A nameserver's reply is not the whole answer either: [answerer.compose] has what the table adds.
 //
 // # Fast path and slow path
 //

@@ -38,12 +38,12 @@ func TestEndpoints(t *testing.T) { // D21
 		{"2001-db8--7." + web + " AAAA", "2001-db8--7." + web + " AAAA 2001:db8::7"},
 		{"2001-DB8--7.Web.shop.SVC.cluster.local. AAAA", "2001-DB8--7.Web.shop.SVC.cluster.local. AAAA 2001:db8::7"},
 		{"2001-db8--0." + web + " AAAA", "2001-db8--0." + web + " AAAA 2001:db8::"},
-		{"10-244-1-7.web A", "10-244-1-7.web. A 10.244.1.7"},
-		{"10-244-1-7.web.shop A", "10-244-1-7.web.shop. A 10.244.1.7"},
-		{"10-244-1-7.web.shop.svc A", "10-244-1-7.web.shop.svc. A 10.244.1.7"},
-		{"10-244-1-9.all.bank A", "10-244-1-9.all.bank. A 10.244.1.9"},
+		{"10-244-1-7.web A", "10-244-1-7.web. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-7.web.shop A", "10-244-1-7.web.shop. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-7.web.shop.svc A", "10-244-1-7.web.shop.svc. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-9.all.bank A", "10-244-1-9.all.bank. CNAME 10-244-1-9.all.bank.svc.cluster.local.; 10-244-1-9.all.bank.svc.cluster.local. A 10.244.1.9"},
 		{"10-244-1-8." + web + " A", "10-244-1-8." + web + " A 10.244.1.8"}, // of a pod with a host name
-		{"10-244-1-8.all.bank A", "10-244-1-8.all.bank. A 10.244.1.8"},
+		{"10-244-1-8.all.bank A", "10-244-1-8.all.bank. CNAME 10-244-1-8.all.bank.svc.cluster.local.; 10-244-1-8.all.bank.svc.cluster.local. A 10.244.1.8"},
 		// With a search domain.
 		{one + "shop.svc.cluster.local A", one + "shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},
 		{"10-244-1-7.web.shop.shop.svc.cluster.local A", "10-244-1-7.web.shop.shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},

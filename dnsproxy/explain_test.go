@@ -45,7 +45,7 @@ func TestExplain(t *testing.T) { // R5
 			"in the mesh table: after removing the search domain shop.svc.cluster.local.: an endpoint of the headless Service peer.shop.svc.cluster.local"},
 		{"_http._tcp.peer.shop.shop.svc.cluster.local SRV", "N5 D22", table.RuleAutopath, "peer.shop.svc.cluster.local", "table",
 			"in the mesh table: after removing the search domain shop.svc.cluster.local.: a port of the Service peer.shop.svc.cluster.local"},
-		{"_http._tcp.peer A", "D22 A2", table.RulePort, "peer.shop.svc.cluster.local", "table",
+		{"_http._tcp.peer A", "D22 A1", table.RulePort, "peer.shop.svc.cluster.local", "table",
 			"in the mesh table: a port of the Service peer.shop.svc.cluster.local"},
 		{"peer SRV", "N2 D22", table.RuleShortName, "peer.shop.svc.cluster.local", "table",
 			"in the mesh table: short name of peer.shop.svc.cluster.local"},

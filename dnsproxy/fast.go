@@ -71,7 +71,8 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	q, d := &t.query, &t.decision
 	switch d.action {
 	case actAddresses, actPointers:
-		return h.respondMesh(dst, q, d, h.limit(q.UDPSize, t.from.protocol)), outcome{dns.RcodeSuccess, sourceTable}, true
+		response, result.rcode = h.compose(dst, q, d, nil, h.limit(q.UDPSize, t.from.protocol))
+		return response, outcome{result.rcode, sourceTable}, true
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
@@ -87,11 +88,8 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 
 // respondForwarded is respond for a query that needs a reply of a nameserver.
 func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
-	q, d := &t.query, &t.decision
 	found, ok := h.lookup(t)
 	switch {
-	case ok && d.action == actTarget && d.askedName(q) != q.Name:
-		// The reply must be unpacked, so a worker responds.
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -129,8 +127,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		return dst, false
 	}
 	var result outcome
-	mustUnpack := t.decision.action == actTarget && t.outgoing.Name != t.query.Name
-	if stale := t.outgoing.Stale(); stale != nil && !mustUnpack && !h.mayGoElsewhere(t) {
+	if stale := t.outgoing.Stale(); stale != nil && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)

@@ -38,10 +38,10 @@ func TestExactNames(t *testing.T) { // N1, N9
 	})
 	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{
-		{"example.com A", forwarded},
+		{"example.com A", "NODATA example.com."},
 		{"other.example.com A", forwarded},
-		{"com A", forwarded},
-		{". A", forwarded},
+		{"com A", "NODATA com."},
+		{". A", "NODATA ."},
 		{`api\.example.com A`, forwarded}, // one label that contains a dot
 		// Below a host, and below a Service whose ports are not known.
 		{"x.y.api.example.com A", forwarded},
@@ -63,27 +63,27 @@ func TestShortNames(t *testing.T) { // N2
 		"x.shop.svc.cluster.local":         service("y", "bank", "10.0.0.8"),
 	})
 	p.converse(t, []dialogue{
-		{"web A", "web. A 10.0.0.1"},
-		{"WEB A", "WEB. A 10.0.0.1"},
-		{"web.shop A", "web.shop. A 10.0.0.1"},
-		{"web.shop.svc A", "web.shop.svc. A 10.0.0.1"},
-		{"web-0.web A", "web-0.web. A 10.0.0.2"},
-		{"web-0.web.shop A", "web-0.web.shop. A 10.0.0.2"},
-		{"web-0.web.shop.svc A", "web-0.web.shop.svc. A 10.0.0.2"},
+		{"web A", webAddress},
+		{"WEB A", "WEB. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"web.shop A", "web.shop. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"web.shop.svc A", "web.shop.svc. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
+		{"web-0.web A", "web-0.web. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
+		{"web-0.web.shop A", "web-0.web.shop. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
+		{"web-0.web.shop.svc A", "web-0.web.shop.svc. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
 		{"web-0 A", forwarded},
 		// Another namespace: the bare name is not found.
 		{"db A", forwarded},
-		{"db.bank A", "db.bank. A 10.0.0.3"},
-		{"db.bank.svc A", "db.bank.svc. A 10.0.0.3"},
+		{"db.bank A", "db.bank. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.3"},
+		{"db.bank.svc A", "db.bank.svc. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.3"},
 		{"db-0.db A", forwarded},
-		{"db-0.db.bank A", "db-0.db.bank. A 10.0.0.4"},
+		{"db-0.db.bank A", "db-0.db.bank. CNAME db-0.db.bank.svc.cluster.local.; db-0.db.bank.svc.cluster.local. A 10.0.0.4"},
 		// Another registry: only the FQDN is found.
 		{"vm A", forwarded},
 		{"vm.shop A", forwarded},
 		{"vm.shop.svc A", forwarded},
 		{"vm.shop.svc.cluster.local A", "vm.shop.svc.cluster.local. A 10.0.0.5"},
-		{"mixed A", "mixed. A 10.0.0.6"},
-		{"mixed.shop A", "mixed.shop. A 10.0.0.6"},
+		{"mixed A", "mixed. CNAME mixed.shop.svc.cluster.local.; mixed.shop.svc.cluster.local. A 10.0.0.6"},
+		{"mixed.shop A", "mixed.shop. CNAME mixed.shop.svc.cluster.local.; mixed.shop.svc.cluster.local. A 10.0.0.6"},
 		// A short name must agree with the FQDN.
 		{"y.bank A", forwarded},
 		{"x A", forwarded},
@@ -105,7 +105,7 @@ func TestWildcards(t *testing.T) { // N4, N6
 		{"x.example.com A", "x.example.com. A 192.0.2.1"},
 		{"x.y.z.example.com A", "x.y.z.example.com. A 192.0.2.1"},
 		{"X.Example.com A", "X.Example.com. A 192.0.2.1"},
-		{"example.com A", forwarded}, // a wildcard does not match its suffix
+		{"example.com A", "NODATA example.com."}, // a wildcard does not match its suffix
 		{"xexample.com A", forwarded},
 		{"x.deep.example.com A", "x.deep.example.com. A 192.0.2.2"}, // the longest suffix
 		{"x.y.deep.example.com A", "x.y.deep.example.com. A 192.0.2.2"},

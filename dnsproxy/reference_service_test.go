@@ -165,6 +165,7 @@ func refPortOf(labels []string, service *refHost) *refHost {
 		return nil
 	}
 	h := &refHost{key: service.key, kubernetes: true, info: service.info, service: service, portLabel: [2]string(labels[:2])}
+	h.v4, h.v6 = service.v4, service.v6
 	name, ok := refName(labels[0] + "." + labels[1] + "." + service.name)
 	if h.name = name; !ok || !slices.ContainsFunc(service.ports, h.named) {
 		return nil
@@ -197,7 +198,7 @@ type refService struct {
 // services returns the SRV records for a query of a type, with duplicates.
 func (r *reference) services(h *refHost, qtype uint16) []refService { // D22
 	isPort := h.portLabel[0] != ""
-	if qtype != dns.TypeSRV && (qtype != dns.TypeANY || !isPort) {
+	if qtype != dns.TypeSRV {
 		return nil
 	}
 	service := h

@@ -487,12 +487,19 @@ func (r *reference) mesh(q *refQuery, f *refFound) (resp *dns.Msg, served bool) 
 	h, target, owner := f.host, f.target, q.name
 	labels := dns.SplitDomainName(strings.ToLower(q.name))
 	resp = r.empty(q)
-	if target > 0 { // N5, N6
+	expanded := target > 0 || h.shortName(labels) // N2, N5, N6
+	if target == 0 {
+		target = len(labels)
+	}
+	if expanded {
 		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
 		if h.shortName(labels[:target]) {
 			owner = h.name
 		}
 		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: r.header(q.name, dns.TypeCNAME), Target: owner})
+		if q.qtype == dns.TypeCNAME {
+			return resp, true
+		}
 	}
 	alias := h.alias // D9
 	if alias == strings.ToLower(q.name) || alias == strings.ToLower(owner) {
@@ -508,11 +515,11 @@ func (r *reference) mesh(q *refQuery, f *refFound) (resp *dns.Msg, served bool) 
 			records = of
 		}
 	}
-	switch q.qtype {
+	switch served = records.alias == "" && records.kubernetes; q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
-		served = h.alias == "" || len(h.v4)+len(h.v6) > 0
-	default: // A4
-		served = h.alias != "" && q.qtype == dns.TypeCNAME || records.alias == "" && records.kubernetes
+		served = served || h.alias == "" || len(h.v4)+len(h.v6) > 0
+	case dns.TypeCNAME: // A4
+		served = served || alias != ""
 	}
 	served = served || r.local(strings.ToLower(owner))
 	if r.answerServices(resp, r.services(records, q.qtype), owner) {
@@ -531,7 +538,7 @@ func (r *reference) mesh(q *refQuery, f *refFound) (resp *dns.Msg, served bool) 
 	}
 	resp.Answer = append(resp.Answer, addresses...)
 	if len(addresses) == 0 && (alias == "" || q.qtype != dns.TypeCNAME) { // A2, A3
-		if target > 0 { // N5
+		if expanded { // N2, N5
 			resp.Answer, owner = nil, q.name
 		} else if name := strings.ToLower(owner); r.local(name) {
 			owner = refTail(owner, refLongest(name, r.localOnly))

@@ -54,7 +54,7 @@ func (d *decision) rows(q wire.Question) []string {
 // first. If the row for the name also covers the type, typeRows returns none.
 func (d *decision) typeRows(q wire.Question) []string {
 	var rows []string
-	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {
+	if d.match.BaseRule() == table.RulePort && q.Type == dns.TypeSRV {
 		return nil
 	}
 	if d.match.Host.Alias() != wire.Root {
@@ -76,7 +76,7 @@ func (d *decision) typeRow(q wire.Question) string {
 		return "D22"
 	case !answersAlways(q.Type):
 		return "A4"
-	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0,
+	case q.Type == dns.TypeA && len(d.match.Host.V4) == 0,
 		q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:

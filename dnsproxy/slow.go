@@ -155,9 +155,7 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 		failed := failureOf(found.Err)
 		return h.respondFailure(nil, &t.query, failed), outcome{failed.rcode, found.Source}
 	}
-	relayed := reply.Hop(found.Relayed, t.query.EDNS, h.ednsUDPSize)
-	copy(relayed, t.packet[:2]) // the ID
-	response := reply.Cut(relayed, h.limit(t.query.UDPSize, t.from.protocol))
+	response := h.relayed(t, &found, h.limit(t.query.UDPSize, t.from.protocol))
 	return response, outcome{reply.Rcode(response), found.Source}
 }
 

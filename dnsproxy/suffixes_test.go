@@ -41,7 +41,7 @@ func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 			}
 		}
 		p.converse(t, []dialogue{
-			{"db.bank A", "db.bank. A 10.0.0.5"},
+			{"db.bank A", "db.bank. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.5"},
 			{"5.0.0.10.in-addr.arpa PTR", "5.0.0.10.in-addr.arpa. PTR db.bank.svc.cluster.local."},
 		})
 		corp.Reset()

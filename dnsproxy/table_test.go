@@ -69,13 +69,13 @@ func TestPrecedence(t *testing.T) { // N7
 		{"x.wild.example.com A", "x.wild.example.com. A 192.0.2.6"},
 		// An explicit host wins over a wildcard, and a short name of a Service over both.
 		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
-		{"db.shop A", "db.shop. A 10.0.0.4"},
-		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
+		{"db.shop A", "db.shop. CNAME db.shop.svc.cluster.local.; db.shop.svc.cluster.local. A 10.0.0.4"},
+		{"db.shop.svc A", "db.shop.svc. CNAME db.shop.svc.cluster.local.; db.shop.svc.cluster.local. A 10.0.0.4"},
 		// name.namespace wins over name in the agent's namespace.
-		{"web-0.web A", "web-0.web. A 10.0.0.6"},
+		{"web-0.web A", "web-0.web. CNAME web-0.web.svc.cluster.local.; web-0.web.svc.cluster.local. A 10.0.0.6"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
-		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
-		{"old A", "old. CNAME a.example.; a.example. A 10.0.0.12"},
+		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
+		{"old A", "old. CNAME old.shop.svc.cluster.local.; old.shop.svc.cluster.local. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{
 		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},

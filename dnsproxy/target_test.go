@@ -40,14 +40,14 @@ var targetRecords = map[string]string{
 func TestTargets(t *testing.T) { // A4, D9, N5
 	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, targetHosts())
+		const ext = "ext.shop.svc.cluster.local.; ext.shop.svc.cluster.local. CNAME mail.example.org."
 		names := map[string][]string{
 			"api.example.com.": {
 				"api.example.com.", "Api.example.com.SHOP.svc.cluster.local. CNAME Api.example.com.",
 			},
 			"a.wild.example.com.": {"a.wild.example.com.", "a.wild.example.com.shop.svc.cluster.local. CNAME a.wild.example.com."},
 			"mail.example.org.": {
-				"mail.example.org.", "ext. CNAME mail.example.org.", "ext.shop. CNAME mail.example.org.", "ext.shop.svc.cluster.local. CNAME mail.example.org.",
-				"ext.shop.shop.svc.cluster.local. CNAME ext.shop.svc.cluster.local.; ext.shop.svc.cluster.local. CNAME mail.example.org.",
+				"mail.example.org.", "ext.shop.svc.cluster.local. CNAME mail.example.org.", "ext.shop. CNAME " + ext, "ext.shop.shop.svc.cluster.local. CNAME " + ext,
 			},
 		}
 		for qtype, data := range targetRecords {
@@ -62,14 +62,13 @@ func TestTargets(t *testing.T) { // A4, D9, N5
 				for _, form := range forms {
 					name, _, _ := strings.Cut(form, " ")
 					want := target + " " + qtype + " " + data
-					switch {
-					case qtype == "CNAME" && target == "mail.example.org." && form != name:
-						want = form // the table has it
-					case form != name:
+					if form != name && qtype == "CNAME" {
+						want, _, _ = strings.Cut(form, ";") // the table has it
+					} else if form != name {
 						want = form + "; " + want
 					}
 					for _, network := range []string{"udp", "tcp"} {
-						if got := strings.TrimSuffix(outcome(p.exchange(t, network, question(name, code))), "; NODATA"); got != want {
+						if got := strings.TrimSuffix(outcome(p.exchange(t, network, question(name, code))), "; NODATA"); !strings.EqualFold(got, want) {
 							t.Errorf("%s %s over %s\n got %s\nwant %s", name, qtype, network, got, want)
 						}
 					}
@@ -95,10 +94,11 @@ func TestTargetWithoutRecords(t *testing.T) { // A4, N5
 	t.Parallel()
 	p, fake := startMesh(t, targetHosts())
 	fake.Handle(fakedns.Answer(`mail.example.org. 60 IN A 192.0.2.4`))
+	const ext = "ext.shop.svc.cluster.local."
 	p.converse(t, []dialogue{
 		{"api.example.com MX", "NODATA api.example.com."}, // NXDOMAIN of the nameserver
 		{"api.example.com.shop.svc.cluster.local MX", "NODATA api.example.com.shop.svc.cluster.local."},
-		{"ext MX", "ext. CNAME mail.example.org.; NODATA mail.example.org."}, // NODATA of the nameserver
+		{ext + " MX", ext + " CNAME mail.example.org.; NODATA mail.example.org."}, // NODATA of the nameserver, without SOA
 		{"ext.shop.shop.svc.cluster.local MX", "NODATA ext.shop.shop.svc.cluster.local."},
 	})
 	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))

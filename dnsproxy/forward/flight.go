@@ -27,8 +27,8 @@ const (
 type flightKey struct {
 	cache.Key // for a relayed message, only the name, type and class are set
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
-	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty if the cache is
-	// on, and the client's transport if the cache is off.
+	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is
+	// the client's transport, but empty for UDP if the cache is on.
 	relay string
 }
 

@@ -117,7 +117,7 @@ type waiter chan *Result
 func (w waiter) Receive(result *Result) { w <- result }
 
 // resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
-// wait for the same answer. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
+// wait for the same answer, over UDP or over TCP. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // the cache was flushed after the lookup
@@ -174,7 +174,7 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 // questionKey returns the key of the flight for a question.
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
-	if f.cache.Off() {
+	if f.cache.Off() || q.Mode == upstream.TCPThenUDP {
 		key.relay = string([]byte{byte(q.Mode)})
 	}
 	return key
@@ -237,15 +237,12 @@ func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
 		f.flights.land(l, result)
 		return
 	}
-	value := cache.Value{Generation: l.generation}
+	value := cache.Value{Generation: l.generation, MaxTTL: f.routing.Load().maxTTL(wire.Name(l.key.Name), answer.Provisional)}
+	result.Age.Max = uint32(value.MaxTTL / time.Second) //nolint:gosec // a TTL
 	if err == nil {
 		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 		}
-	}
-	if answer.Provisional && !f.cache.Off() {
-		// A client with a cache must not keep the reply for longer than this cache does.
-		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
 	case result.Err == nil && answer.Plain && l.key.DO:

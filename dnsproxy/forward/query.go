@@ -24,8 +24,8 @@ type Query struct {
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort
-	// Mode says over which transport the client has sent the query. If the reply must not be cached, nameservers are
-	// asked over the same transport.
+	// Mode says over which transport the client has sent the query. After a query over TCP, nameservers are asked over
+	// TCP first. After a query over UDP, they are asked over TCP only if the reply goes into the cache.
 	Mode upstream.Mode
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.

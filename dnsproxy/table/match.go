@@ -30,8 +30,8 @@ type Match struct {
 	// Prefix has the labels before the name of the host, for RuleEndpoint and RulePort.
 	Prefix wire.Name
 	// For RuleAutopath, Searched is the domain of the search list, and Base is the rule by which the name without
-	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise the name
-	// without the search domain.
+	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise, for
+	// RuleAutopath, the name without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
 	// Pointers are the FQDNs for RulePTR, sorted.
@@ -77,7 +77,7 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	if alias := m.Alias(name); alias != wire.Root {
 		return alias
 	}
-	if m.Rule == RuleAutopath {
+	if m.Target != wire.Root {
 		return m.Target
 	}
 	return name

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"unsafe"
 )
 
 // The sections of a message, in order (RFC 1035, section 4.1).
@@ -187,7 +188,7 @@ func walkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
 			if pointers++; pointers == 1 {
 				end = next
 			}
-			target := pointerTarget(msg, offset)
+			target := PointerTarget(msg, offset)
 			if target < HeaderLen || target >= start || pointers > maxPointers {
 				return 0, false, errPointer
 			}
@@ -230,9 +231,32 @@ func walkLabel(msg []byte, offset int) (next int, pointer bool, err error) {
 	return next, pointer, nil
 }
 
-// pointerTarget returns the offset that the pointer at offset leads to.
-func pointerTarget(msg []byte, offset int) int {
+// PointerTarget returns the offset that the pointer at offset leads to.
+func PointerTarget(msg []byte, offset int) int {
 	return int(binary.BigEndian.Uint16(msg[offset:]) &^ PointerBits)
+}
+
+// WalkName returns where the name at offset ends, or an error if it is malformed.
+func WalkName(msg []byte, offset int) (end int, err error) {
+	end, _, err = walkName(msg, offset)
+	return end, err
+}
+
+// NameAt returns the name at offset, which must be well-formed. The result is in the memory of buf.
+func NameAt(msg []byte, offset int, buf *[MaxNameLen]byte) Name {
+	n := 0
+	for msg[offset] != 0 {
+		if IsPointer(msg[offset]) {
+			offset = PointerTarget(msg, offset)
+			continue
+		}
+		for _, c := range msg[offset : offset+1+int(msg[offset])] {
+			buf[n] = FoldByte(c)
+			n++
+		}
+		offset += 1 + int(msg[offset])
+	}
+	return Name(unsafe.String(&buf[0], n))
 }
 
 // IsPointer reports whether b is the first byte of a compression pointer, and not of a label.

@@ -201,7 +201,7 @@ func (j *judge) meshRight(q *question, m *dns.Msg, at moment, address string) er
 	for i, rr := range m.Answer {
 		switch rr := rr.(type) {
 		case *dns.CNAME:
-			if i > 0 || !strings.HasSuffix(strings.ToLower(q.name), searched) {
+			if i > 0 || strings.HasSuffix(strings.ToLower(q.name), meshDomain) { // neither short nor below the search list
 				return errors.New("want no CNAME")
 			}
 		case *dns.A:
