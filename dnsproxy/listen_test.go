@@ -20,14 +20,15 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
-// families returns the addresses of families that this machine has.
+// families returns the addresses that this machine has. The kernel may have IPv6, and so ::, but no address of it.
 func families(addresses ...string) []string {
-	probe, err := net.ListenPacket("udp6", "[::1]:0")
-	if err == nil {
-		probe.Close()
-		return addresses
-	}
-	return slices.DeleteFunc(addresses, func(a string) bool { return strings.Contains(a, "::") })
+	return slices.DeleteFunc(addresses, func(a string) bool {
+		probe, err := net.ListenPacket("udp", net.JoinHostPort(a, "0"))
+		if err == nil {
+			probe.Close()
+		}
+		return err != nil
+	})
 }
 
 func TestListeners(t *testing.T) { // R3
@@ -66,6 +67,9 @@ func TestListeners(t *testing.T) { // R3
 			t.Errorf("%v listeners are counted", got)
 		}
 		for _, a := range p.Addrs() {
+			if a.Address[0] == '[' && len(families("::1")) == 0 {
+				continue
+			}
 			if got := outcome(exchange(t, a.Network, a.Address, question("web", dns.TypeA))); got != "web. A 10.0.0.1" {
 				t.Errorf("%v: %s", a, got)
 			}
