@@ -16,6 +16,9 @@ BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LINK)' 
 SYSTEM   := umask 022 && $(GO) test
 MACHINES := cd test/machines && $(SYSTEM) -count=1 -timeout 60m -v
 
+# A go.work above the clone does not have this module.
+export GOWORK := off
+
 # Without HOME, Go finds no place for its caches.
 ifndef HOME
 export HOME := $(shell getent passwd "$$(id -u)" | cut -d: -f6)
