@@ -12,7 +12,12 @@ MAXSIZE  ?= 17600000
 # only, and grpc brings its own HTTP/2: that of net/http is 0.5 MB.
 TAGS     := grpcnotrace,nethttpomithttp2
 BUILD    = CGO_ENABLED=0 $(GO) build -trimpath -tags $(TAGS) -ldflags '$(LINK)' -o bin/
-MACHINES := cd test/machines && $(GO) test -count=1 -timeout 60m -v
+# Other users run the programs that tests build.
+SYSTEM   := umask 022 && $(GO) test
+MACHINES := cd test/machines && $(SYSTEM) -count=1 -timeout 60m -v
+
+# A go.work above the clone does not have this module.
+export GOWORK := off
 
 # Without HOME, Go finds no place for its caches.
 ifndef HOME
@@ -28,14 +33,14 @@ run: ## start the demo: a control plane, an agent and a tour (ARGS=--once ends a
 	@GO='$(GO)' TAGS='$(TAGS)' tools/run $(ARGS)
 
 # `make lint` vets the tests. Without debugging information they link faster. No test waits long; a very slow machine may.
-TEST = test -vet=off -ldflags='-s -w' -timeout 60m
+TEST := -vet=off -ldflags='-s -w' -timeout 60m
 test: ## run the tests that need nothing but Go; they pass on any machine
-	$(GO) $(TEST) $$($(GO) list ./... | grep -v '^github.com/nametap/nametap/test')
+	$(GO) test $(TEST) $$($(GO) list ./... | grep -v '^github.com/nametap/nametap/test')
 
 system: ## test the real binaries in network namespaces: capture, kills, floods (needs root; ARGS=-run=Name selects tests)
 	@tools/need-root
 	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool ssh-keygen unshare
-	$(GO) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
+	$(SYSTEM) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
 
 lint: ## run the linters, and check the sizes of the agent and of each room, and the generated code
 	$(BUILD) ./cmd/nametap
@@ -69,7 +74,7 @@ microbench: ## run the Go benchmarks of the parts
 race: ## run all tests with the race detector (needs root and a C compiler)
 	@tools/need-root
 	@tools/install-missing gcc
-	$(GO) test -race -vet=off -count=1 -p 1 -timeout 90m ./...
+	$(SYSTEM) -race -vet=off -count=1 -p 1 -timeout 90m ./...
 
 ##@ machines
 .PHONY: vm node interop egress chart soak random nightly

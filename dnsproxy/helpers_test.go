@@ -39,7 +39,7 @@ func until(tb testing.TB, event string, condition func() bool) {
 		if condition() {
 			return
 		}
-		_ = unix.Nanosleep(&unix.Timespec{Nsec: int64(time.Millisecond)}, nil) // it may be shorter
+		_ = unix.Nanosleep(&unix.Timespec{Nsec: 1e6}, nil) // it may be shorter
 	}
 	tb.Fatalf("timed out waiting: %s", event)
 }

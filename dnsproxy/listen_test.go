@@ -18,17 +18,17 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/internal/testkit/leftout"
 )
 
-// families returns the addresses of families that this machine has.
+// families returns the addresses that this machine has. The kernel may have IPv6, and so ::, but no address of it.
 func families(addresses ...string) []string {
-	probe, err := net.ListenPacket("udp6", "[::1]:0")
-	if err == nil {
-		probe.Close()
-		return addresses
-	}
-	return slices.DeleteFunc(addresses, func(a string) bool { return strings.Contains(a, "::") })
+	return slices.DeleteFunc(addresses, func(a string) bool {
+		probe, err := net.ListenPacket("udp", net.JoinHostPort(a, "0"))
+		if err == nil {
+			probe.Close()
+		}
+		return err != nil
+	})
 }
 
 func TestListeners(t *testing.T) { // R3
@@ -67,6 +67,9 @@ func TestListeners(t *testing.T) { // R3
 			t.Errorf("%v listeners are counted", got)
 		}
 		for _, a := range p.Addrs() {
+			if a.Address[0] == '[' && len(families("::1")) == 0 {
+				continue
+			}
 			if got := outcome(exchange(t, a.Network, a.Address, question("web", dns.TypeA))); got != webAddress {
 				t.Errorf("%v: %s", a, got)
 			}
@@ -117,17 +120,15 @@ func onePort(t *testing.T, addrs ...dnsproxy.Addr) (port string, opened []net.Ad
 // A listener that cannot be opened is logged, and the others serve.
 func TestDegraded(t *testing.T) { // R3
 	t.Parallel()
-	if len(families("::1")) == 0 {
-		leftout.Test(t, "listeners with one missing family, they need IPv6")
-	}
-	port, opened, files := onePort(t, dnsproxy.Addr{Network: "udp", Address: "::1"}, dnsproxy.Addr{Network: "tcp", Address: "::1"},
-		dnsproxy.Addr{Network: "udp", Address: "127.0.0.1"}, dnsproxy.Addr{Network: "tcp", Address: "127.0.0.1"})
+	port, opened, files := onePort(t, dnsproxy.Addr{Network: "tcp", Address: "127.0.0.1"}, dnsproxy.Addr{Network: "udp", Address: "127.0.0.1"})
 	logger, log := newLog()
-	p := start(t, dnsproxy.Config{Addr: "localhost:" + port, Sockets: files[1:], OpenOthers: true, Logger: logger})
+	p := start(t, dnsproxy.Config{Addr: "127.0.0.1:" + port, Sockets: files[1:], OpenOthers: true, Logger: logger})
 	files[0].Close() // and the socket stays open
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	p.converse(t, []dialogue{{"web A", webAddress}})
-	if len(p.Addrs()) != 3 || !strings.Contains(log.String(), "degraded") || !strings.Contains(log.String(), opened[0].String()) {
+	if got := outcome(p.exchange(t, "udp", question("web", dns.TypeA))); got != webAddress {
+		t.Error(got)
+	}
+	if len(p.Addrs()) != 1 || !strings.Contains(log.String(), "degraded") || !strings.Contains(log.String(), "listen tcp4 "+opened[0].String()) {
 		t.Errorf("listens on %v and logs\n%s", p.Addrs(), log)
 	}
 }

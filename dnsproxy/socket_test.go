@@ -28,7 +28,7 @@ func TestSourceAddress(t *testing.T) { // K1
 		}
 		clients := []string{"127.0.0.1", "127.0.0.2", "127.9.8.7"}
 		if addr.Address[0] == '[' {
-			clients = []string{"::1"}
+			clients = families("::1")
 		}
 		for _, asked := range clients {
 			for _, name := range []string{"web.", "elsewhere.example."} {

@@ -29,6 +29,6 @@ func run(m *testing.M) int {
 	}
 	defer binaries.Remove()
 	defer planes.Remove()
-	wait.Together()
+	wait.Prepare()
 	return m.Run()
 }

@@ -108,16 +108,14 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 	if err != nil || len(interfaces) != 1 || interfaces[0].Flags&(net.FlagLoopback|net.FlagUp) != net.FlagLoopback {
 		return errors.Join(err, fmt.Errorf("%s: want a new network namespace: run nametap-demo without arguments", capturedCommand))
 	}
-	if err := ip(ctx, "link set lo up"); err != nil {
-		out.leftOut(fmt.Sprintf("no rights in a user namespace (%v): run `make run` as root", err))
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	h := &host{dir: dir, out: out}
 	if err := h.start(ctx, group); err != nil {
-		return err
+		reason, _, _ := strings.Cut(err.Error(), "\n")
+		out.leftOut(fmt.Sprintf("no host in a network namespace (%s): run `make run` as root, in a container with NET_ADMIN", reason))
+		return ctx.Err()
 	}
 	err = h.showApply(ctx)
 	switch {
@@ -137,7 +135,8 @@ func (h *host) path(name string) string { return filepath.Join(h.dir, capturedCo
 // start starts everything but an agent.
 func (h *host) start(ctx context.Context, group *errgroup.Group) error {
 	if err := cmp.Or(
-		ip(ctx, "address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo", "address add "+demoAddress2+" dev lo"),
+		ip(ctx, "link set lo up",
+			"address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo", "address add "+demoAddress2+" dev lo"),
 		os.MkdirAll(h.path("state"), 0o755), //nolint:gosec // nothing in it is secret
 		writeResolvConf(h.path("resolv.conf"), nameserverAddr),
 	); err != nil {

@@ -48,6 +48,7 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 		return fmt.Errorf("making a directory for the demo: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	_ = os.Unsetenv("NOTIFY_SOCKET") // the agent is not the service in which the demo may run
 	d := &demo{dir: dir, out: out}
 	if d.upstream, err = fakedns.Listen(fakedns.Answer(upstreamRecords...)); err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	wait.Prepare()
 	testscript.Main(m, map[string]func(){"nametap-discovery": main})
 }
 

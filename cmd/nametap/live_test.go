@@ -75,7 +75,7 @@ func startLive(t *testing.T, args ...string) *liveAgent {
 		"--resolv-conf", filepath.Join(dir, "absent"), "--state-dir", filepath.Join(dir, "state"), "--drain", "0s",
 	}, args...)...)
 	command.Env, command.Stderr = a.environ, a.log
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // without a terminal
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL} // without a terminal, and its ^C
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}

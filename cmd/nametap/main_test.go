@@ -29,16 +29,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	const command = "nametap"
-	if filepath.Base(os.Args[0]) != command { // the tests get no settings from outside
-		for _, variable := range os.Environ() {
-			if name, _, _ := strings.Cut(variable, "="); name != "PATH" && name != "TMPDIR" && !strings.HasPrefix(name, "GO") {
-				os.Unsetenv(name)
-			}
-		}
-	}
-	wait.Together()
-	testscript.Main(m, map[string]func(){command: func() {
+	wait.Prepare()
+	testscript.Main(m, map[string]func(){"nametap": func() {
 		readTimeout = patience
 		main()
 	}})

@@ -7,6 +7,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
+	wait.Prepare()
 	m.Run()
 }

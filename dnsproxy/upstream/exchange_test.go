@@ -273,8 +273,8 @@ func TestResources(t *testing.T) {
 		for range queries {
 			g.Start(query(), upstream.UDPOnly, counter{&ended})
 		}
-		// Each socket has a goroutine, and one closes idle sockets.
-		if n := runtime.NumGoroutine() - before; ended.Load() > 0 || sockets != 16 || n != sockets+1 {
+		// Each socket has a goroutine, and one closes idle sockets. One of an earlier test may end meanwhile.
+		if n := runtime.NumGoroutine() - before; ended.Load() > 0 || sockets != 16 || n > sockets+1 {
 			t.Errorf("%d queries have ended, %d sockets, %d goroutines", ended.Load(), sockets, n)
 		}
 		c.Close()

@@ -31,7 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	wait.Together()
+	wait.Prepare()
 	m.Run()
 }
 

@@ -126,8 +126,8 @@ func start(t *testing.T) *world {
 	command := exec.Command(*program, "agent", "--config", w.config, "--xds-addr", w.xds.Addr(), "--xds-plaintext",
 		"--dns-addr", w.dns, "--status-addr", w.status, "--resolv-conf", w.resolvConf, "--state-dir", filepath.Join(dir, "state"), "--drain", "0s")
 	command.Env, command.Stderr = w.environ, w.log
-	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // without a terminal
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)   // under nohup, the agent would ignore it, too
+	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL} // without a terminal, and its ^C
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)                               // under nohup, the agent would ignore it, too
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func openSources(root string, packages []string) error {
 	if err != nil {
 		return fmt.Errorf("%v: %w", list, err)
 	}
-	sources := append(strings.Fields(string(directories)), filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum"))
+	sources := append(strings.Split(strings.TrimSpace(string(directories)), "\n"), filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum"))
 	for _, source := range sources {
 		file, err := os.Open(source)
 		if err != nil {

@@ -11,7 +11,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -32,7 +34,7 @@ const parallelTests = 8
 // Main is the TestMain of a package. Several parallel tests run at a time, on any number of processors, because tests
 // wait most of the time; `go test -parallel` takes precedence. Main fails if goroutines are left when the tests have ended.
 func Main(m *testing.M) {
-	Together()
+	Prepare()
 	code := m.Run()
 	if err := leaks(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -41,8 +43,17 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// Together sets how many parallel tests of a package run at a time. Go's default is the number of processors.
-func Together() {
+// forGo matches what Go and tests need of the environment. Sockets are below TMPDIR: their paths have at most 107 bytes.
+var forGo = regexp.MustCompile(`^((GO.*|PATH|HOME|XDG_CACHE_HOME|CI)=|TMPDIR=.{0,32}$)`)
+
+// Prepare sets how many parallel tests of a package run at a time: Go's default is the number of processors. The tests get no
+// settings from outside: Prepare clears the environment, except in the commands that tests run.
+func Prepare() {
+	for _, variable := range os.Environ() {
+		if name, _, _ := strings.Cut(variable, "="); strings.HasSuffix(os.Args[0], ".test") && !forGo.MatchString(variable) {
+			os.Unsetenv(name)
+		}
+	}
 	if err := flag.Set("test.parallel", strconv.Itoa(parallelTests)); err != nil {
 		panic(err) // not in a test
 	}
