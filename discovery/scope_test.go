@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -89,12 +90,11 @@ func TestNamesThatTenantsSee(t *testing.T) {
 	recipe, _, _ = strings.Cut(recipe, "\n## ")
 	yaml := svcYAML("default", "kubernetes", "10.0.0.1") + svcYAML("platform", "login", "10.0.0.2") + svcYAML("platform", "admin", "10.0.0.3") +
 		svcYAML("shop", "web", "10.0.0.4") + svcYAML("bank", "api", "10.0.0.5")
-	for i, block := range strings.Split(recipe, "```") {
-		if i%2 == 1 {
-			yaml += "---\n" + strings.TrimPrefix(block, "yaml")
-		}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(recipe, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the recipe has %d blocks of YAML, want 2", len(blocks))
 	}
-	all := allOf(parse(t, yaml))
+	all := allOf(parse(t, yaml+"---\n"+blocks[0][1]+"---\n"+blocks[1][1]))
 	for namespace, want := range map[string]string{
 		"shop": "billing.example.com kubernetes.default login.platform web.shop", "bank": "api.bank kubernetes.default login.platform",
 	} {
