@@ -23,7 +23,7 @@ func sidecarYAML(name, namespace, spec string) string {
 
 // scoped are hosts of three namespaces, one of them with pods.
 func scoped() string {
-	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
+	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2, ports: [{port: 81}]") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
 		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: db, namespace: data, labels: {kubernetes.io/service-name: db}}\n" +
 		"addressType: IPv4\nendpoints: [{addresses: [10.1.0.1], hostname: db-0}]\n" +
 		"---\n" + entryYAML("ext", "edge", "hosts: [a.Example.com, '*.wild.example.com']", "addresses: [192.0.2.1]", "resolution: STATIC")
@@ -38,7 +38,9 @@ func TestSidecars(t *testing.T) { // D12
 		{"all namespaces", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*']}]"), join(wild, external, api, cache, db, web)},
 		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local]}]"), join(cache, web)},
 		{"excluded hosts", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*', '~data/db.data.svc.cluster.local', '~/*.example.com', '~./api.shop.svc.cluster.local']}]"), join(cache, web)},
-		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), ""},
+		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), api},
+		{"a port, and any port", sidecarYAML("s", "shop", "egress: [{port: {number: 81}, hosts: ['data/*', './api.shop.svc.cluster.local']}, {hosts: ['data/*', '~data/db.data.svc.cluster.local']}]"), join(api, cache)},
+		{"an HTTP proxy", sidecarYAML("s", "shop", "egress: [{port: {number: 3128, protocol: http_proxy, name: p}, hosts: ['data/*']}]"), join(cache, db)},
 		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
 		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
 		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
