@@ -5,6 +5,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ func sidecarYAML(name, namespace, spec string) string {
 
 // scoped are hosts of three namespaces, one of them with pods.
 func scoped() string {
-	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
+	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2, ports: [{port: 81}]") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
 		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: db, namespace: data, labels: {kubernetes.io/service-name: db}}\n" +
 		"addressType: IPv4\nendpoints: [{addresses: [10.1.0.1], hostname: db-0}]\n" +
 		"---\n" + entryYAML("ext", "edge", "hosts: [a.Example.com, '*.wild.example.com']", "addresses: [192.0.2.1]", "resolution: STATIC")
@@ -37,7 +38,9 @@ func TestSidecars(t *testing.T) { // D12
 		{"all namespaces", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*']}]"), join(wild, external, api, cache, db, web)},
 		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local]}]"), join(cache, web)},
 		{"excluded hosts", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*', '~data/db.data.svc.cluster.local', '~/*.example.com', '~./api.shop.svc.cluster.local']}]"), join(cache, web)},
-		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), ""},
+		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), api},
+		{"a port, and any port", sidecarYAML("s", "shop", "egress: [{port: {number: 81}, hosts: ['data/*', './api.shop.svc.cluster.local']}, {hosts: ['data/*', '~data/db.data.svc.cluster.local']}]"), join(api, cache)},
+		{"an HTTP proxy", sidecarYAML("s", "shop", "egress: [{port: {number: 3128, protocol: http_proxy, name: p}, hosts: ['data/*']}]"), join(cache, db)},
 		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
 		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
 		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
@@ -89,12 +92,11 @@ func TestNamesThatTenantsSee(t *testing.T) {
 	recipe, _, _ = strings.Cut(recipe, "\n## ")
 	yaml := svcYAML("default", "kubernetes", "10.0.0.1") + svcYAML("platform", "login", "10.0.0.2") + svcYAML("platform", "admin", "10.0.0.3") +
 		svcYAML("shop", "web", "10.0.0.4") + svcYAML("bank", "api", "10.0.0.5")
-	for i, block := range strings.Split(recipe, "```") {
-		if i%2 == 1 {
-			yaml += "---\n" + strings.TrimPrefix(block, "yaml")
-		}
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(recipe, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the recipe has %d blocks of YAML, want 2", len(blocks))
 	}
-	all := allOf(parse(t, yaml))
+	all := allOf(parse(t, yaml+"---\n"+blocks[0][1]+"---\n"+blocks[1][1]))
 	for namespace, want := range map[string]string{
 		"shop": "billing.example.com kubernetes.default login.platform web.shop", "bank": "api.bank kubernetes.default login.platform",
 	} {

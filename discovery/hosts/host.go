@@ -86,18 +86,24 @@ func (h *Host) aliasOf(claims []*claim) *alias {
 	return nil
 }
 
-// exportedTo yields lists of namespaces that may see the host in another way than others: those in the exportTo of a
-// claim, and the namespace of a claim that only that namespace sees, or that counts only there because other namespaces
-// also claim the host. It looks at all claims that reached yields. A list may come twice. Empty lists are left out.
-func (h *Host) exportedTo(yield func([]string) bool) {
+// audiences calls named with each namespace, and long with each long list of namespaces, that may see the host in
+// another way than others: those in the exportTo of a claim, and the namespace of a claim that only that namespace sees,
+// or that counts only there because other namespaces also claim the host. It calls inside with the namespaces of all
+// claims. It looks at the claims of all hosts that reached yields, so it may make a call twice.
+func (h *Host) audiences(named, inside func(namespace string), long func(namespaces []string)) {
 	for host := range h.reached {
 		for _, c := range host.claims {
-			if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
-				return
+			if list := c.exportTo.Namespaces; len(list) > maxIndexed {
+				long(list)
+			} else {
+				for _, namespace := range list {
+					named(namespace)
+				}
 			}
-			if (host.contested || c.private || c.hidden) && !yield([]string{c.namespace}) {
-				return
+			if host.contested || c.private || c.hidden {
+				named(c.namespace)
 			}
+			inside(c.namespace)
 		}
 	}
 }
@@ -110,17 +116,6 @@ func (h *Host) Namespace() string {
 	return h.claims[0].namespace
 }
 
-// namespaces yields the namespaces of all claims that reached yields. A namespace may come twice.
-func (h *Host) namespaces(yield func(string) bool) {
-	for host := range h.reached {
-		for _, c := range host.claims {
-			if !yield(c.namespace) {
-				return
-			}
-		}
-	}
-}
-
 // reached yields the host, and the hosts that may answer for its aliases, at most maxAliases aliases away. h may be nil.
 func (h *Host) reached(yield func(*Host) bool) {
 	if h == nil || !yield(h) || len(h.aliases) == 0 {
@@ -130,18 +125,29 @@ func (h *Host) reached(yield func(*Host) bool) {
 	for range maxAliases {
 		var next []*Host
 		for _, host := range last {
-			for _, a := range host.aliases {
-				for _, t := range a.targets {
-					if seen[t] {
-						continue
-					}
-					if seen[t], next = true, append(next, t); !yield(t) {
-						return
-					}
+			for t := range host.answering {
+				if !seen[t] {
+					seen[t], next = true, append(next, t)
 				}
 			}
 		}
+		for _, t := range next {
+			if !yield(t) {
+				return
+			}
+		}
 		last = next
+	}
+}
+
+// answering yields the hosts that may answer for an alias of the host. A host may come twice.
+func (h *Host) answering(yield func(*Host) bool) {
+	for _, a := range h.aliases {
+		for _, t := range a.targets {
+			if !yield(t) {
+				return
+			}
+		}
 	}
 }
 

@@ -138,7 +138,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.all(), h.problems.all(), h.usage.sorted()
+	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.all(), h.problems.all(), h.usage.hidden.all()
 	return u.Update
 }
 

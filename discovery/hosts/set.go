@@ -14,8 +14,7 @@ import (
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
 	// The fields below find the hosts that a namespace may see in another way than other namespaces do, by the namespace
-	// and the key of the host. named has the hosts with an exportedTo that names the namespace. If the list is long, the
-	// hosts are in long instead. inside has the hosts that an object in the namespace claims.
+	// and the key of the host. See [Host.audiences].
 	named, inside map[string]map[string]*Host
 	long          map[*string]*export // by the first element of the list
 }
@@ -59,36 +58,36 @@ func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 		s.named, s.inside, s.long = map[string]map[string]*Host{}, map[string]map[string]*Host{}, map[*string]*export{}
 	}
 	for _, c := range changes {
-		for list := range c.Old.exportedTo {
+		s.remove(c.Old)
+		s.add(c.New)
+	}
+}
+
+// remove removes a host from the indexes; nil stands for no host.
+func (s *Set) remove(h *Host) {
+	h.audiences(
+		func(namespace string) { removeInner(s.named, namespace, h.Key) },
+		func(namespace string) { removeInner(s.inside, namespace, h.Key) },
+		func(list []string) {
 			if e := s.long[&list[0]]; e != nil {
-				if delete(e.hosts, c.Old.Key); len(e.hosts) == 0 {
+				if delete(e.hosts, h.Key); len(e.hosts) == 0 {
 					delete(s.long, &list[0])
 				}
-				continue
 			}
-			for _, namespace := range list {
-				removeInner(s.named, namespace, c.Old.Key)
+		})
+}
+
+// add adds a host to the indexes; nil stands for no host.
+func (s *Set) add(h *Host) {
+	h.audiences(
+		func(namespace string) { innerMap(s.named, namespace)[h.Key] = h },
+		func(namespace string) { innerMap(s.inside, namespace)[h.Key] = h },
+		func(list []string) {
+			if s.long[&list[0]] == nil {
+				s.long[&list[0]] = &export{list, map[string]*Host{}}
 			}
-		}
-		for namespace := range c.Old.namespaces {
-			removeInner(s.inside, namespace, c.Old.Key)
-		}
-		for list := range c.New.exportedTo {
-			if len(list) > maxIndexed {
-				if s.long[&list[0]] == nil {
-					s.long[&list[0]] = &export{list, map[string]*Host{}}
-				}
-				s.long[&list[0]].hosts[c.New.Key] = c.New
-				continue
-			}
-			for _, namespace := range list {
-				innerMap(s.named, namespace)[c.New.Key] = c.New
-			}
-		}
-		for namespace := range c.New.namespaces {
-			innerMap(s.inside, namespace)[c.New.Key] = c.New
-		}
-	}
+			s.long[&list[0]].hosts[h.Key] = h
+		})
 }
 
 // Special yields the hosts that v may see in another way than v.AtBase, in no particular order.
@@ -161,26 +160,24 @@ func NewSpan(steps ...[]HostChange) *Span {
 			continue
 		}
 		s.Changes = append(s.Changes, c)
-		for _, h := range []*Host{c.Old, c.New} {
-			for list := range h.exportedTo {
-				if len(list) > maxIndexed {
-					if s.long[&list[0]] == nil {
-						s.long[&list[0]] = &exportChanges{namespaces: list}
-					}
-					e := s.long[&list[0]]
-					e.changes = appendOnce(e.changes, c)
-					continue
-				}
-				for _, namespace := range list {
-					s.named[namespace] = appendOnce(s.named[namespace], c)
-				}
-			}
-			for namespace := range h.namespaces {
-				s.inside[namespace] = appendOnce(s.inside[namespace], c)
-			}
-		}
+		s.add(c, c.Old)
+		s.add(c, c.New)
 	}
 	return s
+}
+
+// add adds a change by the namespaces that may see its old or its new host in another way; nil stands for no host.
+func (s *Span) add(c HostChange, h *Host) {
+	h.audiences(
+		func(namespace string) { s.named[namespace] = appendOnce(s.named[namespace], c) },
+		func(namespace string) { s.inside[namespace] = appendOnce(s.inside[namespace], c) },
+		func(list []string) {
+			if s.long[&list[0]] == nil {
+				s.long[&list[0]] = &exportChanges{namespaces: list}
+			}
+			e := s.long[&list[0]]
+			e.changes = appendOnce(e.changes, c)
+		})
 }
 
 // appendOnce appends a change unless it is the last one.

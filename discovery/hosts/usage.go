@@ -14,8 +14,7 @@ const MaxShown = 16 << 20
 type usage struct {
 	limit      int
 	namespaces map[string]*shown
-	hidden     map[string]bool // the namespaces beyond the limit
-	list       []Hidden        // of hidden, sorted; nil if hidden has changed
+	hidden     listed[Hidden] // the namespaces beyond the limit
 }
 
 // shown has the hosts that a namespace shows to other namespaces.
@@ -27,11 +26,11 @@ type shown struct {
 // Hidden is a namespace whose hosts are hidden from other namespaces, because they are too large.
 type Hidden struct {
 	Namespace string
-	Size      int // of the hosts in tables, in bytes, when the hidden namespaces changed last
+	Size      int // of the hosts in tables, in bytes, when they became too large
 }
 
 func newUsage(limit int) *usage {
-	return &usage{limit: limit, namespaces: map[string]*shown{}, hidden: map[string]bool{}}
+	return &usage{limit: limit, namespaces: map[string]*shown{}}
 }
 
 // follow counts changed hosts. It returns the hosts of the namespaces that have passed the limit, in either direction:
@@ -58,10 +57,9 @@ func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
 	passed = map[string]bool{}
 	for namespace := range changed {
 		s := u.namespaces[namespace]
-		if beyond := s.size > u.limit; beyond != u.hidden[namespace] {
-			u.list = nil
-			if delete(u.hidden, namespace); beyond {
-				u.hidden[namespace] = true
+		if beyond := s.size > u.limit; beyond != u.hides(namespace) {
+			if u.hidden.set(namespace); beyond {
+				u.hidden.set(namespace, Hidden{namespace, s.size})
 			}
 			for key := range s.hosts {
 				passed[key] = true
@@ -90,23 +88,15 @@ func (u *usage) shows(c *claim) bool {
 	return !c.private && (!c.exportTo.Restricted || slices.ContainsFunc(c.exportTo.Namespaces, func(n string) bool { return n != c.namespace }))
 }
 
+// hides reports whether the hosts of a namespace are hidden from other namespaces.
+func (u *usage) hides(namespace string) bool { return len(u.hidden.byKey[namespace]) > 0 }
+
 // limited returns a claim as it counts: if its namespace is hidden, only its namespace sees it.
 func (u *usage) limited(c *claim) *claim {
-	if !u.hidden[c.namespace] {
+	if !u.hides(c.namespace) {
 		return c
 	}
 	own := *c
 	own.hidden = true
 	return &own
-}
-
-// sorted returns the hidden namespaces, sorted: the same slice until they change. The caller must not change it.
-func (u *usage) sorted() []Hidden {
-	if u.list == nil {
-		u.list = []Hidden{}
-		for _, namespace := range sortedKeys(u.hidden) {
-			u.list = append(u.list, Hidden{namespace, u.namespaces[namespace].size})
-		}
-	}
-	return u.list
 }
