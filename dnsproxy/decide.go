@@ -228,32 +228,37 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	}
 	bypassed := m.Bypassed
 	m = current.Lookup(q.Name, r.resolvConf.Search(), &r.suffixes, s)
+	d := decision{action: actUnknown, match: m, zone: zone, local: local, table: current}
 	switch none := m.Rule == table.RuleNone; {
 	case m.Made:
-		zone = q.Name[len(m.Outside):]
-		return decision{action: actUnknown, match: m, zone: zone, local: q.Name, table: current}.unlessTransfer(q)
+		d.zone, d.local = q.Name[len(m.Outside):], q.Name
 	case none && localOnly:
-		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
 	case none && (bypassed || m.Bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
 	case (none || m.Outside == q.Name) && current.Denies(q.Name):
-		m = table.Match{Rule: table.RuleNone}
-		d := decision{action: actUnknown, match: m, zone: r.cluster.Domain, local: q.Name, table: current, reason: errDenied}
-		return d.unlessTransfer(q)
+		d.match = table.Match{Rule: table.RuleNone}
+		d.zone, d.local, d.reason = r.cluster.Domain, q.Name, errDenied
 	case none:
 		return decision{action: actForward, match: m}
+	default:
+		r.decideMesh(&d, q, localOnly)
 	}
-	owner := m.Owner(q.Name)
+	return d.unlessTransfer(q)
+}
+
+// decideMesh decides on a question for the mesh name that d.match has found. localOnly is true if the name must not be
+// forwarded.
+func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
+	owner, outside := d.match.Owner(q.Name), d.match.Outside
 	zone, ownerLocal := r.suffixes.Local(owner)
-	_, outsideLocal := r.suffixes.Local(m.Outside)
-	d := decision{action: actAddresses, match: m, zone: zone, table: current}
-	switch answers := ownerLocal || answersFor(current, &m, q); {
-	case m.Outside != wire.Root && (answers || m.Outside == q.Name) && !localOnly && !outsideLocal:
-		d.action, d.target = actUnless, m.Outside
+	_, outsideLocal := r.suffixes.Local(outside)
+	d.action, d.zone = actAddresses, zone
+	switch answers := ownerLocal || answersFor(d.table, &d.match, q); {
+	case outside != wire.Root && (answers || outside == q.Name) && !localOnly && !outsideLocal:
+		d.action, d.target = actUnless, outside
 	case !answers:
 		d.action, d.target = actTarget, owner
 	}
-	return d.unlessTransfer(q)
 }
 
 // special returns the special-use zone of a name. It reports false if there is none, or if a setting gives the name
