@@ -251,13 +251,16 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
 	owner, outside := d.match.Owner(q.Name), d.match.Outside
 	zone, ownerLocal := r.suffixes.Local(owner)
-	_, outsideLocal := r.suffixes.Local(outside)
+	answers := ownerLocal || answersFor(d.table, &d.match, q)
 	d.action, d.zone = actAddresses, zone
-	switch answers := ownerLocal || answersFor(d.table, &d.match, q); {
-	case outside != wire.Root && (answers || outside == q.Name) && !localOnly && !outsideLocal:
-		d.action, d.target = actUnless, outside
-	case !answers:
+	if !answers {
 		d.action, d.target = actTarget, owner
+	}
+	if outside == wire.Root || localOnly || !answers && outside != q.Name {
+		return
+	}
+	if _, local := r.suffixes.Local(outside); !local {
+		d.action, d.target = actUnless, outside
 	}
 }
 

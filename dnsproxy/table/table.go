@@ -126,11 +126,11 @@ func (l *lookup) checkRest(m *Match, name wire.Name) {
 func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	h, exact := t.find(name)
 	exact = exact && !h.wildcard()
-	inDomain := name.Below(t.Cluster.Domain)
-	if exact && (inDomain || h.Kubernetes()) {
+	if exact && (h.Kubernetes() || name.Below(t.Cluster.Domain)) {
 		m.Rule, m.Host = RuleExact, h
 		return true
 	}
+	inDomain := name.Below(t.Cluster.Domain)
 	maybePart := t.headless+t.ported > 0 && isPart(name)
 	if maybePart && t.part(m, name, false, s) {
 		return true // this comes before wildcards, because the name exists (RFC 4592, section 3.3.1)
