@@ -228,32 +228,40 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	}
 	bypassed := m.Bypassed
 	m = current.Lookup(q.Name, r.resolvConf.Search(), &r.suffixes, s)
+	d := decision{action: actUnknown, match: m, zone: zone, local: local, table: current}
 	switch none := m.Rule == table.RuleNone; {
 	case m.Made:
-		zone = q.Name[len(m.Outside):]
-		return decision{action: actUnknown, match: m, zone: zone, local: q.Name, table: current}.unlessTransfer(q)
+		d.zone, d.local = q.Name[len(m.Outside):], q.Name
 	case none && localOnly:
-		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
 	case none && (bypassed || m.Bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
 	case (none || m.Outside == q.Name) && current.Denies(q.Name):
-		m = table.Match{Rule: table.RuleNone}
-		d := decision{action: actUnknown, match: m, zone: r.cluster.Domain, local: q.Name, table: current, reason: errDenied}
-		return d.unlessTransfer(q)
+		d.match = table.Match{Rule: table.RuleNone}
+		d.zone, d.local, d.reason = r.cluster.Domain, q.Name, errDenied
 	case none:
 		return decision{action: actForward, match: m}
-	}
-	owner := m.Owner(q.Name)
-	zone, ownerLocal := r.suffixes.Local(owner)
-	_, outsideLocal := r.suffixes.Local(m.Outside)
-	d := decision{action: actAddresses, match: m, zone: zone, table: current}
-	switch answers := ownerLocal || answersFor(current, &m, q); {
-	case m.Outside != wire.Root && (answers || m.Outside == q.Name) && !localOnly && !outsideLocal:
-		d.action, d.target = actUnless, m.Outside
-	case !answers:
-		d.action, d.target = actTarget, owner
+	default:
+		r.decideMesh(&d, q, localOnly)
 	}
 	return d.unlessTransfer(q)
+}
+
+// decideMesh decides on a question for the mesh name that d.match has found. localOnly is true if the name must not be
+// forwarded.
+func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
+	owner, outside := d.match.Owner(q.Name), d.match.Outside
+	zone, ownerLocal := r.suffixes.Local(owner)
+	answers := ownerLocal || answersFor(d.table, &d.match, q)
+	d.action, d.zone = actAddresses, zone
+	if !answers {
+		d.action, d.target = actTarget, owner
+	}
+	if outside == wire.Root || localOnly || !answers && outside != q.Name {
+		return
+	}
+	if _, local := r.suffixes.Local(outside); !local {
+		d.action, d.target = actUnless, outside
+	}
 }
 
 // special returns the special-use zone of a name. It reports false if there is none, or if a setting gives the name

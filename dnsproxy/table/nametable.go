@@ -23,7 +23,7 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 	var s Scratch
 	for h := range t.all {
 		info := h.info(&t.Cluster)
-		if owner, _ := t.owner(h.Name, &s); owner.Name != h.Name {
+		if owner := t.owner(h.Name, &s); owner.Name != h.Name {
 			continue
 		}
 		if !yield(info.key, &api.NameTable_NameInfo{
@@ -38,7 +38,7 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 		}
 		short := &api.NameTable_NameInfo{Ips: addressTexts(&h.addresses), Registry: info.registry}
 		for _, name := range t.Cluster.heads(h.Name, names[:0]) {
-			owner, _ := t.owner(name, &s)
+			owner := t.owner(name, &s)
 			if owner.Name == h.Name && name != h.Name && !name.Special() && !yield(name.String(), short) {
 				return
 			}

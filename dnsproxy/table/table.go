@@ -39,44 +39,86 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 	if name.Special() {
 		return m
 	}
-	bypassed := false
+	l := lookup{t, search, suffixes, s, false}
 	if t.direct(&m, name, s) {
-		if bypassed = suffixes.Bypasses(name) || suffixes.bypassesHost(&m.Host); !bypassed {
-			if t.checkRest(&m, name, search, s); !m.Made {
-				return m
-			}
+		if l.checkRest(&m, name); !l.bypasses(name, &m.Host) && !m.Made {
+			return m
 		}
 	}
-	walked := false // whether one of the cluster's domains came before
-	for _, domain := range search {
-		later, own := walked, t.Cluster.searched(domain)
-		walked = walked || own
-		target, ok := name.CutSuffix(domain)
-		found := Match{}
-		switch {
-		case !ok || target.Special() || !t.direct(&found, target, s):
-			continue
-		case !own && m.Made && !found.Short:
-			continue // made by the search list from the FQDN of an external host
-		case own && !found.Host.Kubernetes() && (later || t.Denies(name)):
-			continue // a name of the cluster, which no external host has
-		case suffixes.Bypasses(target) || suffixes.bypassesHost(&found.Host):
-			bypassed = true
-			continue
-		}
-		found.Base, found.Rule, found.Searched = found.Rule, RuleAutopath, domain
-		if !found.Short {
-			found.Target = target
-		}
-		if t.checkRest(&found, target, search, s); !own || later {
-			found.Outside, found.Made = name, false
-		}
-		return found
-	}
-	if bypassed {
+	if !l.autopath(&m, name) && l.bypassed {
 		return Match{Rule: RuleNone, Bypassed: true}
 	}
 	return m
+}
+
+// A lookup is a call of Lookup.
+type lookup struct {
+	*Table
+	search   []wire.Name
+	suffixes *Suffixes
+	s        *Scratch
+	bypassed bool // whether a match does not count because of suffixes
+}
+
+// bypasses reports whether name, which is a name of h, does not count because of the suffixes.
+func (l *lookup) bypasses(name wire.Name, h *Host) bool {
+	bypassed := l.suffixes.Bypasses(name) || l.suffixes.bypassesHost(h)
+	l.bypassed = l.bypassed || bypassed
+	return bypassed
+}
+
+// autopath finds the host with name without a domain of the search list, and sets m to it. If there is none, autopath
+// reports false. m is the match of name itself, if this was made by the search list.
+func (l *lookup) autopath(m *Match, name wire.Name) bool {
+	walked := false // whether one of the cluster's domains came before
+	for _, domain := range l.search {
+		later, own := walked, l.Cluster.searched(domain)
+		walked = walked || own
+		target, ok := name.CutSuffix(domain)
+		var found Match
+		if !ok || target.Special() || !l.direct(&found, target, l.s) {
+			continue
+		}
+		switch external := !found.Host.Kubernetes(); {
+		case own && external && (later || l.Denies(name)): // no external host has a name of the cluster
+		case !own && m.Made && !found.Short: // made by the search list from the FQDN of an external host
+		case l.bypasses(target, &found.Host):
+		default:
+			found.Base, found.Rule, found.Searched = found.Rule, RuleAutopath, domain
+			if !found.Short {
+				found.Target = target
+			}
+			if l.checkRest(&found, target); !own || later {
+				found.Outside, found.Made = name, false
+			}
+			*m = found
+			return true
+		}
+	}
+	return false
+}
+
+// checkRest sets m.Outside and m.Made if m is the match of a wildcard, and the labels of name before the wildcard's
+// suffix are several: a client's resolver may have made name from them, by a search domain that the agent need not
+// know. If they are a short name of a Service, only a domain in search that comes before the cluster's domains counts:
+// from a short name, a resolver makes no name below other domains.
+func (l *lookup) checkRest(m *Match, name wire.Name) {
+	if m.BaseRule() != RuleWildcard {
+		return
+	}
+	suffix := m.Host.Name.Parent()
+	rest := name[:len(name)-len(suffix)]
+	if rest.Parent() == wire.Root || rest.Special() {
+		return
+	}
+	var own Match
+	m.Made = l.direct(&own, rest, l.s)
+	if m.Outside = rest; own.Short {
+		at := slices.IndexFunc(l.search, func(domain wire.Name) bool { return domain == suffix || l.Cluster.searched(domain) })
+		if m.Made = at >= 0 && l.search[at] == suffix; !m.Made {
+			m.Outside = wire.Root
+		}
+	}
 }
 
 // direct is like Lookup, but without a search list and without suffixes. If the table does not have the name, direct
@@ -84,11 +126,11 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 	h, exact := t.find(name)
 	exact = exact && !h.wildcard()
-	inDomain := name.Below(t.Cluster.Domain)
-	if exact && (inDomain || h.Kubernetes()) {
+	if exact && (h.Kubernetes() || name.Below(t.Cluster.Domain)) {
 		m.Rule, m.Host = RuleExact, h
 		return true
 	}
+	inDomain := name.Below(t.Cluster.Domain)
 	maybePart := t.headless+t.ported > 0 && isPart(name)
 	if maybePart && t.part(m, name, false, s) {
 		return true // this comes before wildcards, because the name exists (RFC 4592, section 3.3.1)
@@ -112,29 +154,6 @@ func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 		return true
 	}
 	return false
-}
-
-// checkRest sets m.Outside and m.Made if m is the match of a wildcard, and the labels of name before the wildcard's
-// suffix are several: a client's resolver may have made name from them, by a search domain that the agent need not
-// know. If they are a short name of a Service, only a domain in search that comes before the cluster's domains counts:
-// from a short name, a resolver makes no name below other domains.
-func (t *Table) checkRest(m *Match, name wire.Name, search []wire.Name, s *Scratch) {
-	if m.BaseRule() != RuleWildcard {
-		return
-	}
-	suffix := m.Host.Name.Parent()
-	rest := name[:len(name)-len(suffix)]
-	if rest.Parent() == wire.Root || rest.Special() {
-		return
-	}
-	var own Match
-	m.Made = t.direct(&own, rest, s)
-	if m.Outside = rest; own.Short {
-		at := slices.IndexFunc(search, func(domain wire.Name) bool { return domain == suffix || t.Cluster.searched(domain) })
-		if m.Made = at >= 0 && search[at] == suffix; !m.Made {
-			m.Outside = wire.Root
-		}
-	}
 }
 
 // wildcard returns the wildcard that applies to name. If there are several, it is the one with the longest suffix. In
@@ -186,15 +205,16 @@ func (t *Table) derived(name, suffix wire.Name, s *Scratch) (Host, bool) {
 	return h, ok && h.derived()
 }
 
-// owner returns the host with name as its FQDN or short name.
-func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
-	h, found := t.find(name)
-	if !name.Below(t.Cluster.Domain) && !(found && h.Kubernetes()) {
-		if short, ok := t.shortName(name, s); ok {
-			return short, true
-		}
+// owner returns the host that has name as its FQDN or short name. Its name is empty if there is none.
+func (t *Table) owner(name wire.Name, s *Scratch) Host {
+	h, _ := t.find(name)
+	if h.Kubernetes() || name.Below(t.Cluster.Domain) {
+		return h
 	}
-	return h, found
+	if short, ok := t.shortName(name, s); ok {
+		return short
+	}
+	return h
 }
 
 // isPart reports whether name may be the name of a part of a host, which is a port or an endpoint. It
@@ -533,13 +553,13 @@ func (t *Table) findCollisions() {
 			continue
 		}
 		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
-			if winner, _ := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
+			if winner := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
 				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
 			}
 		}
 	}
 	for h := range t.all {
-		if winner, _ := t.owner(h.Name, &s); !h.Kubernetes() && winner.Name != h.Name {
+		if winner := t.owner(h.Name, &s); winner.Name != h.Name {
 			found = append(found, collision(h.Name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
 		}
 	}
