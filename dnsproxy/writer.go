@@ -23,7 +23,7 @@ type answerer struct {
 // A received is what nameservers contribute to an answer: their reply about the target of the question's decision.
 type received struct {
 	*forward.Result
-	exists bool // the name exists according to the table
+	exists bool // the name exists according to the table, but nameservers have no records of the type
 	own    bool // the answer has AA and RA of this hop, and not of the nameserver
 	keepAD bool // the answer has AD of the nameserver
 	// If the first aliases records of the reply lead to a mesh host, via is the decision about this host. Its records
@@ -63,7 +63,7 @@ func (a *answerer) compose(dst []byte, q *wire.Query, d *decision, r *received, 
 		return w.buf, w.end(0, dns.RcodeSuccess, nil)
 	}
 	rcode := r.Rcode()
-	if r.exists && r.Reply.Negative() {
+	if r.exists {
 		if rcode = dns.RcodeSuccess; w.authority == 0 {
 			w.soa(w.apex(owner, d.match.Owner(q.Name)))
 		}
@@ -251,7 +251,7 @@ func (w *writer) received(r *received, owner uint16) (target uint16) {
 	case w.query.EDNS:
 		place.Options = r.Reply.OptionsLen(age.Stale)
 	}
-	if r.exists && r.Reply.Negative() { // the table says that the name exists
+	if r.exists { // the table may have records soon
 		age = age.Within(w.ttl)
 	}
 	var counts [wire.Sections]uint16

@@ -96,10 +96,11 @@ func (r *Reply) fit(n, room, options int) (records int, cut bool) {
 	return records, true
 }
 
-// referral reports whether the reply refers a resolver to other nameservers.
+// referral reports whether the reply refers a resolver to other nameservers. The resolver then needs their addresses,
+// which are in the additional section (RFC 9471).
 func (r *Reply) referral() bool {
-	return isReferral(r.Rcode(), r.Answers(), r.HasType(wire.AuthoritySection, dns.TypeNS),
-		r.HasType(wire.AuthoritySection, dns.TypeSOA))
+	return r.Rcode() == dns.RcodeSuccess && r.Answers() == 0 &&
+		r.HasType(wire.AuthoritySection, dns.TypeNS) && !r.HasType(wire.AuthoritySection, dns.TypeSOA)
 }
 
 // rewrite changes the first n records in response, where they are shift bytes further than in the reply. Owners that are
