@@ -203,7 +203,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	}
 	switch {
 	case unless && !found.Exists() && !signed(q):
-		response, rcode := h.compose(dst, q, d, nil, limit)
+		response, rcode := h.compose(dst, t, nil)
 		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:
 		failed := failureOf(found.Err)
@@ -223,7 +223,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
 		r = nil // the table answers, without a CNAME record: see writer.mesh
 	}
-	response, rcode := h.compose(dst, q, d, r, limit)
+	response, rcode := h.compose(dst, t, r)
 	if r != nil && r.via != nil {
 		t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
