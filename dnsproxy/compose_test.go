@@ -1,8 +1,8 @@
 package dnsproxy_test
 
 import (
-	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -15,8 +15,7 @@ import (
 )
 
 // authority answers as an authoritative server with these records: AA is set and RA is not. It follows CNAME records.
-// The SOA record of its negative answers is that of example., with a MINIMUM of an hour. NXDOMAIN is its answer if it
-// does not have the name at the end of CNAME records.
+// The SOA record of its negative answers is that of example., with a MINIMUM of an hour.
 func authority(tb testing.TB, texts ...string) fakedns.Handler {
 	tb.Helper()
 	var records []dns.RR
@@ -50,8 +49,7 @@ func authority(tb testing.TB, texts ...string) fakedns.Handler {
 	}
 }
 
-// TestComposed asks for names of which the table has one half, and a nameserver the other, twice: the second answer
-// comes from the cache.
+// TestComposed asks for names of which the table has one half, and a nameserver the other, also from the cache.
 func TestComposed(t *testing.T) { // A4, F1, F8, D9
 	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, hosts{
@@ -103,26 +101,32 @@ func TestComposed(t *testing.T) { // A4, F1, F8, D9
 				}
 			}
 		}
+		fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+		p.converse(t, []dialogue{{"a.wild.example.corp.example TXT", "SERVFAIL"}, {"ext.shop.svc.cluster.local CAA", "SERVFAIL"}})
 	})
 }
 
 // TestFlagsOfServer checks that a query without RD gets the flags of the nameserver, which it is about.
 func TestFlagsOfServer(t *testing.T) { // F1
 	synctest.Test(t, func(t *testing.T) {
-		p, fake := startMesh(t, hosts{})
-		fake.Handle(authority(t, "www.example. 300 IN A 203.0.113.1"))
+		p, fake := startMesh(t, hosts{"pay.example": external("192.0.2.1")})
+		fake.Handle(authority(t, "www.example. 300 IN A 203.0.113.1", `pay.example. 300 IN TXT "x"`))
 		for _, recursion := range []bool{true, false, true} {
 			req := question("www.example", dns.TypeA)
 			req.RecursionDesired = recursion
 			if resp := p.exchange(t, "udp", req); resp.Authoritative == recursion || resp.RecursionAvailable != recursion || len(resp.Answer) != 1 {
 				t.Errorf("RD %t:\n%v", recursion, resp)
 			}
+			req = question("pay.example.corp.example", dns.TypeTXT) // relayed, and behind a CNAME record
+			req.RecursionDesired = recursion
+			if got := outcome(p.exchange(t, "udp", req)); got != `pay.example.corp.example. CNAME pay.example.; pay.example. TXT "x"` {
+				t.Errorf("RD %t: %s", recursion, got)
+			}
 		}
 	})
 }
 
-// TestOwnTTLs checks that clients keep what nameservers say about names at or below the cluster domain, or about names
-// that the table knows to exist, for as long as a mesh name at most.
+// TestOwnTTLs checks that replies about names below the cluster domain, or that the table has, are kept as mesh names are.
 func TestOwnTTLs(t *testing.T) { // F8, A4
 	synctest.Test(t, func(t *testing.T) {
 		p, fake := startMesh(t, hosts{"*.wild.example": external("192.0.2.2")})
@@ -136,9 +140,9 @@ func TestOwnTTLs(t *testing.T) { // F8, A4
 				resp := p.exchange(t, network, question(name, dns.StringToType[qtype]))
 				var ttls []string
 				for _, rr := range slices.Concat(resp.Answer, resp.Ns) {
-					ttls = append(ttls, fmt.Sprint(rr.Header().Ttl))
+					ttls = append(ttls, strconv.Itoa(int(rr.Header().Ttl)))
 					if soa, ok := rr.(*dns.SOA); ok {
-						ttls = append(ttls, fmt.Sprint(soa.Minttl))
+						ttls = append(ttls, strconv.Itoa(int(soa.Minttl)))
 					}
 				}
 				if i > 0 && ask == "no.example A" {

@@ -71,7 +71,7 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	q, d := &t.query, &t.decision
 	switch d.action {
 	case actAddresses, actPointers:
-		response, result.rcode = h.compose(dst, q, d, nil, h.limit(q.UDPSize, t.from.protocol))
+		response, result.rcode = h.compose(dst, t, nil)
 		return response, outcome{result.rcode, sourceTable}, true
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))

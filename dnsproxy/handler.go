@@ -191,17 +191,19 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		t.source = provenanceOf(found, q.Trace)
 	}
 	unless := d.action == actUnless
-	if found.Relayed != nil && (signed(q) || isTransfer(q.Type)) {
-		response := h.relayed(t, found, limit)
-		return response, outcome{reply.Rcode(response), found.Source}
-	} else if found.Relayed != nil {
+	if found.Relayed != nil {
+		if signed(q) || isTransfer(q.Type) || t.packet[wire.FlagsOffset]&wire.OpcodeMask != 0 {
+			response := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), q.EDNS, h.ednsUDPSize)
+			copy(response, t.packet[:2]) // the ID
+			return response, outcome{reply.Rcode(response), found.Source}
+		}
 		one := *found
 		one.Reply, one.Err = reply.ParseRelayed(found.Relayed)
 		found = &one
 	}
 	switch {
 	case unless && !found.Exists() && !signed(q):
-		response, rcode := h.compose(dst, q, d, nil, limit)
+		response, rcode := h.compose(dst, t, nil)
 		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:
 		failed := failureOf(found.Err)
@@ -210,15 +212,18 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
 		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
 	}
-	r := &received{Result: found, exists: d.action == actTarget, own: q.RD && !t.outgoing.Server.IsValid()}
-	r.keepAD = t.outgoing.Server.IsValid() || h.forwarder.TrustAD()
+	elsewhere := t.outgoing.Server.IsValid()
+	r := &received{
+		Result: found, exists: d.action == actTarget && found.Reply.Negative() && found.Reply.Answers() == 0,
+		own: q.RD && !elsewhere, keepAD: (elsewhere || h.forwarder.TrustAD()) && d.action != actTarget,
+	}
 	if r.own && (found.Reply.Aliases() > 0 || found.Rcode() == dns.RcodeNameError) {
 		h.consult(t, r)
 	}
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
 		r = nil // the table answers, without a CNAME record: see writer.mesh
 	}
-	response, rcode := h.compose(dst, q, d, r, limit)
+	response, rcode := h.compose(dst, t, r)
 	if r != nil && r.via != nil {
 		t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
@@ -245,13 +250,6 @@ func (h *handler) consult(t *task, r *received) {
 	if r.Rcode() == dns.RcodeNameError && r.Reply.Answers() == 0 && current != nil && !h.suffixes.Bypasses(q.Name) {
 		r.exists = r.exists || current.HasBelow(q.Name)
 	}
-}
-
-// relayed returns a message that was relayed for one client. It has this agent's OPT record and the client's ID.
-func (h *handler) relayed(t *task, found *forward.Result, limit int) []byte {
-	out := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), t.query.EDNS, h.ednsUDPSize)
-	copy(out, t.packet[:2]) // the ID
-	return out
 }
 
 // respondUnknown appends the response for a local-only name that is not in the table.

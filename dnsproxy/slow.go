@@ -141,7 +141,6 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 // If the message was not captured, it goes to a nameserver for its name.
 func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	found := forward.Result{Source: sourceSelf}
-	t.found = &found
 	var server netip.AddrPort
 	if t.from.original != nil {
 		server, found.Err = t.from.original()
@@ -151,12 +150,7 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), Mode: t.from.protocol.mode(),
 		})
 	}
-	if found.Err != nil {
-		failed := failureOf(found.Err)
-		return h.respondFailure(nil, &t.query, failed), outcome{failed.rcode, found.Source}
-	}
-	response := h.relayed(t, &found, h.limit(t.query.UDPSize, t.from.protocol))
-	return response, outcome{reply.Rcode(response), found.Source}
+	return h.respondResult(nil, t, &found)
 }
 
 // makeUsual sets q to a query of the usual shape that has the first question of req. If req has an OPT record, q has

@@ -23,7 +23,7 @@ type answerer struct {
 // A received is what nameservers contribute to an answer: their reply about the target of the question's decision.
 type received struct {
 	*forward.Result
-	exists bool // the name exists according to the table
+	exists bool // the name exists according to the table, but nameservers have no records of the type
 	own    bool // the answer has AA and RA of this hop, and not of the nameserver
 	keepAD bool // the answer has AD of the nameserver
 	// If the first aliases records of the reply lead to a mesh host, via is the decision about this host. Its records
@@ -32,8 +32,8 @@ type received struct {
 	via     *decision
 }
 
-// compose appends to dst the answer to a question, and returns its response code. The answer has at most limit bytes.
-// Its parts are, in this order:
+// compose appends to dst the answer to the question of a task, and returns its response code. The parts of the answer
+// are, in this order:
 //
 //   - the CNAME records of the table, if the question's name is not the name that has the records;
 //   - the records of the nameservers' reply r, or of the table if r is nil. If CNAME records in the reply lead to a mesh
@@ -42,8 +42,9 @@ type received struct {
 //
 // A name that the table has, or has names below, exists: it is never NXDOMAIN. The answer is authoritative (AA) if all
 // of it comes from the table. It says that recursion is available (RA), because this agent forwards.
-func (a *answerer) compose(dst []byte, q *wire.Query, d *decision, r *received, limit int) ([]byte, int) {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
+func (a *answerer) compose(dst []byte, t *task, r *received) ([]byte, int) {
+	q, d := &t.query, &t.decision
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: a.limit(q.UDPSize, t.from.protocol), zone: d.zone}
 	w.begin()
 	if r == nil {
 		if d.match.Rule == table.RulePTR {
@@ -63,7 +64,7 @@ func (a *answerer) compose(dst []byte, q *wire.Query, d *decision, r *received, 
 		return w.buf, w.end(0, dns.RcodeSuccess, nil)
 	}
 	rcode := r.Rcode()
-	if r.exists && r.Reply.Negative() {
+	if r.exists {
 		if rcode = dns.RcodeSuccess; w.authority == 0 {
 			w.soa(w.apex(owner, d.match.Owner(q.Name)))
 		}
@@ -251,7 +252,7 @@ func (w *writer) received(r *received, owner uint16) (target uint16) {
 	case w.query.EDNS:
 		place.Options = r.Reply.OptionsLen(age.Stale)
 	}
-	if r.exists && r.Reply.Negative() { // the table says that the name exists
+	if r.exists { // the table may have records soon
 		age = age.Within(w.ttl)
 	}
 	var counts [wire.Sections]uint16

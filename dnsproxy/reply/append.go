@@ -44,7 +44,8 @@ func (r *Reply) Append(dst []byte, p Place, n int, age Age) (_ []byte, counts [w
 	n, cut = r.fit(n, p.Limit-shift, p.Options)
 	dst = append(dst, r.msg[r.questionEnd:r.endOf(n)]...)
 	if r.respell || shift != 0 || age != (Age{}) {
-		if whole := r.rewrite(dst[p.Start:], p.Owner, shift, n, age); whole < n {
+		m := mover{dst[p.Start:], r.questionEnd, r.questionEnd, p.Owner, shift}
+		if whole := r.rewrite(&m, n, age); whole < n {
 			n, cut = whole, true
 			dst = dst[:p.Start+r.endOf(n)+shift]
 		}
@@ -96,18 +97,18 @@ func (r *Reply) fit(n, room, options int) (records int, cut bool) {
 	return records, true
 }
 
-// referral reports whether the reply refers a resolver to other nameservers.
+// referral reports whether the reply refers a resolver to other nameservers. The resolver then needs their addresses,
+// which are in the additional section (RFC 9471).
 func (r *Reply) referral() bool {
-	return isReferral(r.Rcode(), r.Answers(), r.HasType(wire.AuthoritySection, dns.TypeNS),
-		r.HasType(wire.AuthoritySection, dns.TypeSOA))
+	return r.Rcode() == dns.RcodeSuccess && r.Answers() == 0 &&
+		r.HasType(wire.AuthoritySection, dns.TypeNS) && !r.HasType(wire.AuthoritySection, dns.TypeSOA)
 }
 
-// rewrite changes the first n records in response, where they are shift bytes further than in the reply. Owners that are
-// the question's name get the spelling of the name at owner, and TTLs are set as age says. If shift is not 0, names are
-// moved, too. If a name would point too far, rewrite ends before its record. It returns how many records are done.
-func (r *Reply) rewrite(response []byte, owner, shift, n int, age Age) int {
-	m := mover{response: response, hole: r.questionEnd, questionEnd: r.questionEnd, owner: owner, shift: shift}
-	at := r.questionEnd + shift
+// rewrite changes the first n records in the response of m. Owners that are the question's name get the spelling of the
+// name at m.owner, and TTLs are set as age says. If m.shift is not 0, names are moved, too. If a name would point too far,
+// rewrite ends before its record. It returns how many records are done.
+func (r *Reply) rewrite(m *mover, n int, age Age) int {
+	response, shift, at := m.response, m.shift, r.questionEnd+m.shift
 	for i, rec := range r.records[:n] {
 		fixed, end := int(rec.fixed)+shift, r.end(rec)+shift
 		if rec.respell {

@@ -44,13 +44,10 @@ func replies(tb testing.TB) map[string]*dns.Msg {
 
 // F1: a response has all records of the reply, compressed or not.
 func TestAppendEqualsReply(t *testing.T) {
-	for name, msg := range replies(t) {
+	for _, msg := range replies(t) {
 		for _, compress := range []bool{true, false} {
-			msg := msg.Copy()
 			msg.Compress = compress
-			got := unpack(t, ask(t, "www.example.", msg.Question[0].Qtype).append(nil, parse(t, pack(t, msg)), reply.Age{}))
-			t.Log(name)
-			wantSections(t, got, msg)
+			wantSections(t, unpack(t, ask(t, "www.example.", msg.Question[0].Qtype).append(nil, parse(t, pack(t, msg)), reply.Age{})), msg)
 		}
 	}
 }

@@ -127,28 +127,6 @@ func wellFormed(wire []byte, msg *dns.Msg) bool {
 	return true
 }
 
-func FuzzCut(f *testing.F) {
-	for _, msg := range replies(f) {
-		msg.SetEdns0(4096, true)
-		f.Add(pack(f, msg), uint16(60))
-	}
-	f.Fuzz(func(t *testing.T, wire []byte, limit uint16) {
-		limit = max(limit, 500)
-		got := reply.Cut(bytes.Clone(wire), int(limit))
-		switch {
-		case len(got) > int(limit):
-			t.Fatalf("%d bytes, limit %d", len(got), limit)
-		case len(wire) <= int(limit):
-			if !bytes.Equal(got, wire) {
-				t.Fatal("a message that fits was changed")
-			}
-			return
-		case len(got) >= headerLen && got[2]&2 == 0:
-			t.Fatalf("cut without TC: %x", got)
-		}
-	})
-}
-
 // FuzzHop checks that Hop is idempotent, and that a message which can be unpacked still can be.
 func FuzzHop(f *testing.F) { // F19
 	msg := upstream(f, "a.example.", dns.TypeA, "a.example. 5 A 192.0.2.1")

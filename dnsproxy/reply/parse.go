@@ -140,7 +140,7 @@ func (p *parser) follow(w *wire.Walker, rrtype uint16) {
 	}
 	var x, y [wire.MaxNameLen]byte
 	data := w.Fixed + wire.FixedLen
-	end, err := wire.WalkName(p.msg, data)
+	end, _, err := wire.WalkName(p.msg, data)
 	if rrtype != dns.TypeCNAME || w.Section != wire.AnswerSection || err != nil || end != w.End ||
 		wire.NameAt(p.msg, p.alias, &x) != wire.NameAt(p.msg, w.Owner, &y) {
 		p.alias = 0
@@ -221,11 +221,4 @@ func optToEnd(msg []byte, start, end int) ([]byte, error) {
 		}
 	}
 	return out, err
-}
-
-// isReferral reports whether a message refers a resolver to other nameservers. The resolver then needs their
-// addresses, which are in the additional section (RFC 9471). answers is the number of answers. ns and soa report
-// whether the authority section has records of these types.
-func isReferral(rcode, answers int, ns, soa bool) bool {
-	return rcode == dns.RcodeSuccess && answers == 0 && ns && !soa
 }

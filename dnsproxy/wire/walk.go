@@ -148,7 +148,7 @@ func (w *Walker) Next() bool {
 	w.Owner, w.Spelled = offset, false
 	fixed := offset + 2
 	if fixed > len(msg) || binary.BigEndian.Uint16(msg[offset:]) != pointer {
-		if fixed, w.Spelled, w.Err = walkName(msg, offset); w.Err != nil {
+		if fixed, w.Spelled, w.Err = WalkName(msg, offset); w.Err != nil {
 			return false
 		}
 	}
@@ -168,12 +168,12 @@ func (w *Walker) Next() bool {
 // Type returns the type of the current record.
 func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
 
-// walkName returns where the name at offset ends. isQuestion reports whether it equals the first question's name,
+// WalkName returns where the name at offset ends. isQuestion reports whether it equals the first question's name,
 // without regard to case. The question must have been walked before.
 //
 // A pointer leads back to an earlier run of labels. That run must end before the run that contains the pointer
 // begins. So every walk ends.
-func walkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
+func WalkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
 	isQuestion = true
 	start, bound := offset, len(msg) // where the run of labels around offset begins, and where it must end
 	for question, length, pointers := HeaderLen, 0, 0; ; {
@@ -234,12 +234,6 @@ func walkLabel(msg []byte, offset int) (next int, pointer bool, err error) {
 // PointerTarget returns the offset that the pointer at offset leads to.
 func PointerTarget(msg []byte, offset int) int {
 	return int(binary.BigEndian.Uint16(msg[offset:]) &^ PointerBits)
-}
-
-// WalkName returns where the name at offset ends, or an error if it is malformed.
-func WalkName(msg []byte, offset int) (end int, err error) {
-	end, _, err = walkName(msg, offset)
-	return end, err
 }
 
 // NameAt returns the name at offset, which must be well-formed. The result is in the memory of buf.
