@@ -40,7 +40,7 @@ func TestSidecars(t *testing.T) { // D12
 		{"excluded hosts", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*', '~data/db.data.svc.cluster.local', '~/*.example.com', '~./api.shop.svc.cluster.local']}]"), join(cache, web)},
 		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), api},
 		{"a port, and any port", sidecarYAML("s", "shop", "egress: [{port: {number: 81}, hosts: ['data/*', './api.shop.svc.cluster.local']}, {hosts: ['data/*', '~data/db.data.svc.cluster.local']}]"), join(api, cache)},
-		{"an HTTP proxy", sidecarYAML("s", "shop", "egress: [{port: {number: 3128, protocol: http_proxy, name: p}, hosts: ['data/*']}]"), join(cache, db)},
+		{"an HTTP proxy", sidecarYAML("s", "shop", "egress: [{port: {number: 3128, protocol: http_proxy, name: p}, hosts: ['data/*', '~/db.data.svc.cluster.local']}, {hosts: ['./*', '~/*']}]"), cache},
 		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
 		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
 		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
