@@ -369,8 +369,10 @@ func decodeListener(f Field) (l object.EgressListener, understood bool) {
 	}
 	// As in istiod, a listener that is an HTTP proxy, or has no number, shows hosts with any port.
 	port := f.Member("port")
-	if number := port.Member("number"); number.Present() && number.Value.Text() != "0" && !strings.EqualFold(port.Member("protocol").Text(), "HTTP_PROXY") {
-		l.Port = number.port()
+	if number := port.Member("number"); strings.EqualFold(port.Member("protocol").Text(), "HTTP_PROXY") {
+		l.Port = object.ProxyPort
+	} else if number.Present() && number.Value.Text() != "0" {
+		l.Port = int(number.port())
 		understood = understood && l.Port != 0
 	}
 	for _, e := range f.Member("hosts").Elements() {

@@ -21,11 +21,14 @@ type Sidecar struct {
 }
 
 // An EgressListener shows the hosts that one of Hosts selects and none of Hosts excludes. Several listeners with one
-// port, which Istio does not permit, are one.
+// port, which Istio does not permit, are one, and so are several HTTP proxies.
 type EgressListener struct {
-	Port  uint16 // only hosts with this port are visible; 0 for hosts with any port, or without one
+	Port  int // only hosts with this port are visible; AnyPort or ProxyPort for hosts with any port, or without one
 	Hosts []EgressHost
 }
+
+// The ports of listeners that show hosts with any port: of the one without a port, and of those that are HTTP proxies.
+const AnyPort, ProxyPort = 0, 1 << 16
 
 // EgressHost selects one or several hosts, of one namespace or of all.
 type EgressHost struct {
@@ -64,8 +67,8 @@ func Selects(selector, labels map[string]string) bool {
 // An Egress has the egress listeners of a Sidecar. The time that Shows takes does not depend on the number of hosts. A
 // nil Egress shows all hosts.
 type Egress struct {
-	listeners map[uint16]listener // by port
-	from      map[string]bool     // the namespaces of all EgressHosts
+	listeners map[int]listener // by port
+	from      map[string]bool  // the namespaces of all EgressHosts
 }
 
 // A listener has the hosts that an EgressListener selects and excludes.
@@ -85,7 +88,7 @@ func (s *Sidecar) NewEgress() *Egress {
 	if s.Egress == nil {
 		return nil
 	}
-	e := &Egress{map[uint16]listener{}, map[string]bool{}}
+	e := &Egress{map[int]listener{}, map[string]bool{}}
 	for _, l := range s.Egress {
 		if e.listeners[l.Port].selected == nil {
 			e.listeners[l.Port] = listener{hostsByNamespace{}, hostsByNamespace{}}
@@ -127,14 +130,14 @@ func (m hostsByNamespace) has(workload, namespace, host string) bool {
 // parameter workload is the workload's namespace. It is the Sidecar's namespace unless the Sidecar
 // is the default of all namespaces.
 func (e *Egress) Shows(workload, namespace, host string, ports []uint16) bool {
-	if e == nil || e.shows(0, workload, namespace, host) {
+	if e == nil || e.shows(AnyPort, workload, namespace, host) || e.shows(ProxyPort, workload, namespace, host) {
 		return true
 	}
-	return slices.ContainsFunc(ports, func(port uint16) bool { return e.shows(port, workload, namespace, host) })
+	return slices.ContainsFunc(ports, func(port uint16) bool { return e.shows(int(port), workload, namespace, host) })
 }
 
 // shows reports whether the listener of a port shows a host.
-func (e *Egress) shows(port uint16, workload, namespace, host string) bool {
+func (e *Egress) shows(port int, workload, namespace, host string) bool {
 	l := e.listeners[port]
 	return l.selected.has(workload, namespace, host) && !l.excluded.has(workload, namespace, host)
 }
