@@ -119,4 +119,14 @@ func TestWildcards(t *testing.T) { // N4, N6
 		{"x.y.Example.com.corp.example A", "x.y.Example.com.corp.example. CNAME x.y.Example.com.; x.y.Example.com. A 192.0.2.1"},
 		{"x.example.com.corp.example AAAA", "NODATA x.example.com.corp.example."},
 	})
+	p.load(t, hosts{
+		"*.corp.example":               external("192.0.2.6"),
+		"web.shop.svc.cluster.local":   service("web", "shop", "10.0.0.1"),
+		"empty.shop.svc.cluster.local": service("empty", "shop"),
+	})
+	p.converse(t, []dialogue{
+		// From the short name of a Service, a client makes such a name only if the Service has no address.
+		{"web.shop.corp.example A", "web.shop.corp.example. A 192.0.2.6"},
+		{"empty.shop.corp.example A", "NODATA empty.shop.corp.example."},
+	})
 }

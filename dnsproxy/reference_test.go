@@ -325,7 +325,8 @@ func (r *reference) checkRest(f *refFound, labels []string) {
 		return
 	}
 	// A short name of a Service.
-	wildcards := func(domain string) bool { return domain == f.host.name || r.ownDomain(domain) }
+	empty := len(of.v4)+len(of.v6) == 0
+	wildcards := func(domain string) bool { return domain == f.host.name || !empty && r.ownDomain(domain) }
 	if i := slices.IndexFunc(r.search, wildcards); i < 0 || r.search[i] != f.host.name {
 		f.outside, f.made = "", false
 	}

@@ -101,7 +101,7 @@ func (l *lookup) autopath(m *Match, name wire.Name) bool {
 // checkRest sets m.Outside and m.Made if m is the match of a wildcard, and the labels of name before the wildcard's
 // suffix are several: a client's resolver may have made name from them, by a search domain that the agent need not
 // know. If they are a short name of a Service, only a domain in search that comes before the cluster's domains counts:
-// from a short name, a resolver makes no name below other domains.
+// from a short name, a resolver makes no name below other domains, unless the Service has no address.
 func (l *lookup) checkRest(m *Match, name wire.Name) {
 	if m.BaseRule() != RuleWildcard {
 		return
@@ -114,7 +114,10 @@ func (l *lookup) checkRest(m *Match, name wire.Name) {
 	var own Match
 	m.Made = l.direct(&own, rest, l.s)
 	if m.Outside = rest; own.Short {
-		at := slices.IndexFunc(l.search, func(domain wire.Name) bool { return domain == suffix || l.Cluster.searched(domain) })
+		empty := len(own.Host.V4)+len(own.Host.V6) == 0
+		at := slices.IndexFunc(l.search, func(domain wire.Name) bool {
+			return domain == suffix || !empty && l.Cluster.searched(domain)
+		})
 		if m.Made = at >= 0 && l.search[at] == suffix; !m.Made {
 			m.Outside = wire.Root
 		}
