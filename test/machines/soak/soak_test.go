@@ -87,7 +87,8 @@ func (w *world) faults(random *rand.Rand) []fault {
 			return func() { w.agent.Signal(syscall.SIGCONT) }
 		}, mesh: escaped, forwarded: escaped}, // after the lease of the rules, queries pass it
 		{name: "a nameserver fails", begin: failure(b4)},
-		{name: "all nameservers fail", begin: failure(a4, a6, b4), forwarded: []load.Kind{load.Failed, load.Lost}},
+		// REFUSED counts as foreign.
+		{name: "all nameservers fail", begin: failure(a4, a6, b4), forwarded: []load.Kind{load.Failed, load.Foreign, load.Lost}},
 		{name: "resolv.conf changes", begin: func() func() {
 			w.writeResolvConf([]string{a4, b4}[random.IntN(2)])
 			return func() { w.writeResolvConf(a4, a6, b4) }
