@@ -27,8 +27,11 @@ type EgressListener struct {
 	Hosts []EgressHost
 }
 
-// The ports of listeners that show hosts with any port: of the one without a port, and of those that are HTTP proxies.
-const AnyPort, ProxyPort = 0, 1 << 16
+// The ports of listeners that show hosts with any port.
+const (
+	AnyPort   = 0       // of the listener without a port
+	ProxyPort = 1 << 16 // of HTTP proxies
+)
 
 // EgressHost selects one or several hosts, of one namespace or of all.
 type EgressHost struct {
