@@ -10,11 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	"google.golang.org/protobuf/types/known/structpb"
-
 	"github.com/nametap/nametap/discovery/object"
-	"github.com/nametap/nametap/internal/testkit/fakekube"
 )
 
 func sidecarYAML(name, namespace, spec string) string {
@@ -108,57 +104,3 @@ func TestNamesThatTenantsSee(t *testing.T) {
 }
 
 func join(hosts ...string) string { return strings.Join(hosts, " ") }
-
-// TestSidecarChanges checks that a connected client follows the Sidecars of the API server: one that
-// selects it is created, changed, hidden by an older one, and deleted.
-func TestSidecarChanges(t *testing.T) { // D12, D14
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	a.Put(fakekube.Services, svcYAML("data", "db", "10.0.0.2"))
-	r := start(t, onAPI(t, a))
-	labels, err := structpb.NewStruct(map[string]any{"app": "web"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	labelled := func(pairs ...string) *corev3.Node {
-		n := node(t, "shop", pairs...)
-		n.Metadata.Fields["LABELS"] = structpb.NewStructValue(labels)
-		return n
-	}
-	clients := map[string]client{
-		"sotw": open(t, variantSotw, r, labelled()), "delta": open(t, variantDelta, r, labelled()),
-	}
-	other := open(t, variantDelta, r, node(t, "shop")) // which no Sidecar selects
-	other.next()
-	want := func(what, hosts string) {
-		t.Helper()
-		for name, c := range clients {
-			c.next()
-			got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(merged(t, c.state()).GetTable())), " "), ".svc.cluster.local", "")
-			if got != hosts {
-				t.Errorf("%s, %s: %q, want %q", what, name, got, hosts)
-			}
-		}
-	}
-	const both = "db.data web.shop"
-	want("at first", both)
-	a.Put(fakekube.Definitions, strings.Replace(entryDefinition, "serviceentries", "sidecars", 1))
-	selected := func(created, hosts string) string {
-		return strings.Replace(sidecarYAML("s-"+created, "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ["+hosts+"]}]"),
-			"namespace: shop", "namespace: shop, creationTimestamp: '"+created+"-01-01T00:00:00Z'", 1)
-	}
-	a.Put(fakekube.Sidecars, selected("2002", "'./*'"))
-	want("created", "web.shop")
-	a.Put(fakekube.Sidecars, selected("2002", "'data/*'"))
-	want("changed", "db.data")
-	a.Put(fakekube.Sidecars, selected("2001", "'*/*'"))
-	want("an older one", both)
-	a.Remove(fakekube.Sidecars, "shop/s-2001")
-	want("the older one deleted", "db.data")
-	a.Remove(fakekube.Sidecars, "shop/s-2002")
-	want("deleted", both)
-	a.Put(fakekube.Services, svcYAML("shop", "marker", "10.0.0.3"))
-	if other.next(); len(merged(t, other.state()).GetTable()) != 3 {
-		t.Errorf("a client that no Sidecar selects was sent %v before the next host", other.state())
-	}
-}
