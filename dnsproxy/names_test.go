@@ -99,7 +99,6 @@ func TestWildcards(t *testing.T) { // N4, N6
 		"*.deep.example.com": external("192.0.2.2"),
 		"a.deep.example.com": external("192.0.2.3"),
 		"b.example.com":      external("192.0.2.4"),
-		"*.UPPER.example":    external("192.0.2.5"),
 	})
 	p.converse(t, []dialogue{
 		{"x.example.com A", "x.example.com. A 192.0.2.1"},
@@ -111,10 +110,7 @@ func TestWildcards(t *testing.T) { // N4, N6
 		{"x.y.deep.example.com A", "x.y.deep.example.com. A 192.0.2.2"},
 		{"deep.example.com A", "deep.example.com. A 192.0.2.1"},
 		{"a.deep.example.com A", "a.deep.example.com. A 192.0.2.3"}, // an exact name
-		{"b.example.com A", "b.example.com. A 192.0.2.4"},
 		{"x.b.example.com A", "x.b.example.com. A 192.0.2.1"},
-		{"x.upper.EXAMPLE A", "x.upper.EXAMPLE. A 192.0.2.5"},
-		{"x.example.com AAAA", "NODATA x.example.com."},
 		// The CNAME's target is the name without the search domain, not the wildcard.
 		{"x.y.Example.com.corp.example A", "x.y.Example.com.corp.example. CNAME x.y.Example.com.; x.y.Example.com. A 192.0.2.1"},
 		{"x.example.com.corp.example AAAA", "NODATA x.example.com.corp.example."},
