@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"syscall"
 
 	"github.com/miekg/dns"
 )
@@ -120,7 +121,9 @@ func (s *Server) Restart(options ...Option) error {
 	for _, option := range options {
 		option(s)
 	}
+	syscall.ForkLock.Lock() // until it executes its program, a child of this process has the closed sockets, too
 	sockets, err := s.listen()
+	syscall.ForkLock.Unlock()
 	if err != nil {
 		return fmt.Errorf("starting a fake nameserver on %s: %w", s.Addr, err)
 	}
