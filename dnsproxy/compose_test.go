@@ -102,7 +102,7 @@ func TestComposed(t *testing.T) { // A4, F1, F8, D9
 			}
 		}
 		fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
-		p.converse(t, []dialogue{{"a.wild.example.shop.svc.cluster.local TXT", "SERVFAIL"}, {"ext.shop.svc.cluster.local CAA", "SERVFAIL"}})
+		p.converse(t, []dialogue{{"a.wild.example.corp.example TXT", "SERVFAIL"}, {"ext.shop.svc.cluster.local CAA", "SERVFAIL"}})
 	})
 }
 
@@ -117,9 +117,9 @@ func TestFlagsOfServer(t *testing.T) { // F1
 			if resp := p.exchange(t, "udp", req); resp.Authoritative == recursion || resp.RecursionAvailable != recursion || len(resp.Answer) != 1 {
 				t.Errorf("RD %t:\n%v", recursion, resp)
 			}
-			req = question("pay.example.shop.svc.cluster.local", dns.TypeTXT) // relayed, and behind a CNAME record
+			req = question("pay.example.corp.example", dns.TypeTXT) // relayed, and behind a CNAME record
 			req.RecursionDesired = recursion
-			if got := outcome(p.exchange(t, "udp", req)); got != `pay.example.shop.svc.cluster.local. CNAME pay.example.; pay.example. TXT "x"` {
+			if got := outcome(p.exchange(t, "udp", req)); got != `pay.example.corp.example. CNAME pay.example.; pay.example. TXT "x"` {
 				t.Errorf("RD %t: %s", recursion, got)
 			}
 		}

@@ -48,6 +48,9 @@ type decision struct {
 	// target is the name that nameservers are asked for, for actTarget and actUnless. It differs from the question's
 	// name if the question's name has a search domain, or belongs to an alias.
 	target wire.Name
+	// after is the target of the actTarget that follows an actUnless, because the table has no records of the type. It is
+	// the root if there is none.
+	after wire.Name
 	// table is the table that the decision is based on, except for actPointers and actForward.
 	table *table.Table
 }
@@ -166,11 +169,23 @@ func (d *decision) keep() {
 		return
 	}
 	d.target = wire.Name(strings.Clone(string(d.target)))
+	d.after = wire.Name(strings.Clone(string(d.after)))
 	d.match.Target = wire.Name(strings.Clone(string(d.match.Target)))
 	d.match.Pointers = slices.Clone(d.match.Pointers)
 	for i, name := range d.match.Pointers {
 		d.match.Pointers[i] = wire.Name(strings.Clone(string(name)))
 	}
+}
+
+// proceed turns an actUnless into the actTarget that follows it, if there is one and found says that the name does
+// not exist. It reports whether it has done so.
+func (d *decision) proceed(found *forward.Result) bool {
+	denied := found.Err == nil && found.Rcode() == dns.RcodeNameError && (found.Relayed != nil || found.Reply.Answers() == 0)
+	if d.after == wire.Root || !denied {
+		return false
+	}
+	d.action, d.target, d.after = actTarget, d.after, wire.Root
+	return true
 }
 
 // exists reports whether the answer of actUnknown is NODATA, and not NXDOMAIN. This is so if the name is the zone itself
@@ -260,6 +275,7 @@ func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
 		return
 	}
 	if _, local := r.suffixes.Local(outside); !local {
+		d.after = d.target
 		d.action, d.target = actUnless, outside
 	}
 }

@@ -90,6 +90,8 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
 	found, ok := h.lookup(t)
 	switch {
+	case ok && t.decision.proceed(found):
+		return h.respondForwarded(dst, t)
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -106,7 +108,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.outgoing, t.located = forward.Query{}, false
 	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
-	t.outgoing.Otherwise = t.decision.action == actUnless
+	t.outgoing.Otherwise = t.decision.action == actUnless && t.decision.after == wire.Root
 	if !t.outgoing.Cacheable {
 		return nil, false
 	}

@@ -202,7 +202,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
-	case unless && !found.Exists() && !signed(q):
+	case unless && d.after == wire.Root && !found.Exists() && !signed(q):
 		response, rcode := h.compose(dst, t, nil)
 		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:

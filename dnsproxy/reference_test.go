@@ -454,11 +454,11 @@ func (r *reference) answer(q *refQuery) (resp *dns.Msg, outside string) {
 		return nil, ""
 	}
 	resp, served := r.mesh(q, &f)
-	if f.outside != "" && (served || f.outside == name) && !r.hasZone(name) && !r.local(f.outside) {
-		return resp, f.outside
-	}
 	if !served {
 		return nil, ""
+	}
+	if f.outside != "" && !r.hasZone(name) && !r.local(f.outside) {
+		return resp, f.outside
 	}
 	return resp, ""
 }

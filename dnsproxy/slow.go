@@ -91,6 +91,12 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		t.outgoing.Send = h.sendTransferred(t)
 	}
 	found := h.forwarder.Answer(&t.outgoing)
+	if !signed(&t.query) && t.decision.proceed(&found) {
+		if response, result, ok := h.respondForwarded(nil, t); ok {
+			return response, result
+		}
+		return h.forward(t)
+	}
 	if found.Err == nil && t.from.hold != nil {
 		if t.heldBytes = found.Size(); !t.from.hold(t.heldBytes) {
 			return nil, outcome{found.Rcode(), found.Source}
