@@ -51,9 +51,9 @@
 //     cluster domain or svc just as the name is; g. autopath: one of a to f, followed by a domain of the search list.
 //     With any domain but the first of the cluster's own domains in the list, nameservers are asked first, and this is
 //     the answer if they do not have the name. External hosts have no names with the later ones of the cluster's
-//     domains, nor names that rule 10 denies. Autopath answers with a CNAME record. Its target is an FQDN if c or d applies, otherwise the name
-//     without the search domain. Nameservers are also asked first for the labels before the suffix of a wildcard, if
-//     there are several: if they have this name, or the table has it, the answer is NXDOMAIN.
+//     domains, nor names that rule 10 denies. Autopath answers with a CNAME record. Its target is an FQDN if c or d
+//     applies, otherwise the name without the search domain. Nameservers are also asked first for the labels before the
+//     suffix of a wildcard, if there are several: if they have this name, or the table has it, the answer is NXDOMAIN.
 //  10. A name that is nowhere: a local-only name, with or without a search domain after it; a name below a Service of
 //     the cluster domain of which the ports are known; an ancestor of mesh names at or below the cluster domain. NODATA
 //     if the name is a local-only suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
