@@ -210,7 +210,7 @@ func TestPushesUnderLoad(t *testing.T) {
 
 // askGeneration queries the addresses of a host and returns the generation of all of them.
 func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
-	query := new(dns.Msg).SetQuestion(fmt.Sprintf("svc-%d.", host), dns.TypeA)
+	query := new(dns.Msg).SetQuestion(fmt.Sprintf("svc-%d.ns1.svc.cluster.local.", host), dns.TypeA)
 	if err := conn.WriteMsg(query); err != nil {
 		return 0, err
 	}

@@ -89,14 +89,18 @@ func (x *NameTable) GetChange() *NameTable_Change {
 type NameTable_NameInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Addresses in text form, IPv4 and IPv6 mixed, in any order; there may be
-	// duplicates.
+	// duplicates. A host of registry "Kubernetes" without addresses exists: it is a Service
+	// without an address for the client, or an alias of a host outside the mesh. istiod sends no host without
+	// addresses.
 	Ips []string `protobuf:"bytes,1,rep,name=ips,proto3" json:"ips,omitempty"`
 	// The kind of service registry that the host is from: "Kubernetes" or "External".
 	Registry string `protobuf:"bytes,2,opt,name=registry,proto3" json:"registry,omitempty"`
 	// The host's name in its namespace; only for registry "Kubernetes". The name of a
 	// StatefulSet's pod has a dot: "web-0.web".
 	Shortname string `protobuf:"bytes,3,opt,name=shortname,proto3" json:"shortname,omitempty"`
-	// The host's namespace; only for registry "Kubernetes".
+	// The host's namespace. For registry "External", nametap-discovery sets it only if the name belongs to
+	// Services, because it is at or below the cluster domain or "svc", or has one label, and if a
+	// ServiceEntry of this namespace may have it; istiod never sets it.
 	Namespace string `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Further names of the host, computed by the control plane. Current control planes
 	// leave it empty, because agents derive these names.
@@ -104,8 +108,8 @@ type NameTable_NameInfo struct {
 	// Deprecated: Marked as deprecated in nds.proto.
 	AltHosts []string `protobuf:"bytes,5,rep,name=alt_hosts,json=altHosts,proto3" json:"alt_hosts,omitempty"`
 	// Only for a Service of type ExternalName: its external name, in the form of a key.
-	// ips are the addresses of that name. The Service is a CNAME record to it, and has
-	// neither ports nor endpoints of its own.
+	// ips are the addresses of that name; none for a name outside the mesh, which nameservers resolve. The
+	// Service is a CNAME record to it, and has neither ports nor endpoints of its own.
 	Alias string `protobuf:"bytes,1001,opt,name=alias,proto3" json:"alias,omitempty"`
 	// The ports of a Service; only for registry "Kubernetes". A headless Service
 	// has the ports of its endpoints. The hosts of its pods have no ports here.

@@ -112,8 +112,8 @@ const (
 	notReady = "conditions: [{type: Ready, status: 'False'}]"
 )
 
-// N2, N3, N11: the hosts of each kind of object. A host without a usable address is not
-// in the table.
+// N2, N3, N11, D67: the hosts of each kind of object. A Service is in the table without an address, too; a host of
+// ServiceEntries is not.
 func TestClaims(t *testing.T) {
 	type table = map[string]string
 	for _, tt := range []struct {
@@ -125,9 +125,9 @@ func TestClaims(t *testing.T) {
 			table{"a.shop.svc.cluster.local": "Kubernetes a.shop 10.0.0.1", "b.shop.svc.cluster.local": "Kubernetes b.shop 10.0.0.2"}},
 		{"dual stack", svc("web", "clusterIP: 10.0.0.1, clusterIPs: [10.0.0.1, 'fd00::1']"),
 			table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1 fd00::1"}},
-		{"ExternalName", svc("web", "type: ExternalName, externalName: a.example.com"), table{}},
-		{"unallocated", svc("web", "selector: {app: web}"), table{}},
-		{"headless without endpoints", svc("db", "clusterIP: None, selector: {app: db}"), table{}},
+		{"ExternalName", svc("web", "type: ExternalName, externalName: a.example.com"), table{"web.shop.svc.cluster.local": "Kubernetes web.shop "}},
+		{"unallocated", svc("web", "selector: {app: web}"), table{"web.shop.svc.cluster.local": "Kubernetes web.shop "}},
+		{"headless without endpoints", svc("db", "clusterIP: None, selector: {app: db}"), table{"db.shop.svc.cluster.local": "Kubernetes db.shop "}},
 		{"headless with a slice", svc("db", "clusterIP: None") + slice("db", "s1",
 			"{addresses: [10.1.0.2]}, {addresses: [10.1.0.1], conditions: {ready: true}}, {addresses: [10.1.0.3], conditions: {ready: false}}"),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 10.1.0.2"}},
@@ -137,7 +137,7 @@ func TestClaims(t *testing.T) {
 		{"several slices, the same address twice", svc("db", "clusterIP: None") + slice("db", "s1", "{addresses: [10.1.0.2]}") +
 			slice("db", "s2", "{addresses: [10.1.0.2]}, {addresses: ['fd00::2']}"),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.2 fd00::2"}},
-		{"slice of another Service", svc("db", "clusterIP: None") + slice("other", "s1", "{addresses: [10.1.0.2]}"), table{}},
+		{"slice of another Service", svc("db", "clusterIP: None") + slice("other", "s1", "{addresses: [10.1.0.2]}"), table{"db.shop.svc.cluster.local": "Kubernetes db.shop "}},
 		{"StatefulSet by slice", svc("db", "clusterIP: None") + slice("db", "s1", "{addresses: [10.1.0.1], hostname: db-0}") +
 			slice("db", "s2", "{addresses: ['fd00::1'], hostname: db-0}"),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.1 fd00::1",
@@ -157,9 +157,9 @@ func TestClaims(t *testing.T) {
 		{"slices take precedence over Pods", svc("db", "clusterIP: None, selector: {app: db}") + slice("db", "s1", "{addresses: [10.1.0.9]}") +
 			podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready),
 			table{"db.shop.svc.cluster.local": "Kubernetes db.shop 10.1.0.9"}},
-		{"selector that selects no Pod", svc("db", "clusterIP: None, selector: {app: x}") + podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready), table{}},
+		{"selector that selects no Pod", svc("db", "clusterIP: None, selector: {app: x}") + podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready), table{"db.shop.svc.cluster.local": "Kubernetes db.shop "}},
 		{"FQDN slice", svc("db", "clusterIP: None") + strings.Replace(slice("db", "s1", "{addresses: [a.example.com]}"),
-			"endpoints:", "addressType: FQDN, endpoints:", 1), table{}},
+			"endpoints:", "addressType: FQDN, endpoints:", 1), table{"db.shop.svc.cluster.local": "Kubernetes db.shop "}},
 
 		{"ServiceEntry with addresses", entry("e", "hosts: [a.example.com, '*.b.example.com', UPPER.example.com.], addresses: [192.0.2.1, '2001:db8::1']"),
 			table{"a.example.com": "External 192.0.2.1 2001:db8::1", "*.b.example.com": "External 192.0.2.1 2001:db8::1",
@@ -177,11 +177,17 @@ func TestClaims(t *testing.T) {
 		{"opted out", strings.Replace(entry("e", "hosts: [a.example.com], resolution: DNS"), "namespace: shop",
 			"namespace: shop, labels: {networking.istio.io/enable-autoallocate-ip: 'False'}", 1), table{}},
 		{"one host, several objects", entry("e", "hosts: [a.example.com], addresses: [192.0.2.2]") +
-			entryIn("data", "f", "hosts: [A.example.com], addresses: [192.0.2.1, 192.0.2.2]") + entry("g", "hosts: [a.example.com], resolution: DNS"),
-			table{"A.example.com": "External 192.0.2.1 192.0.2.2"}},
+			entry("h", "hosts: [A.example.com], addresses: [192.0.2.3, 192.0.2.2]") + entryIn("data", "f", "hosts: [A.example.com], addresses: [192.0.2.1, 192.0.2.2]") + entry("g", "hosts: [a.example.com], resolution: DNS"),
+			table{"A.example.com": "External 192.0.2.2 192.0.2.3"}},
+		{"addresses to which nobody can connect", entry("e", "hosts: [a.example.com], addresses: [0.0.0.0, '::', 0.0.0.0/32, 224.0.0.1, 192.0.2.1]") +
+			entry("f", "hosts: [b.example.com], addresses: [0.0.0.0]"), table{"a.example.com": "External 192.0.2.1"}},
+		{"NONE with Pods", entry("e", "hosts: [a.example.com], ports: [{number: 80, name: http}], resolution: NONE, workloadSelector: {labels: {app: db}}") +
+			podDoc("db-0", "", "", "podIP: 10.1.0.1, "+ready) + podDoc("db-1", "", "", "podIP: 10.1.0.2, "+notReady),
+			table{"a.example.com": "External 10.1.0.1"}},
 		{"a Service takes precedence over a ServiceEntry", svc("web", "clusterIP: 10.0.0.1") + entry("e", "hosts: [web.shop.svc.cluster.local], addresses: [192.0.2.1]"),
 			table{"web.shop.svc.cluster.local": "Kubernetes web.shop 10.0.0.1"}},
-		{"a ServiceEntry for a Service gets no VIP", svc("web", "clusterIP: None") + entry("e", "hosts: [web.shop.svc.cluster.local], resolution: DNS"), table{}},
+		{"a ServiceEntry for a Service gets no VIP", svc("web", "clusterIP: None") + entry("e", "hosts: [web.shop.svc.cluster.local], resolution: DNS"),
+			table{"web.shop.svc.cluster.local": "Kubernetes web.shop "}},
 		{"a remote cluster's service", entry("e", "hosts: [web.shop.svc.clusterset.local], addresses: [10.97.0.1]"),
 			table{"web.shop.svc.clusterset.local": "External 10.97.0.1"}},
 	} {
@@ -205,13 +211,15 @@ func TestFamiliesAndCapture(t *testing.T) {
 		want map[string]string
 	}{
 		{"IPv4", hosts.View{Families: hosts.Families{V4: true}, VIPs: true}, map[string]string{
-			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
+			"four" + suffix: "Kubernetes four.shop 10.0.0.1", "six" + suffix: "Kubernetes six.shop ", "dual" + suffix: "Kubernetes dual.shop 10.0.0.2",
 			"db" + suffix: "Kubernetes db.shop 10.1.0.1", "db-0.db" + suffix: "Kubernetes db-0.db.shop 10.1.0.1",
 			"vip.example.com": "External vip4", "a.example.com": "External 192.0.2.1"}},
 		{"IPv6", hosts.View{Families: hosts.Families{V6: true}, VIPs: true}, map[string]string{
+			"four" + suffix: "Kubernetes four.shop ", "db" + suffix: "Kubernetes db.shop ", "db-0.db" + suffix: "Kubernetes db-0.db.shop ",
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"vip.example.com": "External vip6", "a.example.com": "External 192.0.2.1"}},
 		{"does not ask for VIPs", hosts.View{Families: hosts.Families{V6: true}}, map[string]string{
+			"four" + suffix: "Kubernetes four.shop ", "db" + suffix: "Kubernetes db.shop ", "db-0.db" + suffix: "Kubernetes db-0.db.shop ",
 			"six" + suffix: "Kubernetes six.shop fd00::1", "dual" + suffix: "Kubernetes dual.shop fd00::2",
 			"a.example.com": "External 192.0.2.1"}},
 	} {
@@ -240,6 +248,7 @@ func TestExportTo(t *testing.T) { // D11
 		{annotated("., data"), "shop data"},
 		{annotated("data"), "data"},
 		{annotated("~"), ""},
+		{annotated(","), ""},
 		{annotated("data,~"), ""},
 		{annotated("~,*"), "shop data other"},
 		{entry("e", "hosts: [a.b], addresses: [192.0.2.1]"), "shop data other"},

@@ -89,6 +89,7 @@ func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
 	t.Parallel()
 	a := fakekube.Start(t)
 	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
+	a.Put(fakekube.Services, svcYAML("shop", "db", "None"))
 	r := start(t, onAPI(t, a))
 	for _, variant := range []string{variantSotw, variantDelta} {
 		c := open(t, variant, r, node(t, "shop"))
@@ -106,7 +107,6 @@ func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
 		a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
 		c.next()
 		want("changed", map[string]string{"web.shop.svc.cluster.local": "10.0.0.2"})
-		a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop}\nspec: {clusterIP: None}\n")
 		a.Put(fakekube.EndpointSlices, sliceYAML("10.1.0.1", true))
 		c.next()
 		want("headless", map[string]string{"db.shop.svc.cluster.local": "10.1.0.1", "db-0.db.shop.svc.cluster.local": "10.1.0.1"})
@@ -122,7 +122,6 @@ func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
 		want("deleted", map[string]string{"api.example.com": ""})
 		a.Remove(fakekube.Definitions, "/serviceentries.networking.istio.io")
 		a.Remove(fakekube.EndpointSlices, "shop/db-0")
-		a.Remove(fakekube.Services, "shop/db")
 		a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
 		c.next()
 		want("changed back", map[string]string{"web.shop.svc.cluster.local": "10.0.0.1"})

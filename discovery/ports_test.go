@@ -147,18 +147,18 @@ func TestServiceRecords(t *testing.T) { // D9, D21, D22
 	ask := newAgent(t, r)
 	const db, mixed, web = "db.shop.svc.cluster.local.", "mixed.shop.svc.cluster.local.", "web.shop.svc.cluster.local."
 	for question, want := range map[string][]string{
-		"_http._tcp.web SRV": {"SRV 0 100 80 " + web, "A 10.0.0.1"},
-		"one SRV":            {"SRV 0 100 5432 one.shop.svc.cluster.local.", "A 10.0.0.2"},
-		"_sql._tcp.db SRV": {
+		"_http._tcp.web SRV": {"CNAME _http._tcp." + web, "SRV 0 100 80 " + web, "A 10.0.0.1"},
+		"one SRV":            {"CNAME one.shop.svc.cluster.local.", "SRV 0 100 5432 one.shop.svc.cluster.local.", "A 10.0.0.2"},
+		"_sql._tcp." + db + " SRV": {
 			"SRV 0 33 15432 10-1-0-1." + db, "SRV 0 33 15432 db-0." + db, "SRV 0 33 15432 fd00--1." + db, "A 10.1.0.1", "A 10.1.0.2", "AAAA fd00::1",
 		},
-		"_http._tcp.mixed SRV": {
+		"_http._tcp." + mixed + " SRV": {
 			"SRV 0 33 8080 10-1-1-1." + mixed, "SRV 0 33 8081 10-1-1-2." + mixed, "SRV 0 33 8081 10-1-1-3." + mixed, "A 10.1.1.1", "A 10.1.1.2", "A 10.1.1.3",
 		},
-		"_admin._tcp.mixed SRV":                 {"SRV 0 100 9000 10-1-1-1." + mixed, "A 10.1.1.1"},
+		"_admin._tcp.mixed SRV":                 {"CNAME _admin._tcp." + mixed, "SRV 0 100 9000 10-1-1-1." + mixed, "A 10.1.1.1"},
 		"bare SRV":                              nil,
-		"10-1-1-2.mixed A":                      {"A 10.1.1.2"},
-		"fd00--1.db AAAA":                       {"AAAA fd00::1"},
+		"10-1-1-2.mixed A":                      {"CNAME 10-1-1-2." + mixed, "A 10.1.1.2"},
+		"fd00--1.db AAAA":                       {"CNAME fd00--1." + db, "AAAA fd00::1"},
 		"2.1.1.10.in-addr.arpa PTR":             {"PTR 10-1-1-2." + mixed},
 		"2.0.1.10.in-addr.arpa PTR":             {"PTR db-0." + db},
 		"old.shop.svc.cluster.local A":          {"CNAME " + web, "A 10.0.0.1"},

@@ -187,7 +187,7 @@ func TestErrorsAreLoggedOnce(t *testing.T) { // D18
 		return all
 	}
 	for _, all := range []source.Reading{broken("one"), broken("one", "two"), broken("two"), broken(), broken("one")} {
-		r.log(all, hosts.Update{Loops: []string{"alias.example.com"}})
+		r.log(all, hosts.Update{Problems: []object.Error{{File: "alias.example.com"}}})
 	}
 	for text, want := range map[string]int{"a.yaml:1: one": 2, "a.yaml:1: two": 1, "a ConfigMap": 1, "alias.example.com": 1} {
 		if n := log.Count(text); n != want {

@@ -112,14 +112,13 @@ func (r *report) setErrors(errs []object.Error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.errs = errs
-	r.metrics.broken.Set(float64(len(errs)))
 }
 
-// errors returns the errors of the last reading, and an error for each hidden namespace.
+// errors returns the errors of the last reading, what is wrong with hosts, and an error for each hidden namespace.
 func (r *report) errors() []object.Error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	errs := slices.Clone(r.errs)
+	errs := slices.Concat(r.errs, r.last.problems)
 	for _, h := range r.last.hidden {
 		errs = append(errs, object.Error{File: "namespace " + h.Namespace, Msg: hiddenMessage(h)})
 	}
@@ -146,9 +145,9 @@ func (r *report) logLine(log func()) bool {
 
 // noted has lists that may be long, and seldom change.
 type noted struct {
-	errs                                   []object.Error
-	notes, loops, large, unmet, withoutVIP []string
-	hidden                                 []hosts.Hidden
+	errs, problems    []object.Error
+	notes, withoutVIP []string
+	hidden            []hosts.Hidden
 }
 
 // log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
@@ -161,10 +160,11 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 			r.logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
 		})
 	}
+	r.metrics.broken.Set(float64(len(all.Errors) + len(u.Problems)))
 	before := r.last
-	r.last = noted{all.Errors, all.Notes, u.Loops, u.Large, u.Unmet, u.WithoutVIP, u.Hidden}
-	unchanged := same(before.errs, all.Errors) && same(before.notes, all.Notes) && same(before.loops, u.Loops) && same(before.large, u.Large) &&
-		same(before.unmet, u.Unmet) && same(before.withoutVIP, u.WithoutVIP) && same(before.hidden, u.Hidden)
+	r.last = noted{all.Errors, u.Problems, all.Notes, u.WithoutVIP, u.Hidden}
+	unchanged := same(before.errs, all.Errors) && same(before.problems, u.Problems) && same(before.notes, all.Notes) &&
+		same(before.withoutVIP, u.WithoutVIP) && same(before.hidden, u.Hidden)
 	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
 		return // otherwise each change of an object would cost as much as all errors
 	}
@@ -186,22 +186,8 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	for _, note := range all.Notes {
 		logNew("note "+note, func() { r.logger.Info("an object makes no host", "what", note) })
 	}
-	for _, host := range u.Loops {
-		logNew("loop "+host, func() {
-			r.logger.Error("a Service of type ExternalName stands for itself and is left out: change its spec.externalName", "host", host)
-		})
-	}
-	for _, host := range u.Large {
-		logNew("large "+host, func() {
-			r.logger.Error(fmt.Sprintf("a host has more than %d KiB in tables and is left out: it has too many addresses or, with ports that only some "+
-				"of its endpoints have, too many ports; use several hosts", object.MaxInTables>>10), "host", host)
-		})
-	}
-	for _, host := range u.Unmet {
-		logNew("unmet "+host, func() {
-			r.logger.Error(fmt.Sprintf("a Service of type ExternalName has no addresses, because ServiceEntries of other namespaces give the host that it "+
-				"stands for more than %d KiB in tables", hosts.MaxLent>>10), "host", host)
-		})
+	for _, e := range u.Problems {
+		logNew("problem "+e.Error(), func() { r.logger.Warn("a host is left out", "error", e) })
 	}
 	for _, host := range u.WithoutVIP {
 		logNew("no vip "+host, func() { r.logger.Error("no automatic VIP is left", "host", host) })

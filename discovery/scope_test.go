@@ -3,14 +3,14 @@ package discovery
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	"google.golang.org/protobuf/types/known/structpb"
-
-	"github.com/nametap/nametap/internal/testkit/fakekube"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 func sidecarYAML(name, namespace, spec string) string {
@@ -19,7 +19,7 @@ func sidecarYAML(name, namespace, spec string) string {
 
 // scoped are hosts of three namespaces, one of them with pods.
 func scoped() string {
-	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
+	return svcYAML("shop", "web", "10.0.0.1") + svcYAML("shop", "api", "10.0.0.2, ports: [{port: 81}]") + svcYAML("data", "db", "None") + svcYAML("data", "cache", "10.0.0.4") +
 		"---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: db, namespace: data, labels: {kubernetes.io/service-name: db}}\n" +
 		"addressType: IPv4\nendpoints: [{addresses: [10.1.0.1], hostname: db-0}]\n" +
 		"---\n" + entryYAML("ext", "edge", "hosts: [a.Example.com, '*.wild.example.com']", "addresses: [192.0.2.1]", "resolution: STATIC")
@@ -32,7 +32,11 @@ func TestSidecars(t *testing.T) { // D12
 		{"none", "", join(wild, external, api, cache, db, web)},
 		{"its namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
 		{"all namespaces", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*']}]"), join(wild, external, api, cache, db, web)},
-		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local, '~/*']}]"), join(cache, web)},
+		{"several listeners", sidecarYAML("s", "shop", "egress: [{hosts: [data/cache.data.svc.cluster.local]}, {hosts: [./web.shop.svc.cluster.local]}]"), join(cache, web)},
+		{"excluded hosts", sidecarYAML("s", "shop", "egress: [{hosts: ['*/*', '~data/db.data.svc.cluster.local', '~/*.example.com', '~./api.shop.svc.cluster.local']}]"), join(cache, web)},
+		{"a port", sidecarYAML("s", "shop", "egress: [{port: {number: 81, protocol: HTTP, name: p}, hosts: ['*/*']}]"), api},
+		{"a port, and any port", sidecarYAML("s", "shop", "egress: [{port: {number: 81}, hosts: ['data/*', './api.shop.svc.cluster.local']}, {hosts: ['data/*', '~data/db.data.svc.cluster.local']}]"), join(api, cache)},
+		{"an HTTP proxy", sidecarYAML("s", "shop", "egress: [{port: {number: 3128, protocol: http_proxy, name: p}, hosts: ['data/*', '~/db.data.svc.cluster.local']}, {hosts: ['./*', '~/*']}]"), cache},
 		{"no namespace", sidecarYAML("s", "shop", "egress: [{hosts: ['~/*']}]"), ""},
 		{"a pod with its Service", sidecarYAML("s", "shop", "egress: [{hosts: ['*/db.data.svc.cluster.local']}]"), db},
 		{"another namespace's host", sidecarYAML("s", "shop", "egress: [{hosts: [shop/cache.data.svc.cluster.local]}]"), ""},
@@ -59,58 +63,44 @@ func TestSidecars(t *testing.T) { // D12
 	}
 }
 
-func join(hosts ...string) string { return strings.Join(hosts, " ") }
+// D12: an egress listener that is not understood shows nothing, also while a directory has no good form of its Sidecar.
+func TestSidecarNotUnderstood(t *testing.T) {
+	for listener, wrong := range map[string]string{
+		"hosts: ['*/*'], labels: {app: web}": "labels", "hosts: ['*/*'], port: {number: http}": "number", "hosts: ['*/*', '~data/-']": "hosts[1]",
+	} {
+		dir := t.TempDir()
+		write(t, dir, "a.yaml", scoped()+sidecarYAML("s", "shop", "egress: [{"+listener+"}, {hosts: [./web.shop.svc.cluster.local, -]}]"))
+		table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
+		named := func(e object.Error) bool { return strings.HasSuffix(e.Field, wrong) }
+		if len(table.GetTable()) != 1 || table.GetTable()["web.shop.svc.cluster.local"] == nil || !slices.ContainsFunc(errs, named) {
+			t.Errorf("%s: %v, %v, %v", listener, table, errs, err)
+		}
+	}
+}
 
-// TestSidecarChanges checks that a connected client follows the Sidecars of the API server: one that
-// selects it is created, changed, hidden by an older one, and deleted.
-func TestSidecarChanges(t *testing.T) { // D12, D14
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	a.Put(fakekube.Services, svcYAML("data", "db", "10.0.0.2"))
-	r := start(t, onAPI(t, a))
-	labels, err := structpb.NewStruct(map[string]any{"app": "web"})
+// D11, D12: the recipe in operations.md shows each namespace the names that it says.
+func TestNamesThatTenantsSee(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	labelled := func(pairs ...string) *corev3.Node {
-		n := node(t, "shop", pairs...)
-		n.Metadata.Fields["LABELS"] = structpb.NewStructValue(labels)
-		return n
+	_, recipe, _ := strings.Cut(string(text), "### Names that a tenant may see")
+	recipe, _, _ = strings.Cut(recipe, "\n## ")
+	yaml := svcYAML("default", "kubernetes", "10.0.0.1") + svcYAML("platform", "login", "10.0.0.2") + svcYAML("platform", "admin", "10.0.0.3") +
+		svcYAML("shop", "web", "10.0.0.4") + svcYAML("bank", "api", "10.0.0.5")
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(recipe, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the recipe has %d blocks of YAML, want 2", len(blocks))
 	}
-	clients := map[string]client{
-		"sotw": open(t, variantSotw, r, labelled()), "delta": open(t, variantDelta, r, labelled()),
-	}
-	other := open(t, variantDelta, r, node(t, "shop")) // which no Sidecar selects
-	other.next()
-	want := func(what, hosts string) {
-		t.Helper()
-		for name, c := range clients {
-			c.next()
-			got := strings.ReplaceAll(strings.Join(slices.Sorted(maps.Keys(merged(t, c.state()).GetTable())), " "), ".svc.cluster.local", "")
-			if got != hosts {
-				t.Errorf("%s, %s: %q, want %q", what, name, got, hosts)
-			}
+	all := allOf(parse(t, yaml+"---\n"+blocks[0][1]+"---\n"+blocks[1][1]))
+	for namespace, want := range map[string]string{
+		"shop": "billing.example.com kubernetes.default login.platform web.shop", "bank": "api.bank kubernetes.default login.platform",
+	} {
+		table, err := Client{Namespace: namespace}.table(all)
+		if got := strings.ReplaceAll(join(slices.Sorted(maps.Keys(table.GetTable()))...), ".svc.cluster.local", ""); got != want || err != nil {
+			t.Errorf("%s sees %s, want %s: %v", namespace, got, want, err)
 		}
 	}
-	const both = "db.data web.shop"
-	want("at first", both)
-	a.Put(fakekube.Definitions, strings.Replace(entryDefinition, "serviceentries", "sidecars", 1))
-	selected := func(created, hosts string) string {
-		return strings.Replace(sidecarYAML("s-"+created, "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ["+hosts+"]}]"),
-			"namespace: shop", "namespace: shop, creationTimestamp: '"+created+"-01-01T00:00:00Z'", 1)
-	}
-	a.Put(fakekube.Sidecars, selected("2002", "'./*'"))
-	want("created", "web.shop")
-	a.Put(fakekube.Sidecars, selected("2002", "'data/*'"))
-	want("changed", "db.data")
-	a.Put(fakekube.Sidecars, selected("2001", "'*/*'"))
-	want("an older one", both)
-	a.Remove(fakekube.Sidecars, "shop/s-2001")
-	want("the older one deleted", "db.data")
-	a.Remove(fakekube.Sidecars, "shop/s-2002")
-	want("deleted", both)
-	a.Put(fakekube.Services, svcYAML("shop", "marker", "10.0.0.3"))
-	if other.next(); len(merged(t, other.state()).GetTable()) != 3 {
-		t.Errorf("a client that no Sidecar selects was sent %v before the next host", other.state())
-	}
 }
+
+func join(hosts ...string) string { return strings.Join(hosts, " ") }

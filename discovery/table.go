@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -25,7 +26,7 @@ type Client struct {
 }
 
 // Table reads the objects once, and fails if ctx ends before that. It returns the table of a client that has both address
-// families, and the errors in objects. It writes nothing: it uses the saved VIPs and does not save new ones. If the saved
+// families, and the errors in objects, also in hosts that are left out. It writes nothing: it uses the saved VIPs and does not save new ones. If the saved
 // VIPs cannot be read, it returns [ErrVIPs]; a damaged file of VIPs is ignored.
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
@@ -48,9 +49,9 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 		return nil, nil, err
 	}
 	all := cfg.newHosts(len(in.all), saved.VIPs)
-	all.Update(r.Changes...)
+	u := all.Update(r.Changes...)
 	t, err := client.table(all)
-	return t, r.Errors, err
+	return t, slices.Concat(r.Errors, u.Problems), err
 }
 
 // table returns the table of the client.

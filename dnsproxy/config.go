@@ -50,7 +50,7 @@ type Config struct {
 	// Default cluster.local.
 	Domain string
 	// Forward configures what happens to queries that the table does not answer. The fields
-	// Logger and Registerer of Forward are not used: those of this Config take their place. The
+	// Logger, Registerer, OwnDomain and OwnTTL of Forward are not used: those of this Config take their place. The
 	// search list of Forward.ResolvConf is also used for mesh names.
 	Forward forward.Config
 	// Bypass lists suffixes. Names below them are forwarded as if the table had no hosts there. A longer suffix in
@@ -131,7 +131,8 @@ func (c Config) Validate() error {
 	return err
 }
 
-// check returns the names of c, or an error if a setting is wrong. The defaults of c must be set.
+// check returns the names of c, or an error if a setting is wrong. It sets what Forward needs of the other settings. The
+// defaults of c must be set.
 func (c *Config) check() (names configNames, err error) {
 	if _, _, err = sockets.SplitAddr(addrSetting, c.Addr); err != nil {
 		return names, err
@@ -142,6 +143,7 @@ func (c *Config) check() (names configNames, err error) {
 	if names.cluster, err = table.NewCluster(c.Namespace, c.Domain); err != nil {
 		return names, err
 	}
+	c.Forward.OwnDomain, c.Forward.OwnTTL = names.cluster.Domain, c.TTL
 	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name in an SOA record
 		return names, fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
 	}

@@ -104,7 +104,7 @@ func TestNoResolvConf(t *testing.T) { // F5, F7
 		logger, log := newLog()
 		p := start(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: path}, Logger: logger})
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}, {"www.example A", "SERVFAIL"}})
+		p.converse(t, []dialogue{{"web A", webAddress}, {"www.example A", "SERVFAIL"}})
 		if !strings.Contains(log.String(), path) {
 			t.Errorf("the log does not name %s:\n%s", path, log)
 		}

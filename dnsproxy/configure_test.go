@@ -39,7 +39,7 @@ func TestConfigureAnswers(t *testing.T) { // R10, F12, F13
 		p.load(t, mesh)
 		web := func(edns uint16) (answers int, ttl uint32, truncated bool) {
 			t.Helper()
-			req := question("web.shop", dns.TypeA)
+			req := question("web.shop.svc.cluster.local", dns.TypeA)
 			if edns > 0 {
 				req = withEDNS(req, edns)
 			}
@@ -110,7 +110,7 @@ func TestConfigureRefuses(t *testing.T) { // R10
 				t.Errorf("the error is %v, want one with %s", err, want)
 			}
 		}
-		if resp := p.ask(t, "web.shop", dns.TypeA); len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl != 30 {
+		if resp := p.ask(t, "web.shop.svc.cluster.local", dns.TypeA); len(resp.Answer) != 1 || resp.Answer[0].Header().Ttl != 30 {
 			t.Errorf("the answer is\n%v", resp)
 		}
 		p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})

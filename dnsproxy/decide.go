@@ -2,6 +2,8 @@ package dnsproxy
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -25,7 +27,8 @@ const (
 	actAddresses               // addresses or ports from the table, or NODATA
 	actForward                 // forward to a nameserver
 	actTarget                  // forward to a nameserver, with the target of a mesh name as the name
-	actUnknown                 // local only, and not in the table: NXDOMAIN, or NODATA for an ancestor
+	actUnless                  // forward as for actTarget; the table answers if nameservers deny the name or fail
+	actUnknown                 // known not to be anywhere: NXDOMAIN, or NODATA for an ancestor of mesh names
 )
 
 // A decision says what is done with a query, and why. It is valid only as long as the question is, because it refers to
@@ -37,14 +40,18 @@ type decision struct {
 	reason error // why the query is rejected, special, or forwarded although the table may have the name; may be nil
 	// zone is the owner of the SOA record in negative answers. It is the local-only suffix or the special-use zone
 	// of the name. If the name has a search domain after the local-only suffix, zone includes this domain. If the name
-	// has neither of these, zone is the root, and the owner of the record is the name itself.
+	// has neither of these, zone is the root, and the owner of the record is the name itself. For other names of
+	// actUnknown, zone is the cluster domain or, if match.Made is set, the wildcard's suffix.
 	zone wire.Name
 	// local is the name without its search domain, for actUnknown.
 	local wire.Name
-	// target is the name that nameservers are asked for, for actTarget. It differs from the question's name if
-	// the question's name has a search domain, or belongs to an alias.
+	// target is the name that nameservers are asked for, for actTarget and actUnless. It differs from the question's
+	// name if the question's name has a search domain, or belongs to an alias.
 	target wire.Name
-	// table is the table that the decision is based on, for actAddresses and actUnknown.
+	// after is the target of the actTarget that follows an actUnless, because the table has no records of the type. It is
+	// the root if there is none.
+	after wire.Name
+	// table is the table that the decision is based on, except for actPointers and actForward.
 	table *table.Table
 }
 
@@ -54,6 +61,7 @@ var (
 	errBypass       = errors.New("names below this suffix bypass the table")
 	errOtherClass   = errors.New("nametap serves class IN")
 	errNotOne       = errors.New("want exactly one question")
+	errDenied       = errors.New("the control plane has sent all names here")
 	errQuestionName = errors.New("the name in the question is not a valid domain name")
 )
 
@@ -83,10 +91,14 @@ type rules struct {
 func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
 // answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,
-// because nameservers may have records of other types for a host that is not a Service.
+// because nameservers may have records of other types for a host that is not a Service, and all records of the host
+// outside of the mesh that an alias without addresses leads to.
 func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
-	alias := m.Host.Alias() != wire.Root
-	if answersAlways(q.Type) || alias && q.Type == dns.TypeCNAME {
+	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
+		return true // the answer to A has a CNAME record
+	}
+	outside := m.Host.Alias() != wire.Root && len(m.Host.V4)+len(m.Host.V6) == 0 // unless aliased is a Service
+	if !outside && answersAlways(q.Type) {
 		return true
 	}
 	aliased := t.Aliased(m, q.Name)
@@ -130,7 +142,7 @@ func (d *decision) source() string {
 	switch d.action {
 	case actPointers, actAddresses:
 		return sourceTable
-	case actForward, actTarget:
+	case actForward, actTarget, actUnless:
 		return sourceUpstream
 	default:
 		return sourceSelf
@@ -147,17 +159,44 @@ func (d *decision) failure() failure {
 }
 
 // forwards reports whether nameservers may be queried.
-func (d *decision) forwards() bool { return d.action == actForward || d.action == actTarget }
+func (d *decision) forwards() bool {
+	return d.action == actForward || d.action == actTarget || d.action == actUnless
+}
 
-// exists reports whether the answer to a local-only name that the table does not have is NODATA, and not NXDOMAIN.
-// This is so if the name is the suffix itself or an ancestor of mesh names.
+// keep copies the names of an actUnless that are in the memory of a lookup, so that the memory can be used again.
+func (d *decision) keep() {
+	if d.action != actUnless {
+		return
+	}
+	d.target = wire.Name(strings.Clone(string(d.target)))
+	d.after = wire.Name(strings.Clone(string(d.after)))
+	d.match.Target = wire.Name(strings.Clone(string(d.match.Target)))
+	d.match.Pointers = slices.Clone(d.match.Pointers)
+	for i, name := range d.match.Pointers {
+		d.match.Pointers[i] = wire.Name(strings.Clone(string(name)))
+	}
+}
+
+// proceed turns an actUnless into the actTarget that follows it, if there is one and found says that the name does
+// not exist. It reports whether it has done so.
+func (d *decision) proceed(found *forward.Result) bool {
+	denied := found.Err == nil && found.Rcode() == dns.RcodeNameError && (found.Relayed != nil || found.Reply.Answers() == 0)
+	if d.after == wire.Root || !denied {
+		return false
+	}
+	d.action, d.target, d.after = actTarget, d.after, wire.Root
+	return true
+}
+
+// exists reports whether the answer of actUnknown is NODATA, and not NXDOMAIN. This is so if the name is the zone itself
+// or an ancestor of mesh names.
 func (d *decision) exists(name wire.Name) bool {
 	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
 }
 
 // askedName returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
 func (d *decision) askedName(q *wire.Query) wire.Name {
-	if d.action == actTarget && !signed(q) {
+	if d.action != actForward && !signed(q) {
 		return d.target
 	}
 	return q.Name
@@ -196,28 +235,49 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	}
 	m := current.Pointer(q.Name, &r.suffixes, s)
 	if m.Rule == table.RulePTR {
-		if localOnly || isTransfer(q.Type) || r.answersPointer(&m, q.Type) {
-			return decision{action: actPointers, match: m, zone: zone}.unlessTransfer(q)
+		d := decision{action: actPointers, match: m, zone: zone}
+		if m.Outside != wire.Root && !localOnly {
+			d.action, d.target = actUnless, m.Outside
 		}
-		m.Pointers = nil // they are in the memory of s
-		return decision{action: actTarget, match: m, target: q.Name}
+		return d.unlessTransfer(q)
 	}
 	bypassed := m.Bypassed
 	m = current.Lookup(q.Name, r.resolvConf.Search(), &r.suffixes, s)
-	switch {
-	case m.Rule == table.RuleNone && localOnly:
-		return decision{action: actUnknown, match: m, zone: zone, local: local, table: current}.unlessTransfer(q)
-	case m.Rule == table.RuleNone && (bypassed || m.Bypassed):
+	d := decision{action: actUnknown, match: m, zone: zone, local: local, table: current}
+	switch none := m.Rule == table.RuleNone; {
+	case m.Made:
+		d.zone, d.local = q.Name[len(m.Outside):], q.Name
+	case none && localOnly:
+	case none && (bypassed || m.Bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
-	case m.Rule == table.RuleNone:
+	case (none || m.Outside == q.Name) && current.Denies(q.Name):
+		d.match = table.Match{Rule: table.RuleNone}
+		d.zone, d.local, d.reason = r.cluster.Domain, q.Name, errDenied
+	case none:
 		return decision{action: actForward, match: m}
+	default:
+		r.decideMesh(&d, q, localOnly)
 	}
-	target := m.Owner(q.Name)
-	zone, localOnly = r.suffixes.Local(target)
-	if localOnly || isTransfer(q.Type) || answersFor(current, &m, q) {
-		return decision{action: actAddresses, match: m, zone: zone, table: current}.unlessTransfer(q)
+	return d.unlessTransfer(q)
+}
+
+// decideMesh decides on a question for the mesh name that d.match has found. localOnly is true if the name must not be
+// forwarded.
+func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
+	owner, outside := d.match.Owner(q.Name), d.match.Outside
+	zone, ownerLocal := r.suffixes.Local(owner)
+	answers := ownerLocal || answersFor(d.table, &d.match, q)
+	d.action, d.zone = actAddresses, zone
+	if !answers {
+		d.action, d.target = actTarget, owner
 	}
-	return decision{action: actTarget, match: m, target: target}
+	if outside == wire.Root || localOnly || !answers && outside != q.Name {
+		return
+	}
+	if _, local := r.suffixes.Local(outside); !local {
+		d.after = d.target
+		d.action, d.target = actUnless, outside
+	}
 }
 
 // special returns the special-use zone of a name. It reports false if there is none, or if a setting gives the name
@@ -228,22 +288,6 @@ func (r *rules) special(name wire.Name) (zone wire.Name, found bool) {
 		return zone, !meant
 	}
 	return zone, false
-}
-
-// answersPointer reports whether the table answers a question of the type qtype for the PTR name of an
-// address. It answers PTR, and the types that it answers for every mesh name. It answers other types if only Services
-// have the address. If another host has the address, the question is forwarded, because a nameserver may have records
-// of the type.
-func (r *rules) answersPointer(m *table.Match, qtype uint16) bool {
-	if qtype == dns.TypePTR || answersAlways(qtype) {
-		return true
-	}
-	for _, name := range m.Pointers {
-		if !name.Below(r.cluster.Domain) {
-			return false
-		}
-	}
-	return true
 }
 
 // decideBeforeSync decides on a question before the first table.

@@ -165,12 +165,11 @@ func (g *generator) entry() (key string, info *api.NameTable_NameInfo) {
 			info.Alias += "."
 		}
 	}
+	if g.one(3) { // the control plane lets an external host have a name of the cluster
+		info.Namespace = namespace
+	}
 	service := func(domain string) string {
 		info.Registry, info.Shortname, info.Namespace = "Kubernetes", g.recased(short), g.recased(namespace)
-		for g.one(4) {
-			//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-			info.AltHosts = append(info.AltHosts, pick(g, "nick", g.name(), pick(g, badNames[:13]...), short, short+"."+namespace))
-		}
 		if g.one(10) {
 			info.Shortname, info.Namespace = pick(g, "", "not a label", short), pick(g, "", namespace)
 		}
@@ -215,7 +214,7 @@ func (g *generator) port(info *api.NameTable_NameInfo) *api.NameTable_Port {
 		Number:   pick[uint32](g, 80, 80, 8080, 65535, 0, 65536, 1<<32-1),
 		Protocol: pick(g, "", "TCP", "UDP", "Sctp", "QUIC"),
 	}
-	for len(info.GetIps()) > 0 && g.one(2) {
+	for len(info.GetIps()) > 0 && info.GetHeadless() && g.one(2) {
 		p.Ips = append(p.Ips, pick(g, pick(g, info.GetIps()...), "10.9.9.9", "nowhere", "::ffff:10.0.0.1"))
 	}
 	return p
@@ -254,10 +253,6 @@ func (g *generator) asked() []string {
 		case 0, 1:
 			if info.GetShortname() != "" {
 				name = info.GetShortname() + pick(g, "", "."+info.GetNamespace(), "."+info.GetNamespace()+".svc")
-			}
-			//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-			if alt := info.GetAltHosts(); len(alt) > 0 {
-				name = pick(g, name, pick(g, alt...))
 			}
 		case 2:
 			if len(info.GetIps()) > 0 {
@@ -369,7 +364,7 @@ func (g *generator) addOPT(packet []byte, r *reference) []byte {
 	}
 	packet = append(binary.BigEndian.AppendUint16(packet, uint16(len(options))), options...)
 	if q := parseRef(packet); q.demand != mustHandOn && g.one(2) {
-		if resp := r.answer(&q); resp != nil {
+		if resp, _ := r.answer(&q); resp != nil {
 			edge := refMessageLen(&q, append(resp.Answer, resp.Ns...)...) + pick(g, -1, 0, 1, g.IntN(60)-30)
 			binary.BigEndian.PutUint16(packet[at:], uint16(min(max(edge, 0), 65535)))
 		}

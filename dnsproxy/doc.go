@@ -38,30 +38,38 @@
 //  6. A bypassed name: forwarded. If the FQDN of a host is bypassed, the rules below do not find the host: not by a
 //     short name, not with a search domain, and not by its address.
 //  7. No table yet: as [BeforeSync] says.
-//  8. The PTR name of a mesh host's address: the FQDNs of all hosts that have the address,
-//     sorted, at most 64. For a headless Service, the record has the FQDN of the endpoint with the
-//     address. If all these hosts are Services, types other than PTR are answered as for the name of
-//     a Service. Otherwise they are answered as for the name of an external host.
-//  9. A mesh name. The forms of mesh names are tried in this order: a. a host's FQDN (if two hosts have the
-//     same FQDN, the host of the registry Kubernetes wins, or else the host with the smaller key); b. a part
-//     of a host (an endpoint of a headless Service, or a port) followed by the host's FQDN; c. a wildcard,
-//     the longest suffix first; d. a short name: name.namespace, name.namespace.svc, name in the agent's
-//     namespace, alternative names; e. a part of a host followed by the host's short name; f. autopath: one
-//     of a to e, followed by a domain of the search list; the first such domain of the list wins. Autopath
-//     answers with a CNAME record. Its target is an FQDN if d or e applies, otherwise the name without the
-//     search domain.
-//  10. A local-only name, with or without a search domain after it: NODATA if the name is the
-//     suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
+//  8. The PTR name of an address: the FQDNs of the Services that have the address, sorted, at most 64. For a
+//     headless Service, the record has the FQDN of the endpoint with the address. Types other than PTR are NODATA.
+//     If only external hosts have the address, nameservers are asked first, and this is the answer if they do not
+//     have the name.
+//  9. A mesh name. The forms of mesh names are tried in this order: a. the FQDN of a Service or, at or below the
+//     cluster domain, of any host (if two hosts have the same FQDN, the host of the registry Kubernetes wins, or else
+//     the host with the smaller key); b. a part of a Service (an endpoint of a headless Service, or a port) followed by
+//     its FQDN; c. unless the name is at or below the cluster domain, a short name of a Service: name.namespace,
+//     name.namespace.svc, name in the agent's namespace, alternative names; d. and a part of a Service followed by
+//     such a name; e. and the FQDN of an external host; f. a wildcard, the longest suffix first, if it is below the
+//     cluster domain or svc just as the name is; g. autopath: one of a to f, followed by a domain of the search list.
+//     With any domain but the first of the cluster's own domains in the list, nameservers are asked first, and this is
+//     the answer if they do not have the name. External hosts have no names with the later ones of the cluster's
+//     domains, nor names that rule 10 denies. Autopath answers with a CNAME record. Its target is an FQDN if c or d
+//     applies, otherwise the name without the search domain. Nameservers are also asked first for the labels before the
+//     suffix of a wildcard, if there are several: if they have this name, or the table has it, the answer is NXDOMAIN.
+//  10. A name that is nowhere: a local-only name, with or without a search domain after it; a name below a Service of
+//     the cluster domain of which the ports are known; an ancestor of mesh names at or below the cluster domain. NODATA
+//     if the name is a local-only suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with
 // an SOA record if the name has no address of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
-// forwarded for other hosts. The name of a port has SRV records only. Zone transfers of names that nametap answers
+// forwarded for other hosts. A name that is not the FQDN has a CNAME record to it, unless there is no record behind
+// it; the answer to CNAME is this record. Zone transfers of names that nametap answers
 // itself are REFUSED.
 //
 // If a host is an alias of another host (ExternalName), the answer is a CNAME record to the other host, followed by
 // the records of the other host. A type that the table does not answer for the other host is forwarded.
+//
+// A nameserver's reply is not the whole answer either: [answerer.compose] has what the table adds.
 //
 // # Fast path and slow path
 //

@@ -19,7 +19,7 @@ func TestDomains(t *testing.T) {
 		t.Helper()
 		push := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
 		for _, host := range hosts {
-			push.Table[host] = &api.NameTable_NameInfo{Ips: []string{"10.0.0.1"}, Registry: "External"}
+			push.Table[host] = &api.NameTable_NameInfo{Ips: []string{"10.0.0.1"}, Registry: "External", Namespace: "shop"}
 		}
 		current = must(current.With(split(t, must(proto.Marshal(push)))))
 		domains, fingerprint := current.Domains()

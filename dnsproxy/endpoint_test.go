@@ -38,20 +38,19 @@ func TestEndpoints(t *testing.T) { // D21
 		{"2001-db8--7." + web + " AAAA", "2001-db8--7." + web + " AAAA 2001:db8::7"},
 		{"2001-DB8--7.Web.shop.SVC.cluster.local. AAAA", "2001-DB8--7.Web.shop.SVC.cluster.local. AAAA 2001:db8::7"},
 		{"2001-db8--0." + web + " AAAA", "2001-db8--0." + web + " AAAA 2001:db8::"},
-		{"10-244-1-7.web A", "10-244-1-7.web. A 10.244.1.7"},
-		{"10-244-1-7.web.shop A", "10-244-1-7.web.shop. A 10.244.1.7"},
-		{"10-244-1-7.web.shop.svc A", "10-244-1-7.web.shop.svc. A 10.244.1.7"},
-		{"10-244-1-9.all.bank A", "10-244-1-9.all.bank. A 10.244.1.9"},
-		// The pod has a host name in web only.
-		{"10-244-1-8.all.bank A", "10-244-1-8.all.bank. A 10.244.1.8"},
+		{"10-244-1-7.web A", "10-244-1-7.web. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-7.web.shop A", "10-244-1-7.web.shop. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-7.web.shop.svc A", "10-244-1-7.web.shop.svc. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
+		{"10-244-1-9.all.bank A", "10-244-1-9.all.bank. CNAME 10-244-1-9.all.bank.svc.cluster.local.; 10-244-1-9.all.bank.svc.cluster.local. A 10.244.1.9"},
+		{"10-244-1-8." + web + " A", "10-244-1-8." + web + " A 10.244.1.8"}, // of a pod with a host name
+		{"10-244-1-8.all.bank A", "10-244-1-8.all.bank. CNAME 10-244-1-8.all.bank.svc.cluster.local.; 10-244-1-8.all.bank.svc.cluster.local. A 10.244.1.8"},
 		// With a search domain.
-		{one + "corp.example A", one + "corp.example. CNAME " + one + "; " + one + " A 10.244.1.7"},
-		{"10-244-1-7.web.corp.example A", "10-244-1-7.web.corp.example. CNAME " + one + "; " + one + " A 10.244.1.7"},
-		{"10-244-1-7.web.corp.example AAAA", "NODATA 10-244-1-7.web.corp.example."},
+		{one + "shop.svc.cluster.local A", one + "shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},
+		{"10-244-1-7.web.shop.shop.svc.cluster.local A", "10-244-1-7.web.shop.shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},
+		{"10-244-1-7.web.shop.shop.svc.cluster.local AAAA", "NODATA 10-244-1-7.web.shop.shop.svc.cluster.local."},
 	})
 	wantAsked(t, 0, fake)
 	for _, name := range []string{
-		"10-244-1-8." + web, // the endpoint has the name of its pod
 		"10-244-1-9." + web, // an endpoint of another Service
 		"10-244-1-07." + web,
 		"10-244-1-7.web-0." + web,
@@ -80,8 +79,7 @@ func TestEndpointPointers(t *testing.T) { // D21, N8
 		{"7.1.244.10.in-addr.arpa PTR", "7.1.244.10.in-addr.arpa. PTR 10-244-1-7.web.shop.svc.cluster.local."},
 		{v6 + " PTR", v6 + " PTR 2001-db8--7.web.shop.svc.cluster.local."},
 		{"8.1.244.10.in-addr.arpa PTR", "8.1.244.10.in-addr.arpa. PTR web-0.web.shop.svc.cluster.local."},
-		{"9.1.244.10.in-addr.arpa PTR",
-			"9.1.244.10.in-addr.arpa. PTR 10-244-1-9.all.bank.svc.cluster.local.; 9.1.244.10.in-addr.arpa. PTR api.example.com."},
+		{"9.1.244.10.in-addr.arpa PTR", "9.1.244.10.in-addr.arpa. PTR 10-244-1-9.all.bank.svc.cluster.local."}, // a Service
 		{"1.0.0.10.in-addr.arpa PTR", "1.0.0.10.in-addr.arpa. PTR vip.shop.svc.cluster.local."},
 	})
 }

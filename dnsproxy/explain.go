@@ -52,12 +52,9 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if d.match.Host.Name != wire.Root {
 		e.Host = d.match.Host.Key(&current.Cluster)
 	}
-	e.Why = explainDecision(d, e.Host)
-	if d.target != "" && d.target != q.Name {
+	e.Why = explainDecision(d, q.Name, e.Host)
+	if d.action == actTarget && d.target != q.Name {
 		e.Why += ", as " + strings.TrimSuffix(d.target.String(), ".")
-	}
-	if d.exists(q.Name) {
-		e.Why = fmt.Sprintf("an ancestor of mesh names, and names below %s are not forwarded: NODATA", d.zone)
 	}
 	return e, nil
 }

@@ -13,7 +13,7 @@ import (
 
 func TestExplain(t *testing.T) { // R5
 	t.Parallel()
-	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search corp.example")}})
+	p := newProxy(t, dnsproxy.Config{Forward: forward.Config{ResolvConf: resolvConf(t, "search shop.svc.cluster.local corp.example")}})
 	p.load(t, hosts{
 		"web.shop.svc.cluster.local":  service("web", "shop", "10.0.0.1"),
 		"api.example.com":             external("192.0.2.1"),
@@ -23,71 +23,58 @@ func TestExplain(t *testing.T) { // R5
 	})
 	const web = "web.shop.svc.cluster.local"
 	for _, c := range []struct {
-		ask  string
-		want dnsproxy.Explanation
+		ask, rows         string
+		rule              table.Rule
+		host, source, why string
 	}{
-		{web + " A", dnsproxy.Explanation{
-			Rows: []string{"N1", "A1"}, Rule: table.RuleExact, Host: web, Source: "table",
-			Why: "in the mesh table: the host's FQDN",
-		}},
-		{"web a", dnsproxy.Explanation{
-			Rows: []string{"N2", "A1"}, Rule: table.RuleShortName, Host: web, Source: "table",
-			Why: "in the mesh table: short name of " + web,
-		}},
-		{"x.wild.example.com AAAA", dnsproxy.Explanation{
-			Rows: []string{"N4", "A2"}, Rule: table.RuleWildcard, Host: "*.wild.example.com", Source: "table",
-			Why: "in the mesh table: below the wildcard *.wild.example.com",
-		}},
-		{"web.corp.example ANY", dnsproxy.Explanation{
-			Rows: []string{"N5", "N2", "A5"}, Rule: table.RuleAutopath, Host: web, Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: short name of " + web,
-		}},
-		{"api.example.com.corp.example HTTPS", dnsproxy.Explanation{
-			Rows: []string{"N5", "N1", "A3"}, Rule: table.RuleAutopath, Host: "api.example.com", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: the host's FQDN",
-		}},
-		{"api.example.com MX", dnsproxy.Explanation{
-			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: "api.example.com", Source: "upstream",
-			Why: "in the mesh table: the host's FQDN; forwarded, because the table has only addresses",
-		}},
-		{"old.corp.example AAAA", dnsproxy.Explanation{
-			Rows: []string{"N5", "N2", "D9", "A2"}, Rule: table.RuleAutopath, Host: "old.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: short name of old.shop.svc.cluster.local, an alias of " + web,
-		}},
-		{"10-0-0-9.peer.corp.example A", dnsproxy.Explanation{
-			Rows: []string{"N5", "D21", "A1"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: an endpoint of the headless Service peer.shop.svc.cluster.local",
-		}},
-		{"_http._tcp.peer.corp.example SRV", dnsproxy.Explanation{
-			Rows: []string{"N5", "D22"}, Rule: table.RuleAutopath, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: after removing the search domain corp.example.: a port of the Service peer.shop.svc.cluster.local",
-		}},
-		{"_http._tcp.peer A", dnsproxy.Explanation{
-			Rows: []string{"D22", "A2"}, Rule: table.RulePort, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: a port of the Service peer.shop.svc.cluster.local",
-		}},
-		{"peer SRV", dnsproxy.Explanation{
-			Rows: []string{"N2", "D22"}, Rule: table.RuleShortName, Host: "peer.shop.svc.cluster.local", Source: "table",
-			Why: "in the mesh table: short name of peer.shop.svc.cluster.local",
-		}},
-		{web + " SRV", dnsproxy.Explanation{
-			Rows: []string{"N1", "A4"}, Rule: table.RuleExact, Host: web, Source: "table",
-			Why: "in the mesh table: the host's FQDN",
-		}},
-		{"1.0.0.10.in-addr.arpa PTR", dnsproxy.Explanation{
-			Rows: []string{"N8"}, Rule: table.RulePTR, Source: "table", Why: "the PTR name of a mesh host's address",
-		}},
-		{"x.api.example.com A", dnsproxy.Explanation{
-			Rows: []string{"N9"}, Rule: table.RuleNone, Source: "upstream", Why: "not in the mesh table: forwarded",
-		}},
-		{"localhost A", dnsproxy.Explanation{
-			Rows: []string{"N7"}, Rule: table.RuleNone, Source: "self",
-			Why: "special-use domain name: nametap answers it itself, never from the table",
-		}},
+		{web + " A", "N1 A1", table.RuleExact, web, "table",
+			"in the mesh table: the host's FQDN"},
+		{"web a", "N2 A1", table.RuleShortName, web, "table",
+			"in the mesh table: short name of " + web},
+		{"x.wild.example.com AAAA", "N4 A2", table.RuleWildcard, "*.wild.example.com", "table",
+			"in the mesh table: below the wildcard *.wild.example.com"},
+		{"web.shop.shop.svc.cluster.local ANY", "N5 N2 A5", table.RuleAutopath, web, "table",
+			"in the mesh table: after removing the search domain shop.svc.cluster.local.: short name of " + web},
+		{"api.example.com.shop.svc.cluster.local HTTPS", "N5 N1 A3", table.RuleAutopath, "api.example.com", "table",
+			"in the mesh table: after removing the search domain shop.svc.cluster.local.: the host's FQDN"},
+		{"api.example.com MX", "N1 A4", table.RuleExact, "api.example.com", "upstream",
+			"in the mesh table: the host's FQDN; forwarded, because the table has no records of this type"},
+		{"old.shop.shop.svc.cluster.local AAAA", "N5 N2 D9 A2", table.RuleAutopath, "old.shop.svc.cluster.local", "table",
+			"in the mesh table: after removing the search domain shop.svc.cluster.local.: short name of old.shop.svc.cluster.local, an alias of " + web},
+		{"10-0-0-9.peer.shop.shop.svc.cluster.local A", "N5 D21 A1", table.RuleAutopath, "peer.shop.svc.cluster.local", "table",
+			"in the mesh table: after removing the search domain shop.svc.cluster.local.: an endpoint of the headless Service peer.shop.svc.cluster.local"},
+		{"_http._tcp.peer.shop.shop.svc.cluster.local SRV", "N5 D22", table.RuleAutopath, "peer.shop.svc.cluster.local", "table",
+			"in the mesh table: after removing the search domain shop.svc.cluster.local.: a port of the Service peer.shop.svc.cluster.local"},
+		{"_http._tcp.peer A", "D22 A1", table.RulePort, "peer.shop.svc.cluster.local", "table",
+			"in the mesh table: a port of the Service peer.shop.svc.cluster.local"},
+		{"peer SRV", "N2 D22", table.RuleShortName, "peer.shop.svc.cluster.local", "table",
+			"in the mesh table: short name of peer.shop.svc.cluster.local"},
+		{web + " SRV", "N1 A4", table.RuleExact, web, "table",
+			"in the mesh table: the host's FQDN"},
+		{"1.0.0.10.in-addr.arpa PTR", "N8", table.RulePTR, "", "table",
+			"the PTR name of a Service's address"},
+		{"1.2.0.192.in-addr.arpa PTR", "N8", table.RulePTR, "", "upstream",
+			"in the mesh table: the PTR name of an external host's address, if nameservers do not have 1.2.0.192.in-addr.arpa"},
+		{"web.corp.example A", "N5 N2 A1", table.RuleAutopath, web, "upstream",
+			"in the mesh table: after removing the search domain corp.example.: short name of " + web + ", if nameservers do not have web.corp.example"},
+		{"a.b.wild.example.com A", "N4 A1", table.RuleWildcard, "*.wild.example.com", "upstream",
+			"in the mesh table: below the wildcard *.wild.example.com, if nameservers do not have a.b"},
+		{"api.example.com.wild.example.com A", "N4", table.RuleWildcard, "*.wild.example.com", "self",
+			"below the wildcard *.wild.example.com, but made by a search domain from another mesh name: NXDOMAIN"},
+		{"x.peer.shop.svc.cluster.local A", "N9", table.RuleNone, "", "self",
+			"below the Service peer.shop.svc.cluster.local, and neither a port nor an endpoint of it: NXDOMAIN"},
+		{"svc.cluster.local A", "N9", table.RuleNone, "", "self",
+			"an ancestor of mesh names: NODATA"},
+		{"x.api.example.com A", "N9", table.RuleNone, "", "upstream",
+			"not in the mesh table: forwarded"},
+		{"localhost A", "N7", table.RuleNone, "", "self",
+			"special-use domain name: nametap answers it itself, never from the table"},
 	} {
 		name, qtype, _ := strings.Cut(c.ask, " ")
-		c.want.Name, c.want.Type = name+".", strings.ToUpper(qtype)
-		if diff := cmp.Diff(c.want, explain(t, p, c.ask)); diff != "" {
+		want := dnsproxy.Explanation{
+			Name: name + ".", Type: strings.ToUpper(qtype), Rows: strings.Fields(c.rows), Rule: c.rule, Host: c.host, Source: c.source, Why: c.why,
+		}
+		if diff := cmp.Diff(want, explain(t, p, c.ask)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", c.ask, diff)
 		}
 	}

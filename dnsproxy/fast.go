@@ -71,11 +71,12 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	q, d := &t.query, &t.decision
 	switch d.action {
 	case actAddresses, actPointers:
-		return h.respondMesh(dst, q, d, h.limit(q.UDPSize, t.from.protocol)), outcome{dns.RcodeSuccess, sourceTable}, true
+		response, result.rcode = h.compose(dst, t, nil)
+		return response, outcome{result.rcode, sourceTable}, true
 	case actSpecial:
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
-	case actForward, actTarget:
+	case actForward, actTarget, actUnless:
 		return h.respondForwarded(dst, t)
 	case actUnknown:
 		response, result = h.respondUnknown(dst, t)
@@ -87,11 +88,10 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 
 // respondForwarded is respond for a query that needs a reply of a nameserver.
 func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
-	q, d := &t.query, &t.decision
 	found, ok := h.lookup(t)
 	switch {
-	case ok && d.askedName(q) != q.Name:
-		// The reply must be unpacked, so a worker responds.
+	case ok && t.decision.proceed(found):
+		return h.respondForwarded(dst, t)
 	case ok && !h.mayGoElsewhere(t):
 		response, result = h.respondResult(dst, t, found)
 		return response, result, true
@@ -108,6 +108,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.outgoing, t.located = forward.Query{}, false
 	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
+	t.outgoing.Otherwise = t.decision.action == actUnless && t.decision.after == wire.Root
 	if !t.outgoing.Cacheable {
 		return nil, false
 	}
@@ -128,7 +129,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		return dst, false
 	}
 	var result outcome
-	if stale := t.outgoing.Stale(); stale != nil && t.outgoing.Name == t.query.Name && !h.mayGoElsewhere(t) {
+	if stale := t.outgoing.Stale(); stale != nil && !h.mayGoElsewhere(t) {
 		response, result = h.respondResult(dst, t, stale)
 	} else {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)

@@ -84,8 +84,9 @@ func TestIstiodsPushes(t *testing.T) { // C1, N1, N2, N4
 // askHost queries all names of a host.
 func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
 	t.Helper()
-	name := strings.Replace(key, "*", "any.name", 1)
+	name := strings.Replace(key, "*", "any", 1)
 	names := []string{name, strings.ToLower(name), strings.ToUpper(name)}
+	direct := len(names) // the others are short names
 	if info.GetRegistry() == "Kubernetes" {
 		short := info.GetShortname() + "." + info.GetNamespace()
 		names = append(names, short, short+".svc")
@@ -93,18 +94,24 @@ func askHost(t *testing.T, p *proxy, key string, info *api.NameTable_NameInfo) {
 			names = append(names, info.GetShortname())
 		}
 	}
-	for _, name := range names {
+	for i, name := range names {
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 			var want []string
+			owner := name + "."
+			if i >= direct {
+				owner = key + "."
+			}
 			for _, ip := range info.GetIps() {
 				if netip.MustParseAddr(ip).Is4() == (qtype == dns.TypeA) {
-					want = append(want, name+". "+dns.TypeToString[qtype]+" "+ip)
+					want = append(want, owner+" "+dns.TypeToString[qtype]+" "+ip)
 				}
 			}
 			slices.Sort(want)
 			expected := strings.Join(want, "; ")
 			if expected == "" {
 				expected = "NODATA " + name + "."
+			} else if i >= direct {
+				expected = name + ". CNAME " + owner + "; " + expected
 			}
 			p.converse(t, []dialogue{{name + " " + dns.TypeToString[qtype], expected}})
 		}

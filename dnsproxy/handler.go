@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -105,6 +106,11 @@ type task struct {
 	count     uint32          // how many queries the goroutine has read, plus a random number
 	found     *forward.Result // the result of the forwarder; nil if the forwarder was not asked
 	source    *Provenance     // where found came from; set if the client asks for it
+
+	// Memory for [handler.consult].
+	via     decision
+	alias   [wire.MaxNameLen]byte
+	scratch table.Scratch
 }
 
 // newTask returns the first task of a goroutine that reads queries. The field count begins at a random number: if it
@@ -125,6 +131,7 @@ func (t *task) keep(packet []byte, from *arrival) {
 	t.packet, t.from = packet, from
 	if t.usual {
 		t.query.Packet = packet
+		t.decision.keep()
 	}
 }
 
@@ -183,86 +190,66 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
+	unless := d.action == actUnless
+	if found.Relayed != nil {
+		if signed(q) || isTransfer(q.Type) || t.packet[wire.FlagsOffset]&wire.OpcodeMask != 0 {
+			response := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), q.EDNS, h.ednsUDPSize)
+			copy(response, t.packet[:2]) // the ID
+			return response, outcome{reply.Rcode(response), found.Source}
+		}
+		one := *found
+		one.Reply, one.Err = reply.ParseRelayed(found.Relayed)
+		found = &one
+	}
 	switch {
+	case unless && d.after == wire.Root && !found.Exists() && !signed(q):
+		response, rcode := h.compose(dst, t, nil)
+		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
-	case d.askedName(q) != q.Name:
-		return h.respondTarget(t, found)
-	case d.action == actTarget && found.Rcode() == dns.RcodeNameError && !signed(q):
-		// The name exists, but has no records of this type anywhere: NODATA.
-		return h.respondMesh(dst, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
-	case found.Relayed != nil:
-		// Only callers with an empty dst come here: relayed messages are never in the cache.
-		response := reply.Cut(h.relayed(t, found.Relayed, q.EDNS), limit)
-		return response, outcome{reply.Rcode(response), found.Source}
+	case unless && d.target != q.Name: // a search domain made the name of the question, and its target is elsewhere
+		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
+		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
 	}
-	return h.respondReply(dst, q, found, limit)
+	elsewhere := t.outgoing.Server.IsValid()
+	r := &received{
+		Result: found, exists: d.action == actTarget && found.Reply.Negative() && found.Reply.Answers() == 0,
+		own: q.RD && !elsewhere, keepAD: (elsewhere || h.forwarder.TrustAD()) && d.action != actTarget,
+	}
+	if r.own && (found.Reply.Aliases() > 0 || found.Rcode() == dns.RcodeNameError) {
+		h.consult(t, r)
+	}
+	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
+		r = nil // the table answers, without a CNAME record: see writer.mesh
+	}
+	response, rcode := h.compose(dst, t, r)
+	if r != nil && r.via != nil {
+		t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
+	}
+	return response, outcome{rcode, found.Source}
 }
 
-// respondTarget returns the response to a query for a mesh name that leads to another name. The response has the
-// CNAME records that lead to the other name, and then the records of the other name, which nameservers have sent. If
-// they have no records of the queried type, respondTarget returns the response of the table.
-//
-// Only workers call respondTarget. It is too slow for the fast path, because it unpacks the reply.
-func (h *handler) respondTarget(t *task, found *forward.Result) ([]byte, outcome) {
-	q, d, limit := &t.query, &t.decision, h.limit(t.query.UDPSize, t.from.protocol)
-	bad := func() ([]byte, outcome) {
-		failed := failureOf(forward.ErrBadReply)
-		return h.respondFailure(nil, q, failed), outcome{failed.rcode, found.Source}
-	}
-	if found.Relayed != nil { // the reply is for this client alone
-		parsed, err := reply.Parse(found.Relayed)
-		if err != nil {
-			return bad()
+// consult looks the names of a reply up in the table: the targets of its CNAME records, which may be mesh hosts, and a
+// name that does not exist for the nameserver, which may be an ancestor of mesh names (RFC 8020).
+func (h *handler) consult(t *task, r *received) {
+	q, current := &t.query, h.table.Load()
+	for i := range r.Reply.Aliases() {
+		target, ok := r.Reply.Alias(i, &t.alias)
+		if !ok || q.Type == dns.TypeCNAME || q.Type == dns.TypeANY {
+			continue
 		}
-		found.Reply, found.Relayed = parsed, nil
-	}
-	if found.Reply.Negative() && !found.Reply.Truncated() {
-		return h.respondMesh(nil, q, d, limit), outcome{dns.RcodeSuccess, sourceTable}
-	}
-	prefix := new(dns.Msg)
-	if prefix.Unpack(h.respondNames(q, d)) != nil {
-		return bad()
-	}
-	key := forward.Key(q)
-	key.Name = string(d.target)
-	derived, err := found.Derive(d.target, key, limit, func(msg *dns.Msg) {
-		msg.Question = prefix.Question
-		if msg.Rcode == dns.RcodeSuccess {
-			msg.Answer = append(prefix.Answer, msg.Answer...)
+		via := h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
+		wild := via.match.Rule == table.RuleWildcard && via.action == actUnless // no search domain has made this name
+		if (via.action == actAddresses || wild) && via.match.Target == wire.Root {
+			t.via = via
+			r.aliases, r.via = i+1, &t.via
+			return
 		}
-	})
-	if err != nil {
-		return bad()
 	}
-	return h.respondReply(nil, q, &derived, limit)
-}
-
-// respondReply appends the response to q that has the records of found.Reply. found.Reply must be a reply to q's
-// question.
-func (h *handler) respondReply(dst []byte, q *wire.Query, found *forward.Result, limit int) ([]byte, outcome) {
-	request := reply.Request{
-		Query: q.Packet[:q.QuestionEnd], EDNS: q.EDNS, DO: q.DO,
-		UDPSize: h.ednsUDPSize, KeepAD: h.forwarder.TrustAD(), Limit: limit,
+	if r.Rcode() == dns.RcodeNameError && r.Reply.Answers() == 0 && current != nil && !h.suffixes.Bypasses(q.Name) {
+		r.exists = r.exists || current.HasBelow(q.Name)
 	}
-	result := outcome{found.Rcode(), found.Source}
-	if !q.EDNS && result.rcode > wire.RcodeMask {
-		result.rcode = dns.RcodeServerFailure // Append replaces a code that needs more than the four bits of the header
-	}
-	return found.Reply.Append(dst, &request, found.Age), result
-}
-
-// relayed returns a copy of a reply that was relayed for one client. The copy has this agent's OPT record and the
-// client's ID. If the reply is from a nameserver of resolv.conf, relayed clears the AD bit, unless resolv.conf has
-// trust-ad or the reply is signed.
-func (h *handler) relayed(t *task, message []byte, edns bool) []byte {
-	out := reply.Hop(message, edns, h.ednsUDPSize)
-	copy(out, t.query.Packet[:2]) // the ID
-	if !t.outgoing.Server.IsValid() && !h.forwarder.TrustAD() && !reply.Signed(message) {
-		reply.ClearAD(out)
-	}
-	return out
 }
 
 // respondUnknown appends the response for a local-only name that is not in the table.
@@ -274,13 +261,11 @@ func (h *handler) respondUnknown(dst []byte, t *task) ([]byte, outcome) {
 	return h.respondNegative(dst, &t.query, n, h.limit(t.query.UDPSize, t.from.protocol)), outcome{n.rcode, sourceSelf}
 }
 
-// respondTooMany appends the response to a query that is refused because too many queries are
-// in flight, and counts the query. err is the reason in the response.
+// respondTooMany appends the response to a query that is not forwarded because too many queries are in flight, and
+// counts the query. err is the reason.
 func (h *handler) respondTooMany(dst []byte, t *task, err error) ([]byte, outcome) {
 	h.forwarder.Overflow()
-	t.found = &forward.Result{Err: err, Source: sourceSelf}
-	failed := failureOf(err)
-	return h.respondFailure(dst, &t.query, failed), outcome{failed.rcode, sourceSelf}
+	return h.respondResult(dst, t, &forward.Result{Err: err, Source: sourceSelf})
 }
 
 // failureOf returns the failure for an error of forwarding.

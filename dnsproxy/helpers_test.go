@@ -363,6 +363,9 @@ func parse(tb testing.TB, packet []byte) *dns.Msg {
 // everything.
 const forwarded = "NXDOMAIN"
 
+// webAddress is the outcome of a query for the short name web.
+const webAddress = "web. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"
+
 // outcome formats a response in one line: "OWNER TYPE DATA; …" with the addresses sorted,
 // the CNAME first; "NODATA OWNER" with the SOA's owner, after a CNAME if there is one; or
 // the response code.

@@ -167,10 +167,10 @@ func typeLabel(qtype uint16) string {
 	return "other"
 }
 
-// mode returns the mode in which nameservers are asked if a query came over t and its reply is not cached.
+// mode returns the mode in which nameservers are asked if a query came over t.
 func (t transport) mode() upstream.Mode {
 	if t == overTCP {
-		return upstream.TCPOnly
+		return upstream.TCPThenUDP
 	}
 	return upstream.UDPOnly
 }

@@ -178,7 +178,7 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
-		q.Reason = explainDecision(*d, "")
+		q.Reason = explainDecision(*d, t.query.Name, "")
 	}
 }
 

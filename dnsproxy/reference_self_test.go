@@ -133,18 +133,22 @@ func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
 	if r.specialHere(name) {
 		return r.special(q, name)
 	}
-	asked := *q
-	asked.qtype = dns.TypeANY
-	known := r.answer(&asked) != nil
-	switch transfer := q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR; {
-	case transfer && (known || r.hasZone(name)):
-		return r.refused(q)
-	case known:
-		return nil // the name that it leads to is forwarded (A4)
-	}
+	f := r.lookup(dns.SplitDomainName(name))
 	base, zone := r.zone(name)
-	if zone == "" {
+	known := f.host != nil || len(r.pointers[name]) > 0
+	switch {
+	case f.made:
+		base, zone, known = name, strings.TrimPrefix(name, f.outside), false
+	case r.bypassed(name) && zone == "":
 		return nil
+	case (f.host == nil && zone == "" && !f.bypassed || f.outside == name) && r.denied(name):
+		base, zone, known = name, r.domain, false
+	}
+	switch transfer := q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR; {
+	case transfer && (known || zone != ""):
+		return r.refused(q)
+	case known || zone == "":
+		return nil // the name, or the name that it leads to, is forwarded (A4)
 	}
 	soa := []dns.RR{r.soa(dns.RR_Header{Name: refTail(q.name, zone), Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: r.ttl})}
 	switch {

@@ -43,7 +43,7 @@ func (r *reference) endpoint(labels []string, service *refHost) *refHost {
 		return nil
 	}
 	for _, addr := range slices.Concat(service.v4, service.v6) {
-		if refDashed(addr) == labels[0] && r.pod(service, addr) == nil {
+		if refDashed(addr) == labels[0] {
 			one := &refHost{key: service.key, name: name, kubernetes: true, info: service.info, service: service}
 			if one.v4 = []netip.Addr{addr}; addr.Is6() {
 				one.v4, one.v6 = nil, one.v4
@@ -83,13 +83,14 @@ func (r *reference) servicesOfPod(h *refHost) (services []*refHost) {
 // inCluster reports whether a host is below the cluster domain.
 func (r *reference) inCluster(h *refHost) bool { return strings.HasSuffix(h.name, "."+r.domain) }
 
-// loadPointers adds the names of all addresses (N8, D21).
+// loadPointers adds the names of all addresses (N8, D21). Bypassed hosts have none.
 func (r *reference) loadPointers() {
-	owners := map[netip.Addr][]*refHost{}
+	owners, services := map[netip.Addr][]*refHost{}, map[netip.Addr]bool{}
 	for _, h := range r.hosts {
 		for _, addr := range slices.Concat(h.v4, h.v6) {
-			if h.alias == "" { // D9
+			if h.alias == "" && !r.bypassed(h.name) { // D9, F12
 				owners[addr] = append(owners[addr], h)
+				services[addr] = services[addr] || h.kubernetes
 			}
 		}
 	}
@@ -97,14 +98,17 @@ func (r *reference) loadPointers() {
 		var names []string
 		endpoints, named := map[bool][]string{}, map[bool]bool{} // inside and outside of the cluster domain
 		for _, h := range hosts {
-			if !h.headless {
-				names = append(names, h.name)
-				continue
-			}
 			side := r.inCluster(h)
-			named[side] = named[side] || r.pod(h, addr) != nil
-			if name, ok := refName(refDashed(addr) + "." + h.name); ok {
-				endpoints[side] = append(endpoints[side], name)
+			switch pod := r.pod(h, addr); {
+			case !h.kubernetes && services[addr]:
+			case !h.headless:
+				names = append(names, h.name)
+			case pod != nil && slices.ContainsFunc(hosts, func(p *refHost) bool { return slices.Contains(r.servicesOfPod(p), h) }):
+				named[side] = true
+			default:
+				if name, ok := refName(refDashed(addr) + "." + h.name); ok {
+					endpoints[side] = append(endpoints[side], name)
+				}
 			}
 		}
 		for side, found := range endpoints {
@@ -114,7 +118,7 @@ func (r *reference) loadPointers() {
 		}
 		slices.Sort(names)
 		for _, name := range refReverseNames(addr) {
-			r.pointers[name] = names
+			r.pointers[name], r.foreign[name] = names, !services[addr]
 		}
 	}
 }
@@ -146,7 +150,7 @@ func refPorts(h *refHost, info *api.NameTable_NameInfo) []refPort {
 				p.addrs = append(p.addrs, addr)
 			}
 		}
-		if len(p.addrs) > 0 && !slices.ContainsFunc(ports, func(q refPort) bool {
+		if (len(in.GetIps()) == 0 || len(p.addrs) > 0) && !slices.ContainsFunc(ports, func(q refPort) bool {
 			return q.name == p.name && q.number == p.number && q.protocol == p.protocol
 		}) {
 			ports = append(ports, p)
@@ -161,6 +165,7 @@ func refPortOf(labels []string, service *refHost) *refHost {
 		return nil
 	}
 	h := &refHost{key: service.key, kubernetes: true, info: service.info, service: service, portLabel: [2]string(labels[:2])}
+	h.v4, h.v6 = service.v4, service.v6
 	name, ok := refName(labels[0] + "." + labels[1] + "." + service.name)
 	if h.name = name; !ok || !slices.ContainsFunc(service.ports, h.named) {
 		return nil
@@ -193,7 +198,7 @@ type refService struct {
 // services returns the SRV records for a query of a type, with duplicates.
 func (r *reference) services(h *refHost, qtype uint16) []refService { // D22
 	isPort := h.portLabel[0] != ""
-	if qtype != dns.TypeSRV && (qtype != dns.TypeANY || !isPort) {
+	if qtype != dns.TypeSRV {
 		return nil
 	}
 	service := h
@@ -233,7 +238,7 @@ func (r *reference) services(h *refHost, qtype uint16) []refService { // D22
 
 // answerServices adds SRV records to a response, and all addresses of their targets. It reports
 // false if there are none.
-func (r *reference) answerServices(resp *dns.Msg, all []refService, header func(uint16) dns.RR_Header) bool {
+func (r *reference) answerServices(resp *dns.Msg, all []refService, owner string) bool {
 	var targets []string
 	for i, s := range all {
 		if slices.ContainsFunc(all[:i], func(earlier refService) bool { return earlier.port == s.port && earlier.target == s.target }) {
@@ -243,15 +248,15 @@ func (r *reference) answerServices(resp *dns.Msg, all []refService, header func(
 			continue
 		}
 		resp.Answer = append(resp.Answer, &dns.SRV{
-			Hdr: header(dns.TypeSRV), Weight: uint16(max(100/len(all), 1)), Port: s.port, Target: s.target,
+			Hdr: r.header(owner, dns.TypeSRV), Weight: uint16(max(100/len(all), 1)), Port: s.port, Target: s.target,
 		})
 		if slices.Contains(targets, s.target) {
 			continue
 		}
 		targets = append(targets, s.target)
 		for _, addr := range s.addrs {
-			hdr := header(dns.TypeA)
-			if hdr.Name = s.target; addr.Is6() {
+			hdr := r.header(s.target, dns.TypeA)
+			if addr.Is6() {
 				hdr.Rrtype = dns.TypeAAAA
 				resp.Extra = append(resp.Extra, &dns.AAAA{Hdr: hdr, AAAA: addr.AsSlice()})
 			} else {

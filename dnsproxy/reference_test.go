@@ -30,10 +30,10 @@ type reference struct {
 
 	hosts, wildcards map[string]*refHost // by FQDN and by suffix; only hosts that won the name
 	// shortNames are the short names by form, in order of precedence: name.namespace,
-	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain; then
-	// short names of other hosts, and alternative names.
-	shortNames [4]map[string]*refHost
+	// name.namespace.svc and name of hosts whose FQDN is name.namespace.svc.domain.
+	shortNames [3]map[string]*refHost
 	pointers   map[string][]string // FQDNs by the PTR names of addresses
+	foreign    map[string]bool     // the PTR names of addresses that no Service has
 }
 
 // A refHost is an entry that can be of use.
@@ -120,13 +120,14 @@ func refName(s string) (name string, ok bool) { // N10
 
 // load adds the entries of a push.
 func (r *reference) load(table map[string]*api.NameTable_NameInfo) {
-	r.hosts, r.wildcards, r.pointers = map[string]*refHost{}, map[string]*refHost{}, map[string][]string{}
+	r.hosts, r.wildcards = map[string]*refHost{}, map[string]*refHost{}
+	r.pointers, r.foreign = map[string][]string{}, map[string]bool{}
 	for i := range r.shortNames {
 		r.shortNames[i] = map[string]*refHost{}
 	}
 	var hosts []*refHost
 	for key, info := range table {
-		if h := newRefHost(key, info); h != nil {
+		if h := r.newHost(key, info); h != nil {
 			hosts = append(hosts, h)
 		}
 	}
@@ -161,8 +162,8 @@ func refClaim(index map[string]*refHost, name string, h *refHost) {
 	}
 }
 
-// newRefHost parses an entry; it returns nil if the entry is not usable.
-func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
+// newHost parses an entry; it returns nil if the entry is not usable.
+func (r *reference) newHost(key string, info *api.NameTable_NameInfo) *refHost {
 	h := &refHost{key: key, info: info, kubernetes: info.GetRegistry() == "Kubernetes"}
 	rest, wildcard := strings.CutPrefix(key, "*.")
 	name, ok := refName(rest)
@@ -170,6 +171,10 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 		return nil
 	}
 	h.name, h.wildcard = name, wildcard
+	if zone := r.clusterZone(name); zone != "" && (wildcard || !h.kubernetes) &&
+		(info.GetNamespace() == "" || wildcard && name == zone) {
+		return nil // N7
+	}
 	if alias, ok := refName(info.GetAlias()); ok && !refSpecial(alias) && (wildcard || alias != name) {
 		h.alias = alias
 	}
@@ -187,7 +192,7 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 	}
 	h.v4 = slices.Collect(maps.Keys(v4))
 	h.v6 = slices.Collect(maps.Keys(v6))
-	if len(v4)+len(v6) == 0 {
+	if len(v4)+len(v6) == 0 && h.alias == "" && (wildcard || !h.kubernetes) {
 		return nil // N11
 	}
 	if h.kubernetes && !wildcard && h.alias == "" {
@@ -200,32 +205,15 @@ func newRefHost(key string, info *api.NameTable_NameInfo) *refHost {
 // loadShortNames adds the short names of a host. Only Services of the cluster have them
 // (N2, N3).
 func (r *reference) loadShortNames(h *refHost) {
-	if !h.kubernetes || !strings.HasSuffix(h.name, "."+r.domain) {
+	short, namespace := h.info.GetShortname(), h.info.GetNamespace()
+	qualified, ok := refName(short + "." + namespace)
+	if !h.kubernetes || !ok || h.name != qualified+"svc."+r.domain {
 		return
 	}
-	var forms [3]string
-	short, namespace := h.info.GetShortname(), h.info.GetNamespace()
-	if short != "" && namespace != "" {
-		forms[0] = short + "." + namespace
-		forms[1] = forms[0] + ".svc"
-		if strings.EqualFold(namespace, r.namespace) {
-			forms[2] = short
-		}
-	}
-	qualified, _ := refName(forms[0])
-	elsewhere := h.name != qualified+"svc."+r.domain
-	for i, form := range forms {
-		if name, ok := refName(form); ok && elsewhere {
-			refClaim(r.shortNames[3], name, h)
-		} else if ok {
-			refClaim(r.shortNames[i], name, h)
-		}
-	}
-	//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-	for _, alt := range h.info.GetAltHosts() {
-		if name, ok := refName(alt); ok {
-			refClaim(r.shortNames[3], name, h)
-		}
+	refClaim(r.shortNames[0], qualified, h)
+	refClaim(r.shortNames[1], qualified+"svc.", h)
+	if strings.EqualFold(namespace, r.namespace) {
+		refClaim(r.shortNames[2], strings.ToLower(short)+".", h)
 	}
 }
 
@@ -255,28 +243,107 @@ func refDecimal(b byte) string {
 	return strings.TrimSuffix(netip.AddrFrom4([4]byte{b}).String(), ".0.0.0")
 }
 
-// lookup finds the host that answers a name, and the number of labels of the autopath
-// target, 0 if the name itself is the host's.
-func (r *reference) lookup(labels []string) (h *refHost, target int) {
-	if refSpecial(strings.Join(labels, ".") + ".") {
-		return nil, 0
+// A refFound says how a name is found.
+type refFound struct {
+	host   *refHost // nil if it is not
+	target int      // the number of labels of the autopath target, 0 if the name itself is the host's
+	// outside is the name that nameservers are asked for first, and made says that the table has it.
+	outside string
+	made    bool
+	// bypassed says that the name, or the name before its search domain, is of a bypassed host.
+	bypassed bool
+}
+
+// lookup finds the host that answers a name.
+func (r *reference) lookup(labels []string) refFound {
+	name := strings.Join(labels, ".") + "."
+	if refSpecial(name) || r.bypassed(name) && !r.hasZone(name) {
+		return refFound{}
 	}
-	if name := strings.Join(labels, ".") + "."; r.bypassed(name) && !r.hasZone(name) {
-		return nil, 0
+	var direct refFound
+	direct.host, direct.bypassed = r.find(labels)
+	if r.checkRest(&direct, labels); direct.host != nil && !direct.made {
+		return direct
 	}
-	if h := r.find(labels); h != nil {
-		return h, 0
+	first := slices.IndexFunc(r.search, r.ownDomain)
+	for i, domain := range r.search { // N5
+		base, ok := strings.CutSuffix(name, "."+domain)
+		if !ok {
+			continue
+		}
+		found := refFound{target: dns.CountLabel(base)}
+		found.host, found.bypassed = r.find(labels[:found.target])
+		h := r.claimant(labels[:found.target], base+".")
+		own := r.ownDomain(domain)
+		if h != nil && !own && direct.made && (h.wildcard || h.name == base+".") {
+			continue
+		}
+		if h != nil && own && !h.kubernetes && (i != first || r.denied(name)) {
+			continue // a name of the cluster
+		}
+		if direct.bypassed = direct.bypassed || found.bypassed; found.host == nil {
+			continue
+		}
+		if r.checkRest(&found, labels[:found.target]); i != first {
+			found.outside, found.made = name, false
+		}
+		return found
 	}
-	for _, domain := range r.search { // N5
-		suffix := dns.SplitDomainName(domain)
-		n := len(labels) - len(suffix)
-		if n > 0 && slices.Equal(labels[n:], suffix) {
-			if h := r.find(labels[:n]); h != nil {
-				return h, n
-			}
+	if direct.bypassed {
+		direct.host, direct.made = nil, false
+	}
+	return direct
+}
+
+// ownDomain reports whether a domain is one of the cluster's search domains.
+func (r *reference) ownDomain(domain string) bool {
+	own := []string{"svc." + r.domain, r.domain}
+	if r.namespace != "" {
+		own = append(own, r.namespace+".svc."+r.domain)
+	}
+	return slices.Contains(own, domain)
+}
+
+// clusterZone returns the zone of the cluster that a name is in, or nothing (N7).
+func (r *reference) clusterZone(name string) string {
+	return cmp.Or(refLongest(name, []string{r.domain}), refLongest(name, []string{"svc."}))
+}
+
+// checkRest completes f if it is a wildcard's: labels are a name below the wildcard (N4).
+func (r *reference) checkRest(f *refFound, labels []string) {
+	if f.host == nil || !f.host.wildcard {
+		return
+	}
+	labels = labels[:len(labels)-dns.CountLabel(f.host.name)]
+	rest := strings.Join(labels, ".") + "."
+	if len(labels) < 2 || refSpecial(rest) {
+		return
+	}
+	of := r.claimant(labels, rest)
+	f.outside, f.made = rest, of != nil
+	if of == nil || of.wildcard || of.name == rest {
+		return
+	}
+	// A short name of a Service.
+	empty := len(of.v4)+len(of.v6) == 0
+	wildcards := func(domain string) bool { return domain == f.host.name || !empty && r.ownDomain(domain) }
+	if i := slices.IndexFunc(r.search, wildcards); i < 0 || r.search[i] != f.host.name {
+		f.outside, f.made = "", false
+	}
+}
+
+// denied reports whether a name of the cluster domain that the table does not have is nowhere else (N9).
+func (r *reference) denied(name string) bool {
+	if refLongest(name, []string{r.domain}) == "" {
+		return false
+	}
+	for service, h := range r.hosts {
+		if h.kubernetes && (h.headless || len(h.ports) > 0) && service != name && dns.IsSubDomain(service, name) &&
+			strings.HasSuffix(service, ".svc."+r.domain) {
+			return true
 		}
 	}
-	return nil, 0
+	return r.hasBelow(name)
 }
 
 // shortName reports whether a name of the host is neither its FQDN nor below its wildcard.
@@ -287,41 +354,58 @@ func (h *refHost) shortName(labels []string) bool {
 
 // find finds a host by a name without search domain, unless the name or the host is
 // bypassed.
-func (r *reference) find(labels []string) *refHost {
+func (r *reference) find(labels []string) (h *refHost, bypassed bool) {
 	name := strings.Join(labels, ".") + "."
-	h := r.claimant(labels, name)
-	if h == nil || refSpecial(name) || r.bypassed(name) || r.bypassed(h.name) && !h.wildcard || r.bypassed(h.alias) {
-		return nil
+	h = r.claimant(labels, name)
+	if h == nil || refSpecial(name) {
+		return nil, false
 	}
-	return h
+	if r.bypassed(name) || r.bypassed(h.name) && !h.wildcard || r.bypassed(h.alias) {
+		return nil, true
+	}
+	return h, false
 }
 
 // claimant returns the host that has a name.
 func (r *reference) claimant(labels []string, name string) *refHost {
-	if h := r.hosts[name]; h != nil { // N1
-		return h
+	zone, full := r.clusterZone(name), r.hosts[name]
+	if full != nil && (full.kubernetes || zone == r.domain) { // N1
+		return full
 	}
 	if h := r.part(labels, func(name string) *refHost { return r.hosts[name] }); h != nil {
 		return h
 	}
-	for i := 1; i < len(labels); i++ { // N4
-		if h := r.wildcards[strings.Join(labels[i:], ".")+"."]; h != nil {
-			return h
-		}
-	}
-	for _, form := range r.shortNames { // N2
-		if h := form[name]; h != nil {
-			return h
-		}
-	}
-	return r.part(labels, func(name string) *refHost {
-		for _, form := range r.shortNames {
-			if h := form[name]; h != nil && r.hosts[name] == nil {
+	short := func(name string) *refHost {
+		for _, form := range r.shortNames { // N2
+			if h := form[name]; h != nil {
 				return h
 			}
 		}
-		return nil // N9
-	})
+		return nil
+	}
+	if zone != r.domain {
+		if h := short(name); h != nil {
+			return h
+		}
+		if h := r.part(labels, func(name string) *refHost {
+			if h := r.hosts[name]; h != nil && h.kubernetes {
+				return nil
+			}
+			return short(name)
+		}); h != nil {
+			return h
+		}
+		if full != nil {
+			return full
+		}
+	}
+	for i := 1; i < len(labels); i++ { // N4
+		suffix := strings.Join(labels[i:], ".") + "."
+		if h := r.wildcards[suffix]; h != nil && (zone == "" || zone == r.clusterZone(suffix)) {
+			return h
+		}
+	}
+	return nil
 }
 
 // aliased returns the host, a port's or an endpoint's included, that a host is an alias of; nil if the
@@ -351,63 +435,79 @@ func (r *reference) empty(q *refQuery) *dns.Msg {
 	return resp
 }
 
-// answer returns the response to a query, of any length, nil if the table does not answer
-// it.
-func (r *reference) answer(q *refQuery) *dns.Msg {
-	labels := dns.SplitDomainName(strings.ToLower(q.name))
-	owner := q.name
-	resp := r.empty(q)
-	header := func(rrtype uint16) dns.RR_Header {
-		return dns.RR_Header{Name: owner, Rrtype: rrtype, Class: dns.ClassINET, Ttl: r.ttl}
+// answer returns the response of the table to a query, of any length, nil if the table does not answer it. If outside
+// is not empty, it is the response only if nameservers do not have this name.
+func (r *reference) answer(q *refQuery) (resp *dns.Msg, outside string) {
+	name := strings.ToLower(q.name)
+	labels := dns.SplitDomainName(name)
+	if q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR || r.specialHere(name) || r.bypassed(name) && !r.hasZone(name) {
+		return nil, ""
 	}
-	if name := strings.Join(labels, ".") + "."; r.bypassed(name) && !r.hasZone(name) {
-		return nil
-	}
-	if r.specialHere(strings.Join(labels, ".") + ".") {
-		return nil
-	}
-	names := slices.DeleteFunc(slices.Clone(r.pointers[strings.Join(labels, ".")+"."]), r.bypassed)
-	if len(names) > 0 && (q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR) {
-		return nil
-	}
-	if len(names) > 0 { // N8
-		if q.qtype == dns.TypePTR || q.qtype == dns.TypeANY {
-			for _, name := range names {
-				resp.Answer = append(resp.Answer, &dns.PTR{Hdr: header(dns.TypePTR), Ptr: name})
-			}
-			return resp
+	if len(r.pointers[name]) > 0 { // N8
+		if r.foreign[name] && !r.hasZone(name) {
+			outside = name
 		}
-		foreign := func(name string) bool { return !strings.HasSuffix("."+name, "."+r.domain) }
-		switch q.qtype {
-		case dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeSVCB:
-		default: // A4
-			if slices.ContainsFunc(names, foreign) && !r.local(strings.ToLower(owner)) {
-				return nil
-			}
+		return r.pointer(q), outside
+	}
+	f := r.lookup(labels)
+	if f.host == nil || f.made || f.outside == name && r.denied(name) {
+		return nil, ""
+	}
+	resp, served := r.mesh(q, &f)
+	if !served {
+		return nil, ""
+	}
+	if f.outside != "" && !r.hasZone(name) && !r.local(f.outside) {
+		return resp, f.outside
+	}
+	return resp, ""
+}
+
+// header returns the header of a record of the table.
+func (r *reference) header(owner string, rrtype uint16) dns.RR_Header {
+	return dns.RR_Header{Name: owner, Rrtype: rrtype, Class: dns.ClassINET, Ttl: r.ttl}
+}
+
+// pointer returns the response to a query for the PTR name of an address (N8).
+func (r *reference) pointer(q *refQuery) *dns.Msg {
+	resp, name := r.empty(q), strings.ToLower(q.name)
+	if q.qtype == dns.TypePTR || q.qtype == dns.TypeANY {
+		for _, host := range r.pointers[name] {
+			resp.Answer = append(resp.Answer, &dns.PTR{Hdr: r.header(q.name, dns.TypePTR), Ptr: host})
 		}
-		_, zone := r.zone(strings.ToLower(owner))
-		owner = refTail(owner, zone)
-		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
 		return resp
 	}
-	h, target := r.lookup(labels)
-	if h == nil || q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR {
-		return nil
+	_, zone := r.zone(name)
+	resp.Ns = []dns.RR{r.soa(r.header(refTail(q.name, zone), dns.TypeSOA))}
+	return resp
+}
+
+// mesh returns the response to a query for the name of a host. It reports whether the table has all records of the
+// type.
+func (r *reference) mesh(q *refQuery, f *refFound) (resp *dns.Msg, served bool) {
+	h, target, owner := f.host, f.target, q.name
+	labels := dns.SplitDomainName(strings.ToLower(q.name))
+	resp = r.empty(q)
+	expanded := target > 0 || h.shortName(labels) // N2, N5, N6
+	if target == 0 {
+		target = len(labels)
 	}
-	if target > 0 { // N5, N6
-		cname := header(dns.TypeCNAME)
+	if expanded {
 		owner = strings.Join(dns.SplitDomainName(q.name)[:target], ".") + "."
 		if h.shortName(labels[:target]) {
 			owner = h.name
 		}
-		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: cname, Target: owner})
+		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: r.header(q.name, dns.TypeCNAME), Target: owner})
+		if q.qtype == dns.TypeCNAME {
+			return resp, true
+		}
 	}
 	alias := h.alias // D9
 	if alias == strings.ToLower(q.name) || alias == strings.ToLower(owner) {
 		alias = "" // a loop
 	}
 	if alias != "" {
-		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: header(dns.TypeCNAME), Target: alias})
+		resp.Answer = append(resp.Answer, &dns.CNAME{Hdr: r.header(owner, dns.TypeCNAME), Target: alias})
 		owner = alias
 	}
 	records := h // the host whose records answer
@@ -416,38 +516,37 @@ func (r *reference) answer(q *refQuery) *dns.Msg {
 			records = of
 		}
 	}
-	switch q.qtype {
+	switch served = records.alias == "" && records.kubernetes; q.qtype {
 	case dns.TypeA, dns.TypeAAAA, dns.TypeANY, dns.TypeHTTPS, dns.TypeSVCB:
-	default: // A4
-		served := h.alias != "" && q.qtype == dns.TypeCNAME || records.alias == "" && records.kubernetes
-		if !served && !r.local(strings.ToLower(owner)) {
-			return nil
-		}
+		served = served || h.alias == "" || len(h.v4)+len(h.v6) > 0
+	case dns.TypeCNAME: // A4
+		served = served || alias != ""
 	}
-	if r.answerServices(resp, r.services(records, q.qtype), header) {
-		return resp
+	served = served || r.local(strings.ToLower(owner))
+	if r.answerServices(resp, r.services(records, q.qtype), owner) {
+		return resp, served
 	}
 	var addresses []dns.RR
 	if q.qtype == dns.TypeA || q.qtype == dns.TypeANY { // A5
 		for _, addr := range h.v4 {
-			addresses = append(addresses, &dns.A{Hdr: header(dns.TypeA), A: addr.AsSlice()})
+			addresses = append(addresses, &dns.A{Hdr: r.header(owner, dns.TypeA), A: addr.AsSlice()})
 		}
 	}
 	if q.qtype == dns.TypeAAAA || q.qtype == dns.TypeANY {
 		for _, addr := range h.v6 {
-			addresses = append(addresses, &dns.AAAA{Hdr: header(dns.TypeAAAA), AAAA: addr.AsSlice()})
+			addresses = append(addresses, &dns.AAAA{Hdr: r.header(owner, dns.TypeAAAA), AAAA: addr.AsSlice()})
 		}
 	}
 	resp.Answer = append(resp.Answer, addresses...)
 	if len(addresses) == 0 && (alias == "" || q.qtype != dns.TypeCNAME) { // A2, A3
-		if target > 0 { // N5
+		if expanded { // N2, N5
 			resp.Answer, owner = nil, q.name
 		} else if name := strings.ToLower(owner); r.local(name) {
 			owner = refTail(owner, refLongest(name, r.localOnly))
 		}
-		resp.Ns = []dns.RR{r.soa(header(dns.TypeSOA))}
+		resp.Ns = []dns.RR{r.soa(r.header(owner, dns.TypeSOA))}
 	}
-	return resp
+	return resp, served
 }
 
 func (r *reference) soa(hdr dns.RR_Header) *dns.SOA {

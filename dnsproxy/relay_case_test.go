@@ -16,7 +16,7 @@ import (
 )
 
 // F11, A11: relayed messages arrive unchanged, signatures stay valid, and the
-// reply of a server that changes the case of the question is relayed unchanged.
+// reply of a server that changes the case of the question is relayed unchanged. A query is answered in its own case.
 func TestRelayedCase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const key, secret = "key.", "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
@@ -52,7 +52,11 @@ func TestRelayedCase(t *testing.T) {
 				got = nil
 				mu.Unlock()
 				resp := parse(t, p.send(t, network, packet))
-				if want := strings.ToLower(req.Question[0].Name); resp.Rcode != dns.RcodeSuccess || resp.Question[0].Name != want {
+				want := req.Question[0].Name
+				if name != "without RD" {
+					want = strings.ToLower(want)
+				}
+				if resp.Rcode != dns.RcodeSuccess || resp.Question[0].Name != want {
 					t.Errorf("%s over %s: want the question %s:\n%v", name, network, want, resp)
 				}
 				mu.Lock()

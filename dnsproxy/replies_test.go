@@ -72,9 +72,9 @@ func TestReplyIsUpstreams(t *testing.T) { // F1
 				req := question("aLiAs.example.org", dns.TypeANY)
 				req.CheckingDisabled = true
 				got := p.exchange(t, network, req.SetEdns0(4096, true))
-				// Hop by hop: ID, Z, EDNS except extended errors, the question's spelling.
+				// Hop by hop: ID, AA, Z, EDNS except extended errors, the question's spelling.
 				want := <-want
-				want.Id, want.Zero, want.Question[0].Name = got.Id, false, "aLiAs.example.org."
+				want.Id, want.Zero, want.Authoritative, want.Question[0].Name = got.Id, false, false, "aLiAs.example.org."
 				want.Answer[0].Header().Name = "aLiAs.example.org."
 				opt := want.IsEdns0()
 				opt.SetUDPSize(dnsproxy.DefaultEDNSUDPSize)

@@ -9,7 +9,6 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -79,32 +78,20 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 }
 
 // addresses returns the addresses in a result of the forwarder.
-func (r *resolution) addresses(found *forward.Result) ([]netip.Addr, error) {
+func (r *resolution) addresses(found *forward.Result) (addrs []netip.Addr, err error) {
 	if found.Err != nil {
 		return nil, found.Err
 	}
-	request := reply.Request{Query: r.packet, Limit: dns.MaxMsgSize}
-	return addressesIn(found.Reply.Append(nil, &request, found.Age), r.rrtype)
-}
-
-// addressesIn returns the addresses in the answer section of a response.
-func addressesIn(response []byte, rrtype uint16) (addrs []netip.Addr, err error) {
-	end, err := wire.WalkQuestions(response)
-	records := wire.Walk(response, end)
-	for err == nil && records.Next() && records.Section == wire.AnswerSection {
-		if ip, ok := netip.AddrFromSlice(response[records.Fixed+wire.FixedLen : records.End]); ok &&
-			records.Type() == rrtype && ip.BitLen()/8 == wire.AddressLen(rrtype) {
+	for data := range found.Reply.Data(r.rrtype) {
+		if ip, ok := netip.AddrFromSlice(data); ok && len(data) == wire.AddressLen(r.rrtype) {
 			addrs = append(addrs, ip.Unmap())
 		}
 	}
-	if err = errors.Join(err, records.Err); err != nil {
-		return nil, fmt.Errorf("%w: %w", forward.ErrBadReply, err)
-	}
-	if len(addrs) > 0 {
+	switch rcode := found.Rcode(); {
+	case len(addrs) > 0:
 		return addrs, nil
-	}
-	if rcode := int(response[wire.FlagsOffset+1] & wire.RcodeMask); rcode != dns.RcodeSuccess {
+	case rcode != dns.RcodeSuccess:
 		return nil, fmt.Errorf("nameservers answer %s", wire.RcodeName(rcode))
 	}
-	return nil, errors.New("the name has no " + dns.TypeToString[rrtype] + " records")
+	return nil, errors.New("the name has no " + dns.TypeToString[r.rrtype] + " records")
 }

@@ -30,8 +30,9 @@ var ownQuestions = []struct {
 }{
 	{"direct", "web-1.shop-1.svc.cluster.local.", dns.TypeA},
 	{"shortname", "web-1.shop-1.", dns.TypeA},
-	{"autopath", "api-10.example.com.cluster.local.", dns.TypeA},
+	{"autopath", "api-10.example.com.shop-1.svc.cluster.local.", dns.TypeA},
 	{"wildcard", "x.wild.example.com.", dns.TypeA},
+	{"external", "api-20.example.com.", dns.TypeA},
 	{"nodata", "web-1.shop-1.svc.cluster.local.", dns.TypeAAAA},
 	{"ptr", "1.0.0.10.in-addr.arpa.", dns.TypePTR},
 	{"alias", "old.shop-1.svc.cluster.local.", dns.TypeA},

@@ -19,12 +19,18 @@ func (d *decision) rows(q wire.Question) []string {
 		return []string{"C6"}
 	case actPointers:
 		return []string{"N8"}
-	case actAddresses, actTarget:
+	case actAddresses, actTarget, actUnless:
 		if d.match.Rule == table.RulePTR {
-			return []string{"N8", "A4"}
+			return []string{"N8"}
 		}
 		return append(nameRows(d.match), d.typeRows(q)...)
 	case actUnknown:
+		switch {
+		case d.match.Made:
+			return nameRows(d.match)
+		case errors.Is(d.reason, errDenied):
+			return []string{"N9"}
+		}
 		return []string{"F12"}
 	case actForward, actReject:
 		switch {
@@ -48,7 +54,7 @@ func (d *decision) rows(q wire.Question) []string {
 // first. If the row for the name also covers the type, typeRows returns none.
 func (d *decision) typeRows(q wire.Question) []string {
 	var rows []string
-	if d.match.BaseRule() == table.RulePort && (q.Type == dns.TypeSRV || q.Type == dns.TypeANY) {
+	if d.match.BaseRule() == table.RulePort && q.Type == dns.TypeSRV {
 		return nil
 	}
 	if d.match.Host.Alias() != wire.Root {
@@ -70,7 +76,7 @@ func (d *decision) typeRow(q wire.Question) string {
 		return "D22"
 	case !answersAlways(q.Type):
 		return "A4"
-	case d.match.BaseRule() == table.RulePort, q.Type == dns.TypeA && len(d.match.Host.V4) == 0,
+	case q.Type == dns.TypeA && len(d.match.Host.V4) == 0,
 		q.Type == dns.TypeAAAA && len(d.match.Host.V6) == 0:
 		return "A2"
 	default:
@@ -98,21 +104,21 @@ func nameRows(m table.Match) []string {
 	return nil
 }
 
-// explainDecision explains a decision to people. key is the key of the host, if there is one.
-func explainDecision(d decision, key string) string {
+// explainDecision explains the decision about name to people. key is the key of the host, if there is one.
+func explainDecision(d decision, name wire.Name, key string) string {
 	switch d.action {
 	case actHold:
 		return fmt.Sprintf("no table yet: the query is held for up to %s", holdTimeout)
 	case actPointers:
-		return "the PTR name of a mesh host's address"
+		return "the PTR name of a Service's address"
 	case actAddresses:
 		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match)
 	case actTarget:
-		if d.match.Rule == table.RulePTR {
-			return "the PTR name of a mesh host's address; forwarded, because the table has only PTR records"
-		}
 		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
-			"; forwarded, because the table has only addresses"
+			"; forwarded, because the table has no records of this type"
+	case actUnless:
+		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
+			", if nameservers do not have " + strings.TrimSuffix(d.target.String(), ".")
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -122,6 +128,14 @@ func explainDecision(d decision, key string) string {
 		}
 		return "not in the mesh table: forwarded"
 	case actUnknown:
+		switch service, below := d.table.Above(name); {
+		case d.match.Made:
+			return explainName(d.match.Rule, d.match, key) + ", but made by a search domain from another mesh name: NXDOMAIN"
+		case d.exists(name):
+			return "an ancestor of mesh names: NODATA"
+		case below && d.reason != nil:
+			return "below the Service " + service.Key(&d.table.Cluster) + ", and neither a port nor an endpoint of it: NXDOMAIN"
+		}
 		return fmt.Sprintf("not in the mesh table, and names below %s are not forwarded: NXDOMAIN", d.zone)
 	case actReject, actChaos, actSpecial:
 	}
@@ -153,7 +167,9 @@ func explainName(rule table.Rule, m table.Match, key string) string {
 		return "short name of " + key
 	case table.RuleAutopath:
 		return fmt.Sprintf("after removing the search domain %s: %s", m.Searched, explainName(m.Base, m, key))
-	case table.RulePTR, table.RuleNone:
+	case table.RulePTR:
+		return "the PTR name of an external host's address"
+	case table.RuleNone:
 	}
 	return ""
 }

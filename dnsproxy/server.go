@@ -67,7 +67,6 @@ func New(cfg Config) (*Server, error) {
 
 		abandoned: make(chan struct{}),
 	}
-	s.indexAncestors(names.suffixes)
 	s.useSettings(&cfg, names.suffixes)
 	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
@@ -93,7 +92,6 @@ func (s *Server) Configure(cfg Config) error {
 	}
 	s.building.Lock()
 	defer s.building.Unlock()
-	s.indexAncestors(names.suffixes)
 	previous := s.handler.inUse.Load()
 	// A name may be local-only in one of the two configurations, and have its own nameservers in the other. While the
 	// forwarder changes, such a name must not be sent to other nameservers. So during this time it is local-only.
@@ -106,18 +104,6 @@ func (s *Server) Configure(cfg Config) error {
 	}
 	s.useSettings(&cfg, names.suffixes)
 	return nil
-}
-
-// indexAncestors prepares the table for local-only suffixes, if there are any. The answer to a local-only name
-// depends on whether there are mesh names below it, so the table must find the ancestors of mesh names.
-func (s *Server) indexAncestors(suffixes table.Suffixes) {
-	if len(suffixes.LocalOnly) == 0 {
-		return
-	}
-	s.empty = s.empty.WithAncestors()
-	if current := s.handler.table.Load(); current != nil {
-		s.handler.table.Store(current.WithAncestors())
-	}
 }
 
 // useSettings makes a handler with the settings of cfg and stores it for the

@@ -102,43 +102,50 @@ func TestServices(t *testing.T) { // D22
 	p.wantServices(t, []serviceCase{
 		{httpWeb, http(httpWeb), a},
 		{"_HTTP._Tcp.WEB.shop.svc.cluster.local.", http("_HTTP._Tcp.WEB.shop.svc.cluster.local."), a},
-		{"_http._tcp.web", http("_http._tcp.web."), a},
-		{"_http._tcp.web.shop", http("_http._tcp.web.shop."), a},
-		{"_http._tcp.web.shop.svc", http("_http._tcp.web.shop.svc."), a},
-		{"_metrics._tcp.web", []string{"_metrics._tcp.web. SRV 0 100 9090 " + srvWeb}, a},
-		// With a search domain.
-		{httpWeb + "corp.example.", append([]string{httpWeb + "corp.example. CNAME " + httpWeb}, http(httpWeb)...), a},
-		{"_http._tcp.web.corp.example.", append([]string{"_http._tcp.web.corp.example. CNAME " + httpWeb}, http(httpWeb)...), a},
+		{"_metrics._tcp." + srvWeb, []string{"_metrics._tcp." + srvWeb + " SRV 0 100 9090 " + srvWeb}, a},
+		// By a short name, and with a search domain.
+		{"_http._tcp.web", append([]string{"_http._tcp.web. CNAME " + httpWeb}, http(httpWeb)...), a},
+		{"_http._tcp.web.shop.svc", append([]string{"_http._tcp.web.shop.svc. CNAME " + httpWeb}, http(httpWeb)...), a},
+		{httpWeb + "shop.svc.cluster.local.", append([]string{httpWeb + "shop.svc.cluster.local. CNAME " + httpWeb}, http(httpWeb)...), a},
 		{"_http._tcp.web.shop.svc.shop.svc.cluster.local.",
 			append([]string{"_http._tcp.web.shop.svc.shop.svc.cluster.local. CNAME " + httpWeb}, http(httpWeb)...), a},
 		// Both families; CoreDNS counts the addresses for the weight.
 		{"_h2._tcp." + srvDual, []string{"_h2._tcp." + srvDual + " SRV 0 50 443 " + srvDual},
 			[]string{srvDual + " A 10.0.0.2", srvDual + " AAAA 2001:db8::2"}},
-		{"_sig._sctp.dns.bank", []string{"_sig._sctp.dns.bank. SRV 0 100 2905 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
+		{"_sig._sctp." + srvDNS, []string{"_sig._sctp." + srvDNS + " SRV 0 100 2905 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
 		// Of the Service itself: all ports, the unnamed one included; a number once.
 		{srvWeb, []string{srvWeb + " SRV 0 33 7 " + srvWeb, srvWeb + " SRV 0 33 80 " + srvWeb, srvWeb + " SRV 0 33 9090 " + srvWeb}, a},
 		{srvDNS, []string{srvDNS + " SRV 0 33 2905 " + srvDNS, srvDNS + " SRV 0 33 53 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
-		{"dns.bank.svc.corp.example.", []string{"dns.bank.svc.corp.example. CNAME " + srvDNS,
+		{"dns.bank.svc.shop.svc.cluster.local.", []string{"dns.bank.svc.shop.svc.cluster.local. CNAME " + srvDNS,
 			srvDNS + " SRV 0 33 2905 " + srvDNS, srvDNS + " SRV 0 33 53 " + srvDNS}, []string{srvDNS + " A 10.0.0.3"}},
 	})
 	p.converse(t, []dialogue{
-		// The name of a port has SRV records only.
-		{httpWeb + " A", "NODATA " + httpWeb},
+		// The name of a port has the addresses of the Service, too.
+		{httpWeb + " A", httpWeb + " A 10.0.0.1"},
 		{httpWeb + " AAAA", "NODATA " + httpWeb},
 		{httpWeb + " TXT", "NODATA " + httpWeb},
-		{httpWeb + " ANY", httpWeb + " SRV 0 100 80 " + srvWeb},
-		{"_http._tcp.web.corp.example. A", "NODATA _http._tcp.web.corp.example."},
+		{httpWeb + " ANY", httpWeb + " A 10.0.0.1"},
+		{"_http._tcp.web.shop.shop.svc.cluster.local. A", "_http._tcp.web.shop.shop.svc.cluster.local. CNAME " + httpWeb + "; " + httpWeb + " A 10.0.0.1"},
 		{srvWeb + " ANY", srvWeb + " A 10.0.0.1"},
 		{"none SRV", "NODATA none."}, // a table without ports, such as istiod's
 	})
 	wantAsked(t, 0, fake)
-	for _, name := range []string{
-		"_http._udp." + srvWeb, "_https._tcp." + srvWeb, "_._udp." + srvWeb, "__tcp." + srvWeb, "_tcp." + srvWeb,
-		"http.tcp." + srvWeb, "x._http._tcp." + srvWeb, "_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual",
-		"_http._tcp.api.example.com", "api.example.com",
-	} {
-		p.converse(t, []dialogue{{name + " SRV", map[bool]string{true: "NODATA api.example.com.", false: forwarded}[name == "api.example.com"]}})
+	for _, name := range []string{"_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual", "_http._tcp.api.example.com"} {
+		p.converse(t, []dialogue{{name + " SRV", forwarded}})
 	}
+	p.converse(t, []dialogue{{"api.example.com SRV", "NODATA api.example.com."}})
+	fake.Reset()
+	// Below a Service whose ports are known there is nothing else.
+	for _, name := range []string{"_http._udp.", "_https._tcp.", "_._udp.", "__tcp.", "http.tcp.", "x._http._tcp.", "_grpc_config."} {
+		p.converse(t, []dialogue{{name + srvWeb + " SRV", "NXDOMAIN"}, {name + srvWeb + " TXT", "NXDOMAIN"}})
+	}
+	p.converse(t, []dialogue{{"_tcp." + srvWeb + " A", "NODATA cluster.local."}})
+	wantAsked(t, 0, fake)
+}
+
+// cname returns the records of a short name of one of the agent's Services.
+func cname(short string, records ...string) []string {
+	return append([]string{short + ". CNAME " + short + ".shop.svc.cluster.local."}, records...)
 }
 
 // Each endpoint of a headless Service has SRV records, with the name of its pod or its address.
@@ -168,23 +175,24 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 	const pod = "web-0." + web
 	p.wantServices(t, []serviceCase{
 		{"_http._tcp." + web, targets("_http._tcp."+web, 25, 8080), addresses},
-		{"_grpc._tcp.web", targets("_grpc._tcp.web.", 25, 9090), addresses},
-		{"web", append(targets("web.", 12, 8080), targets("web.", 12, 9090)...), addresses},
+		{"_grpc._tcp.web", cname("_grpc._tcp.web", targets("_grpc._tcp."+web, 25, 9090)...), addresses},
+		{"web", cname("web", append(targets(web, 12, 8080), targets(web, 12, 9090)...)...), addresses},
 		// Of one endpoint.
 		{pod, []string{pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod}, addresses[2:]},
-		{"web-0.web.corp.example.", []string{"web-0.web.corp.example. CNAME " + pod, pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod},
+		{"web-0.web.shop.shop.svc.cluster.local.", []string{"web-0.web.shop.shop.svc.cluster.local. CNAME " + pod, pod + " SRV 0 25 8080 " + pod, pod + " SRV 0 25 9090 " + pod},
 			addresses[2:]},
-		{"10-244-1-7.web", []string{"10-244-1-7.web. SRV 0 50 8080 10-244-1-7." + web, "10-244-1-7.web. SRV 0 50 9090 10-244-1-7." + web}, addresses[:1]},
+		{"10-244-1-7.web", cname("10-244-1-7.web", "10-244-1-7."+web+" SRV 0 50 8080 10-244-1-7."+web, "10-244-1-7."+web+" SRV 0 50 9090 10-244-1-7."+web), addresses[:1]},
 		// Endpoints with different ports.
-		{"_http._tcp.two", []string{
-			"_http._tcp.two. SRV 0 33 8080 10-244-2-1." + two, "_http._tcp.two. SRV 0 33 8081 10-244-2-2." + two, "_http._tcp.two. SRV 0 33 8081 10-244-2-3." + two,
+		{"_http._tcp." + two, []string{
+			"_http._tcp." + two + " SRV 0 33 8080 10-244-2-1." + two, "_http._tcp." + two + " SRV 0 33 8081 10-244-2-2." + two,
+			"_http._tcp." + two + " SRV 0 33 8081 10-244-2-3." + two,
 		}, []string{"10-244-2-1." + two + " A 10.244.2.1", "10-244-2-2." + two + " A 10.244.2.2", "10-244-2-3." + two + " A 10.244.2.3"}},
-		{"_admin._tcp.two", []string{"_admin._tcp.two. SRV 0 100 9000 10-244-2-1." + two}, []string{"10-244-2-1." + two + " A 10.244.2.1"}},
-		{"10-244-2-1.two", []string{"10-244-2-1.two. SRV 0 50 8080 10-244-2-1." + two, "10-244-2-1.two. SRV 0 50 9000 10-244-2-1." + two},
+		{"_admin._tcp.two", cname("_admin._tcp.two", "_admin._tcp."+two+" SRV 0 100 9000 10-244-2-1."+two), []string{"10-244-2-1." + two + " A 10.244.2.1"}},
+		{"10-244-2-1.two", cname("10-244-2-1.two", "10-244-2-1."+two+" SRV 0 50 8080 10-244-2-1."+two, "10-244-2-1."+two+" SRV 0 50 9000 10-244-2-1."+two),
 			[]string{"10-244-2-1." + two + " A 10.244.2.1"}},
 	})
 	// Every target is a name with these addresses.
-	resp := p.exchange(t, "tcp", question("two", dns.TypeSRV))
+	resp := p.exchange(t, "tcp", question(two, dns.TypeSRV))
 	for _, rr := range resp.Answer {
 		target := rr.(*dns.SRV).Target
 		if got := p.ask(t, target, dns.TypeA); len(got.Answer) != 1 {
@@ -193,7 +201,8 @@ func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 	}
 	p.converse(t, []dialogue{
 		{"bare SRV", "NODATA bare."},
-		{"_http._tcp.web A", "NODATA _http._tcp.web."},
+		{"_http._tcp.web TXT", "NODATA _http._tcp.web."},
+		{"_http._tcp." + two + " A", "_http._tcp." + two + " A 10.244.2.1; _http._tcp." + two + " A 10.244.2.2; _http._tcp." + two + " A 10.244.2.3"},
 	})
 	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{{"_http._tcp." + pod + " SRV", forwarded}, {"_http._tcp.10-244-1-7.web SRV", forwarded}})
@@ -210,9 +219,9 @@ func TestBadPorts(t *testing.T) { // D22, N10
 		"old.shop.svc.cluster.local": withPorts(alias("old", "web.shop.svc.cluster.local", "10.0.0.1"), "http=80"),
 	})
 	p.wantServices(t, []serviceCase{
-		{"web", []string{"web. SRV 0 33 80 " + srvWeb, "web. SRV 0 33 8080 " + srvWeb, "web. SRV 0 33 84 " + srvWeb}, []string{srvWeb + " A 10.0.0.1"}},
-		{"_http._udp.web", []string{"_http._udp.web. SRV 0 100 8080 " + srvWeb}, []string{srvWeb + " A 10.0.0.1"}},
-		{"_" + label[1:] + "._tcp.web", []string{"_" + label[1:] + "._tcp.web. SRV 0 100 84 " + srvWeb}, []string{srvWeb + " A 10.0.0.1"}},
+		{srvWeb, []string{srvWeb + " SRV 0 33 80 " + srvWeb, srvWeb + " SRV 0 33 8080 " + srvWeb, srvWeb + " SRV 0 33 84 " + srvWeb}, []string{srvWeb + " A 10.0.0.1"}},
+		{"_http._udp.web", cname("_http._udp.web", "_http._udp."+srvWeb+" SRV 0 100 8080 "+srvWeb), []string{srvWeb + " A 10.0.0.1"}},
+		{"_" + label[1:] + "._tcp." + srvWeb, []string{"_" + label[1:] + "._tcp." + srvWeb + " SRV 0 100 84 " + srvWeb}, []string{srvWeb + " A 10.0.0.1"}},
 	})
 	p.converse(t, []dialogue{
 		{"x.wild.example SRV", "NODATA x.wild.example."}, {"_http._tcp.old SRV", forwarded},

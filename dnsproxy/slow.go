@@ -82,19 +82,21 @@ func (h *handler) hold(t *task) decision {
 
 // forward returns the response to a query that is not in the cache.
 func (h *handler) forward(t *task) ([]byte, outcome) {
-	q := &t.query
-	_, err := h.elsewhere(t)
-	if err != nil {
-		failed := failureOf(err)
-		t.found = &forward.Result{Err: err, Source: sourceSelf}
-		return h.respondFailure(nil, q, failed), outcome{failed.rcode, sourceSelf}
+	if _, err := h.elsewhere(t); err != nil {
+		return h.respondResult(nil, t, &forward.Result{Err: err, Source: sourceSelf})
 	}
 	h.setMessage(t)
 	t.outgoing.Client, t.outgoing.Mode = t.from.client(), t.from.protocol.mode()
-	if isTransfer(q.Type) && t.from.send != nil {
+	if isTransfer(t.query.Type) && t.from.send != nil {
 		t.outgoing.Send = h.sendTransferred(t)
 	}
 	found := h.forwarder.Answer(&t.outgoing)
+	if !signed(&t.query) && t.decision.proceed(&found) {
+		if response, result, ok := h.respondForwarded(nil, t); ok {
+			return response, result
+		}
+		return h.forward(t)
+	}
 	if found.Err == nil && t.from.hold != nil {
 		if t.heldBytes = found.Size(); !t.from.hold(t.heldBytes) {
 			return nil, outcome{found.Rcode(), found.Source}
@@ -145,7 +147,6 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 // If the message was not captured, it goes to a nameserver for its name.
 func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	found := forward.Result{Source: sourceSelf}
-	t.found = &found
 	var server netip.AddrPort
 	if t.from.original != nil {
 		server, found.Err = t.from.original()
@@ -155,14 +156,7 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), Mode: t.from.protocol.mode(),
 		})
 	}
-	if found.Err != nil {
-		failed := failureOf(found.Err)
-		return h.respondFailure(nil, &t.query, failed), outcome{failed.rcode, found.Source}
-	}
-	relayed := reply.Hop(found.Relayed, t.query.EDNS, h.ednsUDPSize)
-	copy(relayed, t.packet[:2]) // the ID
-	response := reply.Cut(relayed, h.limit(t.query.UDPSize, t.from.protocol))
-	return response, outcome{reply.Rcode(response), found.Source}
+	return h.respondResult(nil, t, &found)
 }
 
 // makeUsual sets q to a query of the usual shape that has the first question of req. If req has an OPT record, q has

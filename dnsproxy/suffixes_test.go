@@ -26,19 +26,14 @@ func bypassHosts() hosts {
 func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 	synctest.Test(t, func(t *testing.T) {
 		corp := nameserver(t, anywhere("192.0.2.1"))
-		nick := service("web", "shop", "10.0.0.4")
-		//nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-		nick.AltHosts = []string{"nick"}
 		table := bypassHosts()
-		table["web.shop.svc.cluster.local"] = nick
 		table["other.shop.svc.cluster.local"] = service("other", "shop", "10.0.0.5") // shares its address with db.bank
 		p := start(t, dnsproxy.Config{
 			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(corp)}, Bypass: []string{"shop.svc.cluster.local", "corp.example"},
 		})
 		p.load(t, table)
 		for _, name := range []string{
-			"web.shop.svc.cluster.local", "web.shop.svc", "web.shop", "web", "nick", "nick.cluster.local", "web.shop.cluster.local",
-			"web.svc.cluster.local", "api.corp.example.svc.cluster.local", "x.wild.corp.example.cluster.local",
+			"web.shop.svc.cluster.local", "web.shop.svc", "web.shop", "web", "api.corp.example", "x.wild.corp.example",
 		} {
 			p.converse(t, []dialogue{{name + " A", name + ". A 192.0.2.1"}})
 			if e := explain(t, p, name+" A"); fmt.Sprint(e.Rows) != "[F12]" || e.Source != "upstream" {
@@ -46,7 +41,7 @@ func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 			}
 		}
 		p.converse(t, []dialogue{
-			{"db.bank A", "db.bank. A 10.0.0.5"},
+			{"db.bank A", "db.bank. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.5"},
 			{"5.0.0.10.in-addr.arpa PTR", "5.0.0.10.in-addr.arpa. PTR db.bank.svc.cluster.local."},
 		})
 		corp.Reset()

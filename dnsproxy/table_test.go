@@ -18,10 +18,6 @@ import (
 // contested returns a push in which several entries claim one name; every element is a
 // NameTable, since a NameTable holds a key once.
 func contested() []hosts {
-	alt := func(info *api.NameTable_NameInfo, names ...string) *api.NameTable_NameInfo {
-		info.AltHosts = names //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
-		return info
-	}
 	return []hosts{
 		{
 			"web.shop.svc.cluster.local":       service("web", "shop", "10.0.0.1"),
@@ -36,23 +32,19 @@ func contested() []hosts {
 			"web-0.web.svc.cluster.local":      service("web-0", "web", "10.0.0.6"),
 			"*.wild.example.com":               external("192.0.2.5"),
 			"*.Wild.example.com":               external("192.0.2.6"),
-			"a.cluster.local":                  alt(service("a", "x", "10.0.0.7"), "nick", "name"),
-			"b.cluster.local":                  alt(service("a", "x", "10.0.0.8"), "name", "nick"),
 			"db.wild.example.com":              external("192.0.2.7"),
 			"bad key":                          external("192.0.2.8"),
 		},
 		{
 			"twice.example":               external("192.0.2.9"),
 			"old.shop.svc.cluster.local":  alias("old", "b.example", "10.0.0.12"),
-			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "first"),
 			"web.bank.svc.cluster.local":  service("web", "bank", "10.0.0.10"),
 			"peer.bank.svc.cluster.local": withPorts(headless("peer", "bank", "10.0.0.13"), "http=80", "=53/UDP"),
 		},
 		{
 			"twice.example":               external("192.0.2.10"),
 			"old.shop.svc.cluster.local":  alias("old", "a.example", "10.0.0.12"),
-			"once.shop.cluster.local":     alt(service("p", "q", "10.0.0.9"), "second"),
-			"web.bank.svc.cluster.local":  external("10.0.0.11"),
+			"web.bank.svc.cluster.local":  {Registry: "External", Namespace: "bank", Ips: []string{"10.0.0.11"}},
 			"peer.bank.svc.cluster.local": withPorts(headless("peer", "bank", "10.0.0.13"), "http=81"),
 		},
 	}
@@ -75,35 +67,26 @@ func TestPrecedence(t *testing.T) { // N7
 		{"web.bank.svc.cluster.local A", "web.bank.svc.cluster.local. A 10.0.0.10"},
 		{"api.example.com A", "api.example.com. A 192.0.2.2"},
 		{"x.wild.example.com A", "x.wild.example.com. A 192.0.2.6"},
-		// An explicit host wins over a wildcard and over a short name.
+		// An explicit host wins over a wildcard, and a short name of a Service over both.
 		{"db.wild.example.com A", "db.wild.example.com. A 192.0.2.7"},
-		{"db.shop A", "db.shop. A 192.0.2.4"},
-		{"db.shop.svc A", "db.shop.svc. A 10.0.0.4"},
+		{"db.shop A", "db.shop. CNAME db.shop.svc.cluster.local.; db.shop.svc.cluster.local. A 10.0.0.4"},
+		{"db.shop.svc A", "db.shop.svc. CNAME db.shop.svc.cluster.local.; db.shop.svc.cluster.local. A 10.0.0.4"},
 		// name.namespace wins over name in the agent's namespace.
-		{"web-0.web A", "web-0.web. A 10.0.0.6"},
-		{"nick A", "nick. A 10.0.0.7"},
+		{"web-0.web A", "web-0.web. CNAME web-0.web.svc.cluster.local.; web-0.web.svc.cluster.local. A 10.0.0.6"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
-		{"first A", "first. A 10.0.0.9"},
-		{"second A", forwarded},
-		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
-		{"old A", "old. CNAME a.example.; a.example. A 10.0.0.12"},
+		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
+		{"old A", "old. CNAME old.shop.svc.cluster.local.; old.shop.svc.cluster.local. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{
 		{Name: "*.wild.example.com.", Winner: "*.Wild.example.com", Loser: "*.wild.example.com"},
-		{Name: "a.x.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
-		{Name: "a.x.svc.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
 		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com"},
 		{Name: "api.example.com.", Winner: "API.example.com", Loser: "api.example.com."},
-		{Name: "db.shop.", Winner: "db.shop", Loser: "db.shop.svc.cluster.local"},
-		{Name: "name.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
-		{Name: "nick.", Winner: "a.cluster.local", Loser: "b.cluster.local"},
+		{Name: "db.shop.", Winner: "db.shop.svc.cluster.local", Loser: "db.shop"},
 		{Name: "old.shop.svc.cluster.local.", Winner: "old.shop.svc.cluster.local", Loser: "old.shop.svc.cluster.local"},
-		{Name: "once.shop.cluster.local.", Winner: "once.shop.cluster.local", Loser: "once.shop.cluster.local"},
 		{Name: "peer.bank.svc.cluster.local.", Winner: "peer.bank.svc.cluster.local", Loser: "peer.bank.svc.cluster.local"},
 		{Name: "twice.example.", Winner: "twice.example", Loser: "twice.example"},
 		{Name: "web-0.web.", Winner: "web-0.web.svc.cluster.local", Loser: "web-0.web.shop.svc.cluster.local"},
 		{Name: "web.bank.svc.cluster.local.", Winner: "web.bank.svc.cluster.local", Loser: "web.bank.svc.cluster.local"},
-		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "Web.shop.svc.cluster.local"},
 		{Name: "web.shop.svc.cluster.local.", Winner: "web.shop.svc.cluster.local", Loser: "web.shop.svc.cluster.local."},
 	}
 	if diff := cmp.Diff(want, p.Table().Collisions()); diff != "" {
@@ -132,35 +115,34 @@ func TestKeys(t *testing.T) { // N10
 	logger, log := newLog()
 	p := start(t, dnsproxy.Config{Logger: logger})
 	p.load(t, hosts{
-		"dotted.example.":            external("192.0.2.1"),
-		"MiXeD.Example":              external("192.0.2.2"),
-		"xn--bcher-kva.example":      external("192.0.2.3"),
-		label + ".example":           external("192.0.2.4"),
-		long:                         external("192.0.2.5"),
-		"_srv.under_score.example":   external("192.0.2.6"),
-		"single":                     external("192.0.2.7"),
-		"1.2.3.4":                    external("192.0.2.8"),
-		"*.dotted.wild.example.":     external("192.0.2.9"),
-		"partly.example":             external("192.0.2.10", "no address", "2001:db8::1", "192.0.2.300", "fe80::1%eth0", "0.0.0.0", ""),
-		"*." + long[:len(long)-2]:    external("192.0.2.11"),
-		"":                           external("192.0.2.12"),
-		".":                          external("192.0.2.12"),
-		"*":                          external("192.0.2.12"),
-		"*.":                         external("192.0.2.12"),
-		"*..":                        external("192.0.2.12"),
-		"a..example":                 external("192.0.2.12"),
-		".example":                   external("192.0.2.12"),
-		"a.example..":                external("192.0.2.12"),
-		"a b.example":                external("192.0.2.12"),
-		"bücher.example":             external("192.0.2.12"),
-		"a.*.example":                external("192.0.2.12"),
-		"*a.example":                 external("192.0.2.12"),
-		"l" + label + ".example":     external("192.0.2.12"),
-		long + "x":                   external("192.0.2.12"),
-		"*." + long:                  external("192.0.2.12"),
-		`a\.b.example`:               external("192.0.2.12"),
-		"http://example":             external("192.0.2.12"),
-		"bad.shop.svc.cluster.local": service("not a label", "shop", "192.0.2.13"),
+		"dotted.example.":          external("192.0.2.1"),
+		"MiXeD.Example":            external("192.0.2.2"),
+		"xn--bcher-kva.example":    external("192.0.2.3"),
+		label + ".example":         external("192.0.2.4"),
+		long:                       external("192.0.2.5"),
+		"_srv.under_score.example": external("192.0.2.6"),
+		"single":                   external("192.0.2.7"),
+		"1.2.3.4":                  external("192.0.2.8"),
+		"*.dotted.wild.example.":   external("192.0.2.9"),
+		"partly.example":           external("192.0.2.10", "no address", "2001:db8::1", "192.0.2.300", "fe80::1%eth0", "0.0.0.0", ""),
+		"*." + long[:len(long)-2]:  external("192.0.2.11"),
+		"":                         external("192.0.2.12"),
+		".":                        external("192.0.2.12"),
+		"*":                        external("192.0.2.12"),
+		"*.":                       external("192.0.2.12"),
+		"*..":                      external("192.0.2.12"),
+		"a..example":               external("192.0.2.12"),
+		".example":                 external("192.0.2.12"),
+		"a.example..":              external("192.0.2.12"),
+		"a b.example":              external("192.0.2.12"),
+		"bücher.example":           external("192.0.2.12"),
+		"a.*.example":              external("192.0.2.12"),
+		"*a.example":               external("192.0.2.12"),
+		"l" + label + ".example":   external("192.0.2.12"),
+		long + "x":                 external("192.0.2.12"),
+		"*." + long:                external("192.0.2.12"),
+		`a\.b.example`:             external("192.0.2.12"),
+		"http://example":           external("192.0.2.12"),
 	})
 	p.converse(t, []dialogue{
 		{"dotted.example A", "dotted.example. A 192.0.2.1"},
@@ -176,13 +158,11 @@ func TestKeys(t *testing.T) { // N10
 		{"partly.example A", "partly.example. A 192.0.2.10"},
 		{"partly.example AAAA", "partly.example. AAAA 2001:db8::1"},
 		{"w." + long[2:] + " A", "w." + long[2:] + ". A 192.0.2.11"},
-		{"bad.shop.svc.cluster.local A", "bad.shop.svc.cluster.local. A 192.0.2.13"},
-		{"bad.shop A", "SERVFAIL"},
 	})
 	want := map[string]int{ // times that a key is listed
 		"": 1, ".": 1, "*": 1, "*.": 1, "*..": 1, "a..example": 1, ".example": 1, "a.example..": 1, "a b.example": 1,
 		"bücher.example": 1, "a.*.example": 1, "*a.example": 1, "l" + label + ".example": 1, long + "x": 1, "*." + long: 1,
-		`a\.b.example`: 1, "http://example": 1, "partly.example": 5, "bad.shop.svc.cluster.local": 3,
+		`a\.b.example`: 1, "http://example": 1, "partly.example": 5,
 	}
 	got := map[string]int{}
 	total := 0
@@ -199,25 +179,23 @@ func TestKeys(t *testing.T) { // N10
 	if counted := p.count(t, "nametap_table_skipped"); counted != float64(total) {
 		t.Errorf("%v left out are counted, want %d", counted, total)
 	}
-	if p.Table().Len() != 12 || p.count(t, "nametap_table_hosts") != 12 {
-		t.Errorf("%d hosts, want 12", p.Table().Len())
+	if p.Table().Len() != 11 || p.count(t, "nametap_table_hosts") != 11 {
+		t.Errorf("%d hosts, want 11", p.Table().Len())
 	}
 	if !strings.Contains(log.String(), `key=.example reason="not a valid name: a label is empty"`) {
 		t.Errorf("the log does not name the key:\n%s", log)
 	}
-	if lines := strings.Count(log.String(), `msg="left out of the table`); lines != 21 || !strings.Contains(log.String(), "count=5") {
+	if lines := strings.Count(log.String(), `msg="left out of the table`); lines != 21 || !strings.Contains(log.String(), "count=2") {
 		t.Errorf("%d lines, want 20 and one with the count of the rest:\n%s", lines, log)
 	}
 }
 
 func TestNameTable(t *testing.T) { // R5
 	t.Parallel()
-	alt := service("old", "bank", "10.0.0.4")
-	alt.AltHosts = []string{"Legacy"} //nolint:staticcheck // Istio's control planes up to 1.9 still fill it.
 	table, err := table.New("Shop", "shop.svc.cluster.local", split(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2"),
 		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
-		"old.cluster.local":          alt,
+		"old.cluster.local":          service("old", "bank", "10.0.0.4"),
 		"API.example.com":            external("192.0.2.1"),
 		"*.example.com":              withDestinations(external("192.0.2.2"), "443"),
 		"vip.example.com":            withDestinations(external("240.240.0.1"), "443", "80:8080", "3306 db.example.com:3306 192.0.2.8:3306 [2001:db8::8]:3307"),
@@ -245,12 +223,9 @@ func TestNameTable(t *testing.T) { // R5
 			"headless": true, "ports": [{"name": "http", "number": 80}, {"number": 53, "protocol": "UDP", "ips": ["10.0.0.6"]}]},
 		"db.bank.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
 		"db.bank.svc.": {"ips": ["10.0.0.3"], "registry": "Kubernetes"},
-		"legacy.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
-		"old.bank.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
-		"old.bank.svc.": {"ips": ["10.0.0.4"], "registry": "Kubernetes"},
 		"old.cluster.local": {"ips": ["10.0.0.4"], "registry": "Kubernetes", "shortname": "old", "namespace": "bank"},
 		"web.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
-		"web.shop": {"ips": ["192.0.2.3"], "registry": "External"},
+		"web.shop.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
 		"web.shop.svc.": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes"},
 		"web.shop.svc.cluster.local": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes",
 			"shortname": "web", "namespace": "shop"}

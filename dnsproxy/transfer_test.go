@@ -138,7 +138,7 @@ func TestZoneTransfers(t *testing.T) { // F1
 		if resp := p.exchange(t, "tcp", refused); resp.Rcode != dns.RcodeRefused {
 			t.Errorf("%v", resp)
 		}
-		p.converse(t, []dialogue{{"web A", "web. A 10.0.0.1"}})
+		p.converse(t, []dialogue{{"web A", webAddress}})
 	})
 }
 

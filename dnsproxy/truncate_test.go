@@ -18,7 +18,7 @@ func TestTruncatedSample(t *testing.T) { // A7, A9
 	// Question and CNAME leave 59 of 512 bytes, room for three IPv4 or two IPv6 addresses.
 	target := label + "." + label + "." + label[:40]
 	search := label + "." + label[:20]
-	cfg := Config{TTL: time.Second, EDNSUDPSize: 1232, Domain: "cluster.local"}
+	cfg := Config{TTL: time.Second, EDNSUDPSize: 1232, Domain: search}
 	w := newWorld(t, cfg, []string{search})
 	host := &api.NameTable_NameInfo{}
 	for i := range 6 {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -18,24 +20,70 @@ type answerer struct {
 	soaData     []byte // data of the SOA record of negative answers, in wire form
 }
 
-// respondMesh appends to dst the response to a query for a mesh name. The response has at most limit bytes.
-func (a *answerer) respondMesh(dst []byte, q *wire.Query, d *decision, limit int) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit, zone: d.zone}
-	if d.action == actPointers {
-		w.pointers(d.match.Pointers)
-	} else {
-		w.mesh(&d.match, d.table)
-	}
-	return w.buf
+// A received is what nameservers contribute to an answer: their reply about the target of the question's decision.
+type received struct {
+	*forward.Result
+	exists bool // the name exists according to the table, but nameservers have no records of the type
+	own    bool // the answer has AA and RA of this hop, and not of the nameserver
+	keepAD bool // the answer has AD of the nameserver
+	// If the first aliases records of the reply lead to a mesh host, via is the decision about this host. Its records
+	// take the place of all other records of the reply.
+	aliases int
+	via     *decision
 }
 
-// respondNames returns a response with the CNAME records of a mesh name.
-func (a *answerer) respondNames(q *wire.Query, d *decision) []byte {
-	w := writer{answerer: a, query: q, limit: dns.MaxMsgSize}
+// compose appends to dst the answer to the question of a task, and returns its response code. The parts of the answer
+// are, in this order:
+//
+//   - the CNAME records of the table, if the question's name is not the name that has the records;
+//   - the records of the nameservers' reply r, or of the table if r is nil. If CNAME records in the reply lead to a mesh
+//     host, only these, and then the records of the table;
+//   - if there are no records, the SOA record of the reply or, without one, of this agent.
+//
+// A name that the table has, or has names below, exists: it is never NXDOMAIN. The answer is authoritative (AA) if all
+// of it comes from the table. It says that recursion is available (RA), because this agent forwards.
+func (a *answerer) compose(dst []byte, t *task, r *received) ([]byte, int) {
+	q, d := &t.query, &t.decision
+	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: a.limit(q.UDPSize, t.from.protocol), zone: d.zone}
 	w.begin()
-	w.cnames(&d.match)
-	w.end(0, dns.RcodeSuccess, nil)
-	return w.buf
+	if r == nil {
+		if d.match.Rule == table.RulePTR {
+			w.pointers(d.match.Pointers)
+		} else {
+			w.mesh(&d.match, d.table)
+		}
+		return w.buf, w.end(wire.AA, dns.RcodeSuccess, nil)
+	}
+	owner := questionName
+	if d.action == actTarget {
+		owner = w.cnames(owner, &d.match)
+	}
+	if target := w.received(r, owner); r.via != nil {
+		w.zone = wire.Root // which is for the name of the question
+		w.host(target, &r.via.match, r.via.table)
+		return w.buf, w.end(0, dns.RcodeSuccess, nil)
+	}
+	rcode := r.Rcode()
+	if r.exists {
+		if rcode = dns.RcodeSuccess; w.authority == 0 {
+			w.soa(w.apex(owner, d.match.Owner(q.Name)))
+		}
+	}
+	first, second := r.Reply.Flags()
+	first &= wire.TC | wire.AA
+	if r.own {
+		first &^= wire.AA
+	} else {
+		w.noRA = wire.RA &^ second
+	}
+	if r.keepAD && !r.exists && !r.Age.Stale {
+		w.ad = second & wire.AD
+	}
+	rcode = w.end(first, rcode, nil)
+	if q.EDNS && !w.truncated {
+		w.buf = r.Reply.AppendOptions(w.buf, r.Age.Stale)
+	}
+	return w.buf, rcode
 }
 
 // respondNegative appends to dst a response without answers. The response has at most limit bytes. But a query for the
@@ -129,6 +177,7 @@ type writer struct {
 	answers, authority, additional uint16
 	aliases                        uint16
 	truncated                      bool // a record did not fit
+	ad, noRA                       byte // the AD bit if it is set, the RA bit if it is not
 }
 
 // questionName is the pointer to the question's name, as the client spelled it.
@@ -138,63 +187,88 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 // and data length.
 const fixedLen = 12
 
-// mesh writes the response for a host. First come the CNAME records of an autopath name and of an alias, then the
-// host's records of the queried type. If the host has no such records, mesh writes the SOA record that lets clients
-// cache the negative answer (RFC 2308). t is the table of the match.
+// mesh writes the records for a mesh name; t is the table of its match. First come the CNAME records, then the records of
+// the host.
 //
-// If the host of an autopath name has no records of the queried type, there is no CNAME record either. glibc would end
-// its search at a CNAME record, although with a later domain of the search list the name may have such records.
+// If a CNAME record would lead to an FQDN without records of the queried type, mesh leaves it out. glibc would end its
+// search at a CNAME record, although with a later domain of the search list the name may have such records.
 func (w *writer) mesh(m *table.Match, t *table.Table) {
-	w.begin()
-	if m.Rule == table.RuleAutopath && !w.hasRecords(m, t) {
+	if m.Target != wire.Root && !w.hasRecords(m, t) {
 		w.soa(questionName)
-		w.end(wire.AA, dns.RcodeSuccess, nil)
 		return
 	}
-	owner := w.cnames(m)
+	w.host(questionName, m, t)
+}
+
+// host writes the CNAME records of a match for the name at owner, and the records of the queried type. If the host has
+// no such records, it writes the SOA record that lets clients cache the negative answer (RFC 2308).
+func (w *writer) host(owner uint16, m *table.Match, t *table.Table) {
+	owner = w.cnames(owner, m)
 	w.aliases = w.answers
-	port := m.BaseRule() == table.RulePort
 	switch qtype := w.query.Type; {
-	case qtype == dns.TypeCNAME && m.Alias(w.query.Name) != wire.Root:
-		w.end(wire.AA, dns.RcodeSuccess, nil) // the CNAME record is the answer
-		return
-	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
+	case qtype == dns.TypeCNAME && w.aliases > 0:
+		return // the CNAME record is the answer
+	case qtype == dns.TypeSRV:
 		w.services(owner, m, t)
 	case qtype == dns.TypeANY:
 		w.addresses(owner, dns.TypeA, &m.Host)
 		w.addresses(owner, dns.TypeAAAA, &m.Host)
-	case port: // it has SRV records only
 	case qtype == dns.TypeA, qtype == dns.TypeAAAA:
 		w.addresses(owner, qtype, &m.Host)
 	}
 	if w.answers == w.aliases && !w.truncated {
 		w.soa(w.apex(owner, m.Owner(w.query.Name)))
 	}
-	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
-// hasRecords reports whether the host of a match has a record of the queried type. t is the table of the match.
+// hasRecords reports whether there is a record of the queried type at the end of the CNAME records of a match. t is the
+// table of the match.
 func (w *writer) hasRecords(m *table.Match, t *table.Table) bool {
 	v4, v6 := len(m.Host.V4) > 0, len(m.Host.V6) > 0
-	port := m.BaseRule() == table.RulePort
-	switch qtype := w.query.Type; {
-	case qtype == dns.TypeCNAME:
-		return m.Alias(w.query.Name) != wire.Root
-	case qtype == dns.TypeSRV, qtype == dns.TypeANY && port:
+	switch w.query.Type {
+	case dns.TypeCNAME:
+		return true
+	case dns.TypeSRV:
 		return hasServices(m, w.query.Name, t)
-	case qtype == dns.TypeANY:
+	case dns.TypeANY:
 		return v4 || v6
 	}
-	return !port && (w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6)
+	return w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6
 }
 
-// pointers writes the response for the PTR name of an address. names are the hosts that have this
-// address.
+// received writes records of a nameserver's reply. owner points to the name that the reply is about. The result points
+// to the name that the reply's aliases lead to, if r.via is set.
+func (w *writer) received(r *received, owner uint16) (target uint16) {
+	place := reply.Place{Start: w.start, Owner: int(owner &^ wire.PointerBits), Limit: w.limit}
+	n, age := r.Reply.Records(), r.Age
+	switch {
+	case w.truncated:
+		n = 0
+	case r.via != nil:
+		n = r.aliases
+		at := r.Reply.Target(n-1, w.buf, place)
+		target = wire.PointerBits | uint16(min(at, wire.MaxPointer)) //nolint:gosec // within 14 bits
+		w.truncated = at > wire.MaxPointer
+	case w.query.EDNS:
+		place.Options = r.Reply.OptionsLen(age.Stale)
+	}
+	if r.exists { // the table may have records soon
+		age = age.Within(w.ttl)
+	}
+	var counts [wire.Sections]uint16
+	var cut bool
+	w.buf, counts, cut = r.Reply.Append(w.buf, place, n, age)
+	w.truncated = w.truncated || cut
+	w.answers += counts[wire.AnswerSection]
+	w.authority += counts[wire.AuthoritySection]
+	w.additional += counts[wire.AdditionalSection]
+	return target
+}
+
+// pointers writes the records for the PTR name of an address. names are the hosts that have this address.
 func (w *writer) pointers(names []wire.Name) {
-	w.begin()
 	if w.query.Type != dns.TypePTR && w.query.Type != dns.TypeANY {
 		w.soa(w.apex(questionName, w.query.Name))
-		w.end(wire.AA, dns.RcodeSuccess, nil)
 		return
 	}
 	for _, name := range names {
@@ -204,7 +278,6 @@ func (w *writer) pointers(names []wire.Name) {
 		w.buf = append(append(w.buf, name...), 0)
 		w.answers++
 	}
-	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
 // begin copies the header and the question of the query, and reserves room for the OPT
@@ -237,8 +310,13 @@ func (w *writer) negative(n negative) {
 	w.end(wire.AA, n.rcode, nil)
 }
 
-// end writes the OPT record, with option as its options, and completes the header. aa is the AA bit or 0.
-func (w *writer) end(aa byte, rcode int, option []byte) {
+// end writes the OPT record, with option as its options, and completes the header. flags has the AA and TC bits. end
+// returns the response code. Without an OPT record, a response has only the low four bits of the code, and they may mean
+// something else: BADVERS (16) would become NOERROR (0). Then the code becomes SERVFAIL.
+func (w *writer) end(flags byte, rcode int, option []byte) int {
+	if !w.query.EDNS && rcode > wire.RcodeMask {
+		rcode = dns.RcodeServerFailure
+	}
 	if w.query.EDNS {
 		ttl := uint32(rcode>>4) << 24 //nolint:gosec // twelve bits
 		if w.query.DO {
@@ -250,15 +328,16 @@ func (w *writer) end(aa byte, rcode int, option []byte) {
 		w.additional++
 	}
 	header := w.buf[w.start:]
-	header[wire.FlagsOffset] = wire.QR | aa | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
+	header[wire.FlagsOffset] = wire.QR | flags | header[wire.FlagsOffset]&(wire.OpcodeMask|wire.RD)
 	// TC makes a client ask again over TCP. If the limit is already that of TCP, this would not help.
 	if w.truncated && w.limit < dns.MaxMsgSize-wire.OPTLen {
 		header[wire.FlagsOffset] |= wire.TC
 	}
-	header[wire.FlagsOffset+1] = wire.RA | header[wire.FlagsOffset+1]&wire.CD | byte(rcode&wire.RcodeMask)
+	header[wire.FlagsOffset+1] = wire.RA&^w.noRA | w.ad | header[wire.FlagsOffset+1]&wire.CD | byte(rcode&wire.RcodeMask)
 	wire.PutCount(header, wire.AnswerSection, w.answers)
 	wire.PutCount(header, wire.AuthoritySection, w.authority)
 	wire.PutCount(header, wire.AdditionalSection, w.additional)
+	return rcode
 }
 
 // record writes a record without its data. The caller then appends the data, dataLen bytes. If the whole record does
@@ -279,15 +358,14 @@ func (w *writer) record(owner, rrtype uint16, dataLen int) bool {
 // fits reports whether n more bytes fit.
 func (w *writer) fits(n int) bool { return len(w.buf)-w.start+n <= w.limit }
 
-// cnames writes the CNAME records of an autopath name and of an alias, in this order. It returns
-// a pointer to the target of the last record. If it writes none, it returns a pointer to the question's name.
+// cnames writes the CNAME records of a match for the name at owner: of a name that is not the host's FQDN, and of an
+// alias, in this order. It returns a pointer to the target of the last record, or owner if it writes none.
 //
 // For an autopath name, the target of the CNAME record is the name without the search domain, as the client spelled
-// it. But if that name is a short name, the target is the host's FQDN, because systemd-resolved
-// treats a CNAME record from a name to its own first label as a loop.
-func (w *writer) cnames(m *table.Match) (owner uint16) {
-	owner = questionName
-	if n := len(m.Target); m.Rule == table.RuleAutopath && w.record(owner, dns.TypeCNAME, n+1) {
+// it. For a short name it is the host's FQDN, also after a search domain, because systemd-resolved treats a CNAME record
+// from a name to its own first label as a loop.
+func (w *writer) cnames(owner uint16, m *table.Match) uint16 {
+	if n := len(m.Target); n > 0 && w.record(owner, dns.TypeCNAME, n+1) {
 		owner = w.pointer()
 		if m.Short {
 			w.buf = append(w.buf, m.Target...)
@@ -296,6 +374,9 @@ func (w *writer) cnames(m *table.Match) (owner uint16) {
 		}
 		w.buf = append(w.buf, 0)
 		w.answers++
+	}
+	if w.query.Type == dns.TypeCNAME && w.answers > 0 {
+		return owner // the answer is the first of them (RFC 1034, section 3.6.2)
 	}
 	alias := m.Alias(w.query.Name)
 	if alias != wire.Root && w.record(owner, dns.TypeCNAME, len(alias)+1) {
@@ -430,7 +511,9 @@ func (w *writer) special(zone wire.Name) {
 		return
 	case wire.Loopback4, wire.Localhost6:
 		if (name == wire.Localhost4 || name == wire.Localhost6) && (qtype == dns.TypePTR || qtype == dns.TypeANY) {
+			w.begin()
 			w.pointers([]wire.Name{wire.Localhost})
+			w.end(wire.AA, dns.RcodeSuccess, nil)
 			return
 		}
 	}
@@ -465,9 +548,6 @@ func (w *writer) localhost() {
 // srvFixedLen is the length in bytes of an SRV record's data before the target: priority, weight
 // and port (RFC 2782).
 const srvFixedLen = 6
-
-// maxPointer is the largest offset that a compression pointer can have (RFC 1035, section 4.1.4).
-const maxPointer = 1<<14 - 1
 
 // services writes the SRV records of the ports of a Service or an endpoint, and the addresses of their targets as
 // additional records. If not all addresses fit, some are left out, and the response does not count as truncated
@@ -510,7 +590,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 		}
 		name := next + fixedLen + srvFixedLen
 		next = name + target.NameLen() + 1
-		return name <= maxPointer && (target.Repeated || w.targetAddresses(name, &target))
+		return name <= wire.MaxPointer && (target.Repeated || w.targetAddresses(name, &target))
 	})
 }
 
@@ -524,7 +604,7 @@ func (w *writer) targetAddresses(name int, target *table.Target) bool {
 	if !w.fits(size(dns.TypeA, target.V4) + size(dns.TypeAAAA, target.V6)) {
 		return false
 	}
-	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most maxPointer
+	owner := wire.PointerBits | uint16(name) //nolint:gosec // at most MaxPointer
 	w.additional += w.shuffled(owner, dns.TypeA, target.V4)
 	w.additional += w.shuffled(owner, dns.TypeAAAA, target.V6)
 	return true

@@ -1,6 +1,7 @@
 package decode
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -64,7 +65,7 @@ func decodeService(root Field, namespace string) *object.Service {
 	if s.Headless && len(s.ClusterIPs) > 0 {
 		spec.Member("clusterIP").Fail("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone)
 	}
-	s.Ports = decodePorts(spec.Member("ports"), s.Headless)
+	s.Ports, s.Numbers = decodePorts(spec.Member("ports"), s.Headless)
 	annotations := root.Member("metadata").Member("annotations")
 	if f := annotations.Member(object.AnnotationScope); f.Present() {
 		if err := s.HeadlessScope.UnmarshalText([]byte(f.Text())); err != nil {
@@ -72,15 +73,15 @@ func decodeService(root Field, namespace string) *object.Service {
 		}
 	}
 	if f := annotations.Member(object.AnnotationExportTo); f.Present() {
-		s.ExportTo = f.scopes(object.SplitScopes(f.Text()), namespace)
+		s.ExportTo = f.exportTo(object.SplitScopes(f.Text()), namespace)
 	}
 	return s
 }
 
-// decodePorts returns the ports of a Service or an EndpointSlice. If targets is true, a port gets the
+// decodePorts returns the ports of a Service or an EndpointSlice, and their numbers. If targets is true, a port gets the
 // number of its targetPort, and a port whose targetPort is a name is left out. A port without a
 // number is left out, too: in an EndpointSlice it stands for all ports.
-func decodePorts(f Field, targets bool) object.Ports {
+func decodePorts(f Field, targets bool) (all object.Ports, numbers []uint16) {
 	var ports []object.Port
 	names := map[string]bool{}
 	for _, e := range f.Elements() {
@@ -100,7 +101,7 @@ func decodePorts(f Field, targets bool) object.Ports {
 			protocol.Fail("%v", err)
 			continue
 		}
-		names[p.Name] = true
+		names[p.Name], numbers = true, append(numbers, p.Number)
 		if target := e.Member("targetPort"); targets && target.IsString() {
 			continue
 		} else if targets && target.Present() {
@@ -110,7 +111,7 @@ func decodePorts(f Field, targets bool) object.Ports {
 			ports = append(ports, p)
 		}
 	}
-	return object.NewPorts(ports)
+	return object.NewPorts(ports), numbers
 }
 
 // decodeExternalName returns the host that a Service of type ExternalName stands for. Kubernetes
@@ -135,7 +136,7 @@ func decodeSlice(root Field) *object.EndpointSlice {
 		t.Fail("want IPv4, IPv6 or FQDN, got %q", t.Text())
 		return s
 	}
-	s.Ports = decodePorts(root.Member("ports"), false)
+	s.Ports, _ = decodePorts(root.Member("ports"), false)
 	for _, e := range root.Member("endpoints").Elements() {
 		ep := object.Endpoint{
 			Addrs:    e.Member("addresses").addrs(),
@@ -156,7 +157,8 @@ func decodeSlice(root Field) *object.EndpointSlice {
 
 func decodeImport(root Field) *object.ServiceImport {
 	spec := root.Member("spec")
-	s := &object.ServiceImport{IPs: spec.Member("ips").addrs(), Ports: decodePorts(spec.Member("ports"), false)}
+	s := &object.ServiceImport{IPs: spec.Member("ips").addrs()}
+	s.Ports, s.Numbers = decodePorts(spec.Member("ports"), false)
 	switch t := spec.Member("type"); t.Text() {
 	case object.ImportClusterSetIP:
 	case object.ImportHeadless:
@@ -202,7 +204,8 @@ func decodePod(root Field) *object.Pod {
 func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	meta, spec := root.Member("metadata"), root.Member("spec")
 	e := &object.ServiceEntry{
-		NoVIP: strings.EqualFold(meta.Member("labels").texts()[object.LabelAutoAllocate], "false"),
+		NoVIP:   strings.EqualFold(meta.Member("labels").texts()[object.LabelAutoAllocate], "false"),
+		Created: created(meta),
 	}
 	for _, f := range spec.Member("hosts").Elements() {
 		host := strings.TrimSuffix(f.Text(), ".")
@@ -234,7 +237,13 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	default:
 		r.Fail("want NONE, STATIC, DNS, DNS_ROUND_ROBIN or DYNAMIC_DNS, got %q", r.Text())
 	}
+	if e.Resolution == object.ResolutionNone {
+		e.Selector = spec.Member("workloadSelector").Member("labels").texts()
+	}
 	ports, endpoints := decodeEntryPorts(spec.Member("ports")), decodeEndpoints(spec.Member("endpoints"))
+	for _, p := range ports {
+		e.Numbers = append(e.Numbers, p.Number)
+	}
 	if size := sizeInTables(e, ports, endpoints); size > object.MaxInTables {
 		spec.Fail("its hosts have %d KiB in tables: %d hosts, each with %d addresses and with %d ports of %d endpoints; want at most %d KiB, use several objects",
 			size>>10, len(e.Hosts), len(e.Addrs), len(ports), len(endpoints), object.MaxInTables>>10)
@@ -248,7 +257,7 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 	for _, f := range exportTo.Elements() {
 		scopes = append(scopes, f.Text())
 	}
-	e.ExportTo = exportTo.scopes(scopes, namespace)
+	e.ExportTo = exportTo.exportTo(scopes, namespace)
 	return e
 }
 
@@ -320,25 +329,61 @@ func decodeEndpoints(f Field) []object.EntryEndpoint {
 	return endpoints
 }
 
+// created returns when an object with the given metadata was created; the zero time if that is not known.
+func created(meta Field) time.Time {
+	at, err := time.Parse(time.RFC3339, meta.Member("creationTimestamp").Text())
+	if err != nil {
+		return time.Time{}
+	}
+	return at
+}
+
 func decodeSidecar(root Field) *object.Sidecar {
 	spec := root.Member("spec")
-	s := &object.Sidecar{Labels: spec.Member("workloadSelector").Member("labels").texts()}
-	if created, err := time.Parse(time.RFC3339, root.Member("metadata").Member("creationTimestamp").Text()); err == nil {
-		s.Created = created
+	s := &object.Sidecar{Labels: spec.Member("workloadSelector").Member("labels").texts(), Created: created(root.Member("metadata"))}
+	egress := spec.Member("egress")
+	if egress.Present() && !egress.isEmpty() {
+		s.Egress = []object.EgressListener{}
 	}
-	for _, listener := range spec.Member("egress").Elements() {
-		if s.Egress == nil {
-			s.Egress = []object.EgressHost{}
-		}
-		for _, f := range listener.Member("hosts").Elements() {
-			h, ok, err := object.ParseEgressHost(f.Text())
-			if err != nil && f.IsString() {
-				f.Fail("%v", err)
-			}
-			if ok {
-				s.Egress = append(s.Egress, h)
-			}
+	for _, f := range egress.Elements() {
+		if l, understood := decodeListener(f); understood {
+			s.Egress = append(s.Egress, l)
+		} else {
+			f.Fail("is not understood: the listener shows no host")
 		}
 	}
 	return s
+}
+
+// decodeListener decodes an egress listener. understood is false if a part that limits its hosts is not: without that
+// part, the listener would show more hosts than its author wanted. A host that is not understood is left out.
+func decodeListener(f Field) (l object.EgressListener, understood bool) {
+	understood = true
+	for _, name := range slices.Sorted(maps.Keys(f.members())) {
+		switch name {
+		case "hosts", "port", "bind", "captureMode":
+		default:
+			f.Member(name).Fail("is not known")
+			understood = false
+		}
+	}
+	// As in istiod, a listener that is an HTTP proxy, or has no number, shows hosts with any port.
+	port := f.Member("port")
+	if number := port.Member("number"); strings.EqualFold(port.Member("protocol").Text(), "HTTP_PROXY") {
+		l.Port = object.ProxyPort
+	} else if number.Present() && number.Value.Text() != "0" {
+		l.Port = int(number.port())
+		understood = understood && l.Port != 0
+	}
+	for _, e := range f.Member("hosts").Elements() {
+		h, err := object.ParseEgressHost(e.Text())
+		switch {
+		case err == nil:
+			l.Hosts = append(l.Hosts, h)
+		case e.IsString():
+			e.Fail("%v", err)
+			understood = understood && !strings.HasPrefix(e.Text(), "~")
+		}
+	}
+	return l, understood
 }

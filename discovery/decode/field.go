@@ -241,13 +241,28 @@ func (f Field) addrs() []netip.Addr {
 	return all
 }
 
-// scopes returns the ExportTo for a list of scopes. The list is from the field f of an object in a namespace. Invalid
+// exportTo returns the ExportTo for a list of scopes. The list is from the field f of an object in a namespace. Invalid
 // scopes are left out, and the others are used. If all were ignored, a host that its author wanted to hide would be
-// visible.
-func (f Field) scopes(scopes []string, namespace string) object.ExportTo {
+// visible: so a field with content, but without a scope, names no namespace.
+func (f Field) exportTo(scopes []string, namespace string) object.ExportTo {
 	e, err := object.NewExportTo(scopes, namespace)
 	if err != nil {
 		f.Fail("%v", err)
 	}
+	if len(scopes) == 0 && f.Present() && !f.isEmpty() {
+		e.Restricted = true
+	}
 	return e
+}
+
+// isEmpty reports whether the field is an empty list or an empty string.
+func (f Field) isEmpty() bool {
+	switch f.Value.Kind() {
+	case List:
+		return f.Value.Len() == 0
+	case String:
+		return f.Value.Text() == ""
+	default:
+		return false
+	}
 }

@@ -20,6 +20,9 @@ type located struct {
 	file string
 	line int
 	text *yamltext.Document // the document that holds it
+	// partial is true for a Sidecar with errors, without the wrong parts. It is used while it has no good form:
+	// without it, workloads would see more hosts.
+	partial bool
 }
 
 // parsed is the result of parsing a file.
@@ -130,6 +133,9 @@ func (p *parsed) parseObject(parent *document, root decode.Field, listKind strin
 		p.unnamed = true
 	default:
 		p.broken[o.Key] = true
+		if o.partial = o.Sidecar != nil; o.partial {
+			p.objects = append(p.objects, o)
+		}
 	}
 	for _, e := range doc.errs {
 		e.Object = o.Key

@@ -284,9 +284,7 @@ func (s *Source) keepGood(m *merge, t *tree) {
 		found, ok := m.inUse[k]
 		p := m.parsed[o.file]
 		switch {
-		// An object of this name in another file is used only when the file that holds the object in use is
-		// repaired or removed.
-		case ok && (found.file == o.file || p == nil || !p.broken[k]):
+		case ok && o.yieldsTo(found, p):
 		case m.broken[k], p != nil && p.unnamed, m.hides(o.file):
 			m.keep(o)
 		default:
@@ -314,6 +312,12 @@ func (s *Source) keepGood(m *merge, t *tree) {
 	m.Kept = len(m.inUse)
 	m.Errors = append(m.Errors, object.Error{File: rootName, Kept: true,
 		Msg: "holds no object any more: bring the files back, or start with --allow-empty if that is intended"})
+}
+
+// yieldsTo reports whether found is used instead of the good object o. An object of this name in another file is used
+// only when the file that holds o, whose content is p, is repaired or removed.
+func (o located) yieldsTo(found located, p *parsed) bool {
+	return (!found.partial || o.partial) && (found.file == o.file || p == nil || !p.broken[o.Key])
 }
 
 // keep keeps the good object o in use, and sets Kept in the errors about it.

@@ -15,6 +15,8 @@ type claim struct {
 	namespace string // of the object
 	shortname string // of a Service; empty for an external host
 	exportTo  object.ExportTo
+	ports     []uint16 // that clients connect to, for [object.Egress.Shows]
+	created   int64    // when the ServiceEntry was created, in Unix time
 
 	// addrs are cluster IPs, or addresses of endpoints; a client gets the addresses of its
 	// families. literal are the addresses of a ServiceEntry; as with istiod, every client gets all
@@ -32,17 +34,17 @@ type claim struct {
 	// only clients of the object's cluster get addrs.
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
-	hidden                 bool // exportTo is narrower than in the object, see usage
+	private, hidden        bool // only the namespace of the claim sees it: see [Hosts.admit], and usage
 	cluster                clusterID
 
 	// alias is the externalName of a Service of type ExternalName: the name of the host whose
 	// addresses this host has.
 	alias string
 
-	// ports are the Service's ports. If the endpoints of a headless Service have different ports,
+	// services are the ports in SRV records. If the endpoints of a headless Service have different ports,
 	// mixed has the ports of each address in addrs instead.
-	ports object.Ports
-	mixed *[]object.Ports
+	services object.Ports
+	mixed    *[]object.Ports
 }
 
 // kubernetes reports whether the claim is from a Service or a ServiceImport.
@@ -54,16 +56,41 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// namesSize returns about how many bytes the claim needs in a table besides addresses and destinations: for names, for ports,
-// for tags and lengths, and for an automatic VIP.
-func (c *claim) namesSize() int {
+// About how many bytes an address has in a table.
+const sizeOf4, sizeOf6 = 16, 40
+
+// size returns about how many bytes the claim needs in a table: for names, for ports, for tags and lengths, and for
+// addresses. If some addresses of a host lack a port, the table has the addresses of each port.
+func (c *claim) size() int {
 	const fixed, vip = 24, 32
-	n := fixed + len(c.host) + c.ports.Size()
+	n := fixed + len(c.host) + c.services.Size() + c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
+	for i := range c.addrs {
+		times := 1
+		if c.mixed != nil {
+			times += (*c.mixed)[i].Len()
+		}
+		n += times * sizeOf(c.addrs[i:i+1])
+	}
+	if c.alias != "" {
+		n += len(c.alias) + maxLent*sizeOf4
+	}
 	if c.shortname != "" {
 		n += len(c.shortname) + len(c.namespace)
 	}
 	if c.wantsVIP && len(c.vips) == 0 {
 		n += vip
+	}
+	return n
+}
+
+// sizeOf returns about how many bytes addresses have in a table.
+func sizeOf(addrs []netip.Addr) (n int) {
+	for _, a := range addrs {
+		if a.Is4() {
+			n += sizeOf4
+		} else {
+			n += sizeOf6
+		}
 	}
 	return n
 }
@@ -77,8 +104,8 @@ func (c *claim) equal(other *claim) bool {
 	return c.host == other.host && c.namespace == other.namespace && c.shortname == other.shortname &&
 		c.endpoints == other.endpoints && c.clusterOnly == other.clusterOnly && c.imported == other.imported &&
 		c.alias == other.alias && c.wantsVIP == other.wantsVIP && c.exportTo.Equal(other.exportTo) && slices.Equal(c.addrs, other.addrs) &&
-		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) &&
-		c.ports == other.ports && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
+		slices.Equal(c.literal, other.literal) && slices.Equal(c.vips, other.vips) && slices.Equal(c.ports, other.ports) &&
+		c.created == other.created && c.services == other.services && c.destinations == other.destinations && slices.Equal(c.mixedPorts(), other.mixedPorts())
 }
 
 // mixedPorts returns the ports of each address in addrs if they differ, otherwise nil.
@@ -94,10 +121,10 @@ func (c *claim) addEndpoint(ep *headlessEndpoint) {
 	switch {
 	case c.mixed != nil:
 	case len(c.addrs) == 0:
-		c.ports = ep.ports
-	case c.ports != ep.ports:
-		mixed := slices.Repeat([]object.Ports{c.ports}, len(c.addrs))
-		c.ports, c.mixed = object.Ports{}, &mixed
+		c.services = ep.ports
+	case c.services != ep.ports:
+		mixed := slices.Repeat([]object.Ports{c.services}, len(c.addrs))
+		c.services, c.mixed = object.Ports{}, &mixed
 	}
 	c.addrs = append(c.addrs, ep.Addrs...)
 	if c.mixed != nil {
@@ -153,6 +180,8 @@ type index struct {
 	slices   map[object.Key]map[string]*object.EndpointSlice // by Service and name
 	imported map[object.Key]map[string]*object.EndpointSlice // by ServiceImport and name
 	headless map[string]map[string]*object.Service           // by namespace and name
+	// selecting has the ServiceEntries whose endpoints are Pods, by namespace and name.
+	selecting map[string]map[string]*object.ServiceEntry
 }
 
 func newIndex(domain string, cluster clusterID) *index {
@@ -162,7 +191,7 @@ func newIndex(domain string, cluster clusterID) *index {
 		pods:     map[string]map[string]*object.Pod{},
 		slices:   map[object.Key]map[string]*object.EndpointSlice{},
 		imported: map[object.Key]map[string]*object.EndpointSlice{},
-		headless: map[string]map[string]*object.Service{},
+		headless: map[string]map[string]*object.Service{}, selecting: map[string]map[string]*object.ServiceEntry{},
 	}
 }
 
@@ -181,6 +210,8 @@ func (ix *index) add(o object.Object) {
 		}
 	case o.Service != nil && o.Service.Headless:
 		innerMap(ix.headless, k.Namespace)[k.Name] = o.Service
+	case o.Entry != nil && len(o.Entry.Selector) > 0:
+		innerMap(ix.selecting, k.Namespace)[k.Name] = o.Entry
 	}
 }
 
@@ -199,6 +230,8 @@ func (ix *index) remove(o object.Object) {
 		}
 	case o.Service != nil && o.Service.Headless:
 		removeInner(ix.headless, k.Namespace, k.Name)
+	case o.Entry != nil && len(o.Entry.Selector) > 0:
+		removeInner(ix.selecting, k.Namespace, k.Name)
 	}
 }
 
@@ -216,6 +249,9 @@ func (ix *index) owners(o object.Object) []object.Key {
 	case o.Pod != nil:
 		for name := range ix.headless[o.Key.Namespace] {
 			all = append(all, object.Key{Kind: object.KindService, Namespace: o.Key.Namespace, Name: name})
+		}
+		for name := range ix.selecting[o.Key.Namespace] {
+			all = append(all, object.Key{Kind: object.KindServiceEntry, Namespace: o.Key.Namespace, Name: name})
 		}
 	case o.Service != nil || o.Entry != nil || o.Import != nil:
 		all = []object.Key{o.Key}
@@ -243,7 +279,7 @@ func (ix *index) claims(o object.Object) []claim {
 	case o.Service != nil:
 		claims = ix.serviceClaims(o.Key, o.Service)
 	case o.Entry != nil:
-		claims = entryClaims(o.Key, o.Entry)
+		claims = ix.entryClaims(o.Key, o.Entry)
 	case o.Import != nil:
 		claims = ix.importClaims(o.Key, o.Import)
 		// The name of a ServiceImport may be too long for a host.
@@ -260,13 +296,13 @@ func (ix *index) serviceHost(k object.Key) string {
 }
 
 func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
-	c := claim{host: ix.serviceHost(k), namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo}
+	c := claim{host: ix.serviceHost(k), namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo, ports: s.Numbers}
 	switch {
 	case s.ExternalName != "":
 		c.alias = s.ExternalName
 		return []claim{c}
 	case !s.Headless:
-		c.addrs, c.ports = s.ClusterIPs, s.Ports
+		c.addrs, c.services = s.ClusterIPs, s.Ports
 		return []claim{c}
 	}
 	c.endpoints, c.clusterOnly = true, s.HeadlessScope == object.ScopeCluster
@@ -330,9 +366,9 @@ type headlessEndpoint struct {
 // endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER followed by the
 // name of the ServiceImport. Endpoints that are not ready are left out.
 func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
-	c := claim{host: object.ImportHost(k), namespace: k.Namespace, shortname: k.Name, imported: true}
+	c := claim{host: object.ImportHost(k), namespace: k.Namespace, shortname: k.Name, imported: true, ports: s.Numbers}
 	if !s.Headless {
-		c.addrs, c.ports = s.IPs, s.Ports
+		c.addrs, c.services = s.IPs, s.Ports
 		return []claim{c}
 	}
 	c.endpoints = true
@@ -357,13 +393,21 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 // addresses of its hosts: connections to the hosts' addresses lead to the endpoints. A host without
 // an address gets an automatic VIP. As in istiod, a wildcard gets a VIP only with resolution DYNAMIC_DNS: with
 // other resolutions, a proxy does not know where to send the connection. With resolution NONE, a proxy never knows,
-// so no host gets a VIP.
-func entryClaims(k object.Key, e *object.ServiceEntry) []claim {
+// so no host gets a VIP, and the addresses of the Pods that the ServiceEntry selects are those of its hosts.
+func (ix *index) entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
-	auto := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone
+	auto, addrs := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone, e.Addrs
+	if !e.HasAddresses && len(e.Selector) > 0 && len(e.Numbers) > 0 {
+		for _, p := range ix.pods[k.Namespace] {
+			if p.Ready && !p.Terminated && object.Selects(e.Selector, p.Labels) {
+				addrs = append(addrs, p.Addrs...)
+			}
+		}
+		addrs = sorted(addrs)
+	}
 	for _, host := range e.Hosts {
 		c := claim{
-			host: host, namespace: k.Namespace, exportTo: e.ExportTo, literal: e.Addrs, vips: e.VIPs[host],
+			host: host, namespace: k.Namespace, exportTo: e.ExportTo, ports: e.Numbers, created: e.Created.Unix(), literal: addrs, vips: e.VIPs[host],
 			wantsVIP: auto && (e.Resolution == object.ResolutionDynamic || !object.IsWildcard(host)),
 		}
 		if c.wantsVIP {
@@ -392,35 +436,34 @@ func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// A keySet is a set of keys of hosts. Any tenant can make many of them, so they are sorted only after a change. The zero
-// value is empty.
-type keySet struct {
-	keys map[string]bool
-	list []string // sorted; nil if keys has changed
+// A listed has values by the key of a host. Any tenant can make many of them, so they are listed only after a change. The
+// zero value is empty.
+type listed[V any] struct {
+	byKey map[string][]V
+	list  []V // in the order of the keys; nil if byKey has changed
 }
 
-func (s *keySet) add(key string) {
-	if s.keys[key] {
+// set sets the values of a key; none removes it.
+func (l *listed[V]) set(key string, values ...V) {
+	if len(values)+len(l.byKey[key]) == 0 {
 		return
 	}
-	if s.keys == nil {
-		s.keys = map[string]bool{}
+	if l.byKey == nil {
+		l.byKey = map[string][]V{}
 	}
-	s.keys[key], s.list = true, nil
-}
-
-func (s *keySet) remove(key string) {
-	if s.keys[key] {
-		delete(s.keys, key)
-		s.list = nil
+	if l.byKey[key], l.list = values, nil; len(values) == 0 {
+		delete(l.byKey, key)
 	}
 }
 
-// sorted returns the keys in order. It returns the same slice until the set changes. The caller must not change the
-// slice.
-func (s *keySet) sorted() []string {
-	if s.list == nil {
-		s.list = sortedKeys(s.keys)
+// all returns the values in the order of their keys. It returns the same slice until the values change. The caller must
+// not change the slice.
+func (l *listed[V]) all() []V {
+	if l.list == nil {
+		l.list = []V{}
+		for _, key := range sortedKeys(l.byKey) {
+			l.list = append(l.list, l.byKey[key]...)
+		}
 	}
-	return s.list
+	return l.list
 }

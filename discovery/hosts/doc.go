@@ -5,17 +5,21 @@
 // claims to it and its automatic VIP, a virtual address for a host that has no address. An [Entry] is the encoded entry
 // of a host in the name table of the clients that share a [View].
 //
+// A host has one owner for each client: the first step of making an entry is to find the claims that count
+// ([Viewer.Entry]), and nothing else that clients get depends on other claims.
+//
 // The files; a file uses the files below it:
 //
 //	status.go    the status that ServiceEntries must have
-//	hosts.go     Hosts: applies changed objects, and follows aliases
+//	hosts.go     Hosts: applies changed objects, and finds the hosts that answer for aliases
+//	names.go     names that belong to Services
 //	cluster.go   the objects of one cluster
 //	change.go    changes of objects, and merging them
 //	mesh.go      the settings of the mesh
 //	usage.go     what each namespace takes in the tables of other namespaces
 //	set.go       hosts in shards, and changes of them over several steps
 //	scene.go     what depends on the client and not on a host: its Sidecar, and its place
-//	view.go      what a client sees: views, and the entry of a host in a view
+//	view.go      what a client sees: views, the claims that count in a view, and the entry of a host made of them
 //	place.go     which cluster's addresses a client gets
 //	host.go      Host, and the entries that it has made
 //	sidecars.go  which Sidecar a client has; labels.go compares labels

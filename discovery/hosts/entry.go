@@ -61,35 +61,42 @@ type visibleClaim struct {
 	near, addrs []netip.Addr // near has the addresses in the client's cluster, which the client gets first
 }
 
-func isKubernetes(c visibleClaim) bool { return c.kubernetes() }
-
-// mergeClaims makes one table entry of all claims to a host. If there are claims of Services, it ignores the claims of
-// ServiceEntries. The entry has the addresses of all remaining claims. The parameter alias is the name of the host that
-// this host is an alias of. It is used only if all remaining claims are aliases.
-func mergeClaims(claims []visibleClaim, alias string) (host string, info *api.NameTable_NameInfo) {
-	if slices.ContainsFunc(claims, isKubernetes) {
-		claims = slices.DeleteFunc(claims, func(c visibleClaim) bool { return !isKubernetes(c) })
-	}
-	owner, host := claims[0], claims[0].host
+// merge makes one table entry of claims of one namespace to a host. The claims are all of Services, or all of
+// ServiceEntries. The entry has the addresses of all of them.
+func merge(h *Host, claims []visibleClaim) (host string, info *api.NameTable_NameInfo) {
+	host = claims[0].host
 	var near, addrs []netip.Addr
 	for _, c := range claims {
-		if c.alias == "" {
-			alias = ""
-		}
 		near, addrs = append(near, c.near...), append(addrs, c.addrs...)
-		// Claims to the same host may differ in case. The spelling and the owner must not depend on
-		// the order in which objects were read.
-		host = min(host, c.host)
-		if c.namespace < owner.namespace {
-			owner = c
-		}
+		host = min(host, c.host) // claims to the same host may differ in case
 	}
-	info = owner.info(near, addrs)
-	info.Alias = alias
+	info = claims[0].info(near, addrs)
+	if h.reserved && info.GetRegistry() == registryExternal {
+		info.Namespace = claims[0].namespace
+	}
 	info.Headless = !slices.ContainsFunc(claims, func(c visibleClaim) bool { return !c.endpoints || c.pod() })
 	info.Ports = portsOf(claims, len(info.GetIps()))
 	info.Destinations = destinationsOf(claims, host)
 	return host, info
+}
+
+// maxLent bounds the addresses of its target that an alias has, so that the size of an alias depends on nothing that
+// another namespace can make. More do not fit into a response over UDP.
+const maxLent = 64
+
+// aliasOf makes the entry of the first of claims that is an alias of a name. The parameter target is the entry that
+// answers for that name; nil for a name outside the mesh, which agents forward.
+func aliasOf(claims []*claim, name string, target *Entry) (host string, info *api.NameTable_NameInfo) {
+	c := claims[slices.IndexFunc(claims, func(c *claim) bool { return c.alias != "" })]
+	var near, addrs []netip.Addr
+	if target != nil {
+		near, addrs = target.addrs()
+		near = near[:min(len(near), maxLent)]
+		addrs = addrs[:min(len(addrs), maxLent-len(near))]
+	}
+	info = (visibleClaim{claim: c}).info(near, addrs)
+	info.Alias = name
+	return c.host, info
 }
 
 // sorted sorts addresses, and returns each once.
@@ -145,7 +152,7 @@ func (c visibleClaim) info(near, addrs []netip.Addr) *api.NameTable_NameInfo {
 func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 	visible := sorted(slices.Concat(c.near, c.addrs))
 	if c.mixed == nil {
-		for _, p := range c.ports.List() {
+		for _, p := range c.services.List() {
 			for _, a := range visible {
 				yield(p, a)
 			}
@@ -164,8 +171,8 @@ func (c *visibleClaim) eachPort(yield func(object.Port, netip.Addr)) {
 // portsOf returns the ports of an entry with n addresses. If only some of the addresses have a port, the
 // port lists these addresses.
 func portsOf(claims []visibleClaim, n int) []*api.NameTable_Port {
-	first := claims[0].ports
-	differs := func(c visibleClaim) bool { return c.mixed != nil || c.ports != first }
+	first := claims[0].services
+	differs := func(c visibleClaim) bool { return c.mixed != nil || c.services != first }
 	if !slices.ContainsFunc(claims, differs) {
 		var ports []*api.NameTable_Port
 		for _, p := range first.List() {

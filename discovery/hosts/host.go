@@ -7,20 +7,26 @@ import (
 	"sync/atomic"
 
 	"github.com/nametap/nametap/api/digest"
-	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Host has all claims to one host. It does not change, except that it remembers its entries.
+// A Host has all claims to one host that may count. It does not change, except that it remembers its entries.
 type Host struct {
-	Key     string // the host in lower case
-	claims  []*claim
-	slot    uint16 // of the automatic VIP
-	hasSlot bool
-	target  *Host  // if this host is an alias: the host whose addresses it has; nil for a host outside the mesh
-	alias   string // the name that this host is an alias of; empty if it is no alias
-	size    int    // of the addresses and destinations of the claims in a table, see sizer; without those of target
+	Key    string   // the host in lower case
+	claims []*claim // those of Services first, then the older ones
+	// contested is true if objects of several namespaces claim the host, and reserved if its name belongs to Services.
+	contested, reserved bool
+	slot                uint16 // of the automatic VIP
+	hasSlot             bool
+	aliases             []alias // what the claims stand for, each once
 
 	variants atomic.Pointer[[]variant] // the entries that the host remembers; the slice is replaced, not changed
+}
+
+// An alias is the external name of a Service. The targets are the hosts that may answer for it: the host with that name,
+// and the wildcards above it, the closest first. A client gets the addresses of the first one that it sees.
+type alias struct {
+	name    string
+	targets []*Host
 }
 
 // Weight returns about how many bytes the host has, with its entries; 0 for nil.
@@ -30,143 +36,74 @@ func (h *Host) Weight() (n int) {
 		perAddress   = 64  // an address in the claim, and in about two entries
 		perNamespace = 32  // a namespace in an exportTo
 	)
-	for _, c := range h.allClaims() {
-		n += perClaim + perAddress*(len(c.addrs)+len(c.literal)+len(c.vips)) + perNamespace*len(c.exportTo.Namespaces)
-	}
-	return n
-}
-
-// A sizer estimates how many bytes the claims to a host have in a table. If some of the host's addresses lack a port, the
-// table has the addresses of each port.
-type sizer struct {
-	differ bool
-	counts map[object.Ports]int // by list; there are few
-}
-
-func newSizer(claims []*claim) sizer {
-	differ := slices.ContainsFunc(claims, func(c *claim) bool { return c.mixed != nil || c.ports != claims[0].ports })
-	return sizer{differ: differ}
-}
-
-// count returns the number of ports in a list.
-func (s *sizer) count(p object.Ports) int {
-	count, known := s.counts[p]
-	if !known {
-		if s.counts == nil {
-			s.counts = map[object.Ports]int{}
-		}
-		count = p.Len()
-		s.counts[p] = count
-	}
-	return count
-}
-
-// size returns the size of a claim, without its names.
-func (s *sizer) size(c *claim) int {
-	n := c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
-	for i := range c.addrs {
-		times := 1
-		switch {
-		case c.mixed != nil:
-			times += s.count((*c.mixed)[i])
-		case s.differ:
-			times += s.count(c.ports)
-		}
-		n += times * sizeOf(c.addrs[i:i+1])
-	}
-	return n
-}
-
-// sizeInTables returns about how many bytes a host with these claims has in a table, without its names.
-func sizeInTables(claims []*claim) (n int) {
-	sizer := newSizer(claims)
-	for _, c := range claims {
-		n += sizer.size(c)
-	}
-	return n
-}
-
-// sizeOf returns about how many bytes addresses have in a table.
-func sizeOf(addrs []netip.Addr) (n int) {
-	const v4, v6 = 16, 40
-	for _, a := range addrs {
-		if a.Is4() {
-			n += v4
-		} else {
-			n += v6
-		}
-	}
-	return n
-}
-
-// lends returns the size of the host if it is the target of an alias and ServiceEntries of other namespaces than the
-// alias's claim it, otherwise 0.
-func (h *Host) lends(alias *Host) int {
-	if h == nil || len(h.claims) == 0 || len(alias.claims) == 0 {
-		return 0
-	}
-	// Claims are sorted by the kind of the object, then by namespace. All claims to the host of a Service are of its namespace.
-	first, last, own := h.claims[0], h.claims[len(h.claims)-1], alias.claims[0].namespace
-	if first.kubernetes() || last.kubernetes() || first.namespace == own && last.namespace == own {
-		return 0
-	}
-	return h.size
-}
-
-// resolves returns 1 if the host has an address for some client, and 0 if it has none or is nil.
-func (h *Host) resolves() int {
 	if h == nil {
 		return 0
 	}
 	for _, c := range h.claims {
-		if c.addressed() || len(h.vipsOf(c)) > 0 {
-			return 1
-		}
+		n += perClaim + perAddress*(len(c.addrs)+len(c.literal)+len(c.vips)) + perNamespace*len(c.exportTo.Namespaces)
 	}
-	return h.target.resolves()
+	return n + maxLent*perAddress*len(h.aliases)
 }
 
-// wantsVIP reports whether the host may have an automatic VIP. A host that is a Service, or that has
-// an address from an object, needs none.
-func (h *Host) wantsVIP() bool {
-	for _, c := range h.claims {
+// listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
+func (h *Host) listed() int {
+	if h != nil && slices.ContainsFunc(h.claims, func(c *claim) bool {
+		return c.kubernetes() || c.addressed() || len(c.vips) > 0 || c.wantsVIP && h.hasSlot
+	}) {
+		return 1
+	}
+	return 0
+}
+
+// vipsOf returns the automatic VIPs that the host has because of claims, of both families. A host that is a Service, or
+// that has an address from an object, has none.
+func (h *Host) vipsOf(claims []*claim) (vips []netip.Addr) {
+	wanted := false
+	for _, c := range claims {
 		if c.addressed() || c.kubernetes() {
-			return false
+			return nil
+		}
+		if wanted = wanted || c.wantsVIP; c.wantsVIP {
+			vips = append(vips, c.vips...)
 		}
 	}
-	return true
+	if wanted && len(vips) == 0 && h.hasSlot {
+		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
+	}
+	return vips
 }
 
-// vipsOf returns the automatic VIPs that the host has because of a claim, of both families.
-func (h *Host) vipsOf(c *claim) []netip.Addr {
-	switch {
-	case !c.wantsVIP || !h.wantsVIP():
+// aliasOf returns what the host stands for because of claims; nil if the host has addresses itself.
+func (h *Host) aliasOf(claims []*claim) *alias {
+	if len(h.aliases) == 0 || slices.ContainsFunc(claims, (*claim).addressed) {
 		return nil
-	case len(c.vips) > 0:
-		return c.vips
-	case h.hasSlot:
-		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
+	}
+	for _, c := range claims {
+		if i := slices.IndexFunc(h.aliases, func(a alias) bool { return c.alias == a.name }); i >= 0 {
+			return &h.aliases[i]
+		}
 	}
 	return nil
 }
 
-// claimedAlias returns the name of which the host is an alias, as [Hosts.alias] does. Services of
-// several clusters may have different aliases; the first claim that has an alias counts.
-func (h *Host) claimedAlias() string {
-	for _, c := range h.claims {
-		if c.alias != "" {
-			return c.alias
-		}
-	}
-	return ""
-}
-
-// exportedTo yields the lists of namespaces in the exportTo of all claims (see allClaims). A list may come twice. Empty
-// lists are left out.
-func (h *Host) exportedTo(yield func([]string) bool) {
-	for _, c := range h.allClaims() {
-		if list := c.exportTo.Namespaces; len(list) > 0 && !yield(list) {
-			return
+// audiences calls named with each namespace, and long with each long list of namespaces, that may see the host in
+// another way than others: those in the exportTo of a claim, and the namespace of a claim that only that namespace sees,
+// or that counts only there because other namespaces also claim the host. It calls inside with the namespaces of all
+// claims. It looks at the claims of all hosts that reached yields, so it may make a call twice.
+func (h *Host) audiences(named, inside func(namespace string), long func(namespaces []string)) {
+	for host := range h.reached {
+		for _, c := range host.claims {
+			if list := c.exportTo.Namespaces; len(list) > maxIndexed {
+				long(list)
+			} else {
+				for _, namespace := range list {
+					named(namespace)
+				}
+			}
+			if host.contested || c.private || c.hidden {
+				named(c.namespace)
+			}
+			inside(c.namespace)
 		}
 	}
 }
@@ -179,37 +116,52 @@ func (h *Host) Namespace() string {
 	return h.claims[0].namespace
 }
 
-// namespaces yields the namespaces of all claims (see allClaims). A namespace may come twice.
-func (h *Host) namespaces(yield func(string) bool) {
-	for _, c := range h.allClaims() {
-		if !yield(c.namespace) {
-			return
+// reached yields the host, and the hosts that may answer for its aliases, at most maxAliases aliases away. h may be nil.
+func (h *Host) reached(yield func(*Host) bool) {
+	if h == nil || !yield(h) || len(h.aliases) == 0 {
+		return
+	}
+	seen, last := map[*Host]bool{h: true}, []*Host{h}
+	for range maxAliases {
+		var next []*Host
+		for _, host := range last {
+			for t := range host.answering {
+				if !seen[t] {
+					seen[t], next = true, append(next, t)
+				}
+			}
 		}
+		for _, t := range next {
+			if !yield(t) {
+				return
+			}
+		}
+		last = next
 	}
 }
 
-// allClaims returns the claims to the host, and the claims to the host that it is an alias of.
-func (h *Host) allClaims() []*claim {
-	switch {
-	case h == nil:
-		return nil
-	case h.target == nil:
-		return h.claims
+// answering yields the hosts that may answer for an alias of the host. A host may come twice.
+func (h *Host) answering(yield func(*Host) bool) {
+	for _, a := range h.aliases {
+		for _, t := range a.targets {
+			if !yield(t) {
+				return
+			}
+		}
 	}
-	return slices.Concat(h.claims, h.target.claims)
 }
 
 // maxVariants bounds the entries that a host remembers. There may be many: a Sidecar that is edited again and again may
 // show other claims each time.
 const maxVariants = 64
 
-// variant returns the entry with a key. It calls build if the host does not remember the entry.
-func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
+// variant returns the entry with a key, made of claims. It calls build if the host does not remember the entry.
+func (h *Host) variant(key variantKey, claims []*claim, build func() *Entry) *Entry {
 	for {
 		known := h.variants.Load()
 		if known != nil {
 			for _, one := range *known {
-				if one.key == key {
+				if one.key == key && slices.Equal(one.claims, claims) {
 					return one.entry
 				}
 			}
@@ -221,7 +173,7 @@ func (h *Host) variant(key variantKey, build func() *Entry) *Entry {
 		if len(next) >= maxVariants {
 			next = nil
 		}
-		if next = append(next, variant{key, entry}); h.variants.CompareAndSwap(known, &next) {
+		if next = append(next, variant{key, slices.Clone(claims), entry}); h.variants.CompareAndSwap(known, &next) {
 			return entry
 		}
 	}
@@ -237,24 +189,21 @@ func reuse(entry *Entry, known []variant) *Entry {
 	return entry
 }
 
-// A variant is an entry of a host, with its key.
+// A variant is an entry of a host, with all that determines it. Views for which this is the same share the entry.
 type variant struct {
-	key   variantKey
-	entry *Entry
+	key    variantKey
+	claims []*claim // that count
+	entry  *Entry
 }
 
-// variantKey is everything that determines the entry of a host. Views with the same key share the entry.
+// variantKey is what determines the entry of a host besides the claims that count.
 type variantKey struct {
-	visible  uint64 // which of the first maxBits claims are visible, a bit each
-	others   string // the same for further claims, eight to a byte
 	families Families
 	vips     bool
 	near     nearCluster
-	target   digest.Sum // of the entry of the target
+	alias    string     // the name at the end of the chain of aliases
+	target   digest.Sum // of the entry that answers for it
 }
-
-// setVisible sets the claims that are visible.
-func (k *variantKey) setVisible(s *claimSet) { k.visible, k.others = s.first, string(s.others) }
 
 // nearCluster is the cluster whose endpoints come first, if set.
 type nearCluster struct {
@@ -264,28 +213,6 @@ type nearCluster struct {
 
 // contains reports whether a claim has endpoints in the cluster, so that its addresses come first.
 func (n nearCluster) contains(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
-
-// maxBits is how many claims a claimSet holds without an allocation. Nearly all hosts have no more.
-const maxBits = 64
-
-// A claimSet is a set of the claims of a host, by number.
-type claimSet struct {
-	first  uint64
-	others []byte
-}
-
-// add adds the claim with the number i to the set. The host has count claims.
-func (s *claimSet) add(i, count int) {
-	if i < maxBits {
-		s.first |= 1 << i
-		return
-	}
-	if s.others == nil {
-		s.others = make([]byte, (count-maxBits+7)/8)
-	}
-	i -= maxBits
-	s.others[i/8] |= 1 << (i % 8)
-}
 
 // A HostChange is a host before and after a change. Old is nil if the host is new; New is nil if the host was removed.
 type HostChange struct {

@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"cmp"
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -23,13 +24,11 @@ type Hosts struct {
 	byHost   map[string][]claimOf       // the claims by hostKey
 	hosts    map[string]*Host           // by hostKey
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
-	loops    keySet                     // hosts that are aliases of themselves
-	large    keySet                     // hosts with more than object.MaxInTables
-	unmet    keySet                     // aliases of hosts with more than MaxLent
+	problems listed[object.Error]       // what is wrong with hosts
 	usage    *usage                     // what namespaces take in the tables of other namespaces
 	vips     *VIPs
 	settled  bool // the first update has compared the VIPs with all hosts
-	resolved int  // number of hosts that have an address for some client
+	listed   int  // number of hosts that are in the table of some client
 }
 
 // claimOf is a claim and the object that makes it.
@@ -42,10 +41,10 @@ type claimOf struct {
 // VIPs are allocated in vips, which must not be used elsewhere.
 func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 	h := &Hosts{
-		domain: clusterDomain, clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
+		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips, usage: newUsage(MaxShown, object.Mesh{}),
+		vips: vips, usage: newUsage(MaxShown),
 	}
 	h.Scene = h.newScene()
 	return h
@@ -73,13 +72,9 @@ type Update struct {
 	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted. It is the same slice as in the update
 	// before if they have not changed.
 	WithoutVIP []string
-	// Loops are the hosts that are left out now because they are aliases of themselves, in the same form.
-	Loops []string
-	// Large are the hosts that are left out now because they need more than [object.MaxInTables], in the same form.
-	Large []string
-	// Unmet are the aliases that have no addresses now because their targets are hosts of ServiceEntries of other namespaces
-	// with more than [MaxLent], in the same form.
-	Unmet []string
+	// Problems are hosts of objects that are left out now, with the reasons, in the same form: hosts of ServiceEntries whose
+	// names belong to Services, and aliases of themselves.
+	Problems []object.Error
 	// Hidden are the namespaces whose hosts are hidden from other namespaces now because they need more than [MaxShown];
 	// sorted. It is the same slice as in the update before if they have not changed.
 	Hidden []Hidden
@@ -95,6 +90,7 @@ type updating struct {
 // result.
 func (h *Hosts) Update(changes ...Change) Update {
 	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
+	root := h.mesh.RootNamespace
 	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
@@ -121,6 +117,11 @@ func (h *Hosts) Update(changes ...Change) Update {
 	}
 	var vips vipChange
 	changed := h.renewClaims(u.owners, &vips)
+	if h.mesh.RootNamespace != root { // the old one loses hosts, and the new one may have more
+		for key := range h.byHost {
+			changed[key] = true
+		}
+	}
 	for _, id := range dropped {
 		h.dropCluster(id)
 		u.Views = true
@@ -131,14 +132,13 @@ func (h *Hosts) Update(changes ...Change) Update {
 	u.VIPs, u.Moved = result.unsaved, result.moved
 	u.Hosts = h.renewAll(changed)
 	for _, c := range u.Hosts {
-		h.resolved += c.New.resolves() - c.Old.resolves()
+		h.listed += c.New.listed() - c.Old.listed()
 	}
 	h.sidecars.settle()
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Loops, u.Large = h.vips.withoutSlot.sorted(), h.loops.sorted(), h.large.sorted()
-	u.Unmet, u.Hidden = h.unmet.sorted(), h.usage.sorted()
+	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.all(), h.problems.all(), h.usage.hidden.all()
 	return u.Update
 }
 
@@ -240,56 +240,17 @@ func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
 	return wanted
 }
 
-// wantsSlot reports whether a host with these claims needs a slot: a claim wants an automatic VIP, no claim gives an
-// address or a VIP, and the host is no Service.
+// wantsSlot reports whether a host with these claims needs a slot: one of them wants an automatic VIP, and no controller
+// has given it one. It does not depend on other claims, because another one may count for each viewer.
 func wantsSlot(claims []claimOf) bool {
-	wants := false
-	for _, c := range claims {
-		if c.addressed() || len(c.vips) > 0 || c.kubernetes() {
-			return false
-		}
-		wants = wants || c.wantsVIP
-	}
-	return wants
-}
-
-// counting returns the claims to a host that count. If the host is a Service, ServiceEntries in
-// other namespaces do not count: otherwise their authors could take over the host while the Service
-// has no address, or is an alias.
-func counting(claims []claimOf) []claimOf {
-	i := slices.IndexFunc(claims, func(c claimOf) bool { return c.kubernetes() })
-	foreign := func(c claimOf) bool { return !c.kubernetes() && c.namespace != claims[i].namespace }
-	if i < 0 || !slices.ContainsFunc(claims, foreign) {
-		return claims
-	}
-	var own []claimOf
-	for _, c := range claims {
-		if !foreign(c) {
-			own = append(own, c)
-		}
-	}
-	return own
+	return slices.ContainsFunc(claims, func(c claimOf) bool { return c.wantsVIP && len(c.vips) == 0 })
 }
 
 // renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
 // usage. It returns all hosts that have changed.
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
-	counted := h.usage
-	if !slices.Equal(counted.mesh.ExportTo, h.mesh.ExportTo) {
-		for namespace := range counted.hidden {
-			counted.addHosts(namespace, changed)
-		}
-		h.usage = newUsage(counted.limit, h.mesh.Mesh)
-	}
 	changes := h.renewEach(changed)
-	count := changes
-	if h.usage != counted { // another exportTo counts for hosts without one
-		count = make([]HostChange, 0, len(h.hosts))
-		for host := range h.All() {
-			count = append(count, HostChange{New: host})
-		}
-	}
-	if passed := h.usage.follow(count); len(passed) > 0 {
+	if passed := h.usage.follow(changes); len(passed) > 0 {
 		changes = NewSpan(changes, h.renewEach(passed)).Changes
 	}
 	return changes
@@ -304,38 +265,34 @@ func (h *Hosts) renewEach(keys map[string]bool) (changes []HostChange) {
 			changes = append(changes, HostChange{Old: old, New: now})
 		}
 	}
-	h.setTargets(changes)
+	h.setAliases(changes)
 	return changes
 }
 
-// renew makes a host again after its claims, its VIP or the target of its alias have changed. It
-// returns nil if there is no claim to the host. A host that is too large has no claims, and so is in no
-// table. renew does not set the target of an alias: setTargets does.
+// renew makes a host again after its claims, its VIP or a target of its aliases have changed. It
+// returns nil if there is no claim to the host. renew does not set the aliases: setAliases does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
+	h.problems.set(key)
 	if len(claims) == 0 {
-		h.large.remove(key)
 		delete(h.byHost, key)
 		delete(h.hosts, key)
-		h.loops.remove(key)
-		h.unmet.remove(key)
 		return nil
 	}
 	// The order in which objects came must not matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
-		return cmp.Or(a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
+		return cmp.Or(-cmp.Compare(min(len(a.shortname), 1), min(len(b.shortname), 1)), cmp.Compare(a.created, b.created), cmp.Compare(a.namespace, b.namespace),
+			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
-	claims = counting(claims)
-	host := &Host{Key: key, claims: make([]*claim, len(claims))}
-	for i, c := range claims {
-		host.claims[i] = h.usage.limited(c.claim)
+	host := &Host{Key: key}
+	for _, c := range claims {
+		if admitted := h.admit(key, c); admitted != nil {
+			host.claims = append(host.claims, admitted)
+			host.contested = host.contested || admitted.namespace != host.claims[0].namespace
+		}
 	}
-	if host.size = sizeInTables(host.claims); host.size > object.MaxInTables {
-		h.large.add(key)
-		host.claims, host.size = nil, 0
-	} else {
-		h.large.remove(key)
-	}
+	_, host.reserved = servicesName(key, h.domain)
+	host.reserved = host.reserved || !strings.Contains(key, ".")
 	host.slot, host.hasSlot = h.vips.slot(key)
 	h.hosts[key] = host
 	return host
@@ -350,14 +307,14 @@ func (h *Hosts) All() iter.Seq[*Host] { return maps.Values(h.hosts) }
 // Counts are the numbers of hosts and objects.
 type Counts struct {
 	Objects map[string]int // by kind
-	Hosts   int            // with an address for some client
+	Hosts   int            // in the table of some client
 	VIPs    int            // hosts with an automatic VIP that is allocated here
 	NoVIP   int            // hosts for which no automatic VIP is left
 }
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.resolved, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.keys)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.listed, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.byKey)}
 }
 
 // newScene returns the current scene.
@@ -476,99 +433,55 @@ func isBelow(host string, hosts map[string]bool) bool {
 	}
 }
 
-// aliasEnd is the end of a chain of aliases: the host with the key target. The field name is the host's name as written
-// in the last alias of the chain; it is empty if the chain has no alias. If loop is true, the chain has no end, because
-// it comes back to one of its aliases.
-type aliasEnd struct {
-	target, name string
-	loop         bool
-}
-
-// MaxLent bounds the size in tables of a host of ServiceEntries of other namespaces that an alias may have as its target,
-// in bytes. A ServiceEntry may have a wildcard above the targets of many tenants' aliases, and each alias repeats the
-// addresses in a table. 256 IPv4 addresses are within the bound.
-const MaxLent = 4 << 10
-
-// setTargets sets target and alias of the changed hosts that are aliases. If the chain of aliases of a host has no end,
-// the host gets neither, and is added to loops. If the target has more than MaxLent, the host gets no target, as if the
-// target were outside the mesh, and is added to unmet.
-func (h *Hosts) setTargets(changes []HostChange) {
-	ends := map[string]aliasEnd{}
+// setAliases sets what the changed hosts stand for. If the chain of aliases of a host has no end, or is longer than
+// maxAliases, that is added to problems.
+func (h *Hosts) setAliases(changes []HostChange) {
 	for _, c := range changes {
 		host := c.New
 		if host == nil {
 			continue
 		}
-		h.loops.remove(host.Key)
-		h.unmet.remove(host.Key)
-		switch end := h.aliasEnd(host.Key, ends); {
-		case end.loop:
-			h.loops.add(host.Key)
-		case end.name != "":
-			host.target, host.alias = h.host(end.target), end.name
-			if host.target.lends(host) > MaxLent {
-				h.unmet.add(host.Key)
-				host.target = nil
+		for _, claim := range host.claims {
+			known := func(a alias) bool { return a.name == claim.alias }
+			if claim.alias != "" && !slices.ContainsFunc(host.aliases, known) {
+				host.aliases = append(host.aliases, alias{claim.alias, h.targets(targetKey(claim.alias))})
 			}
 		}
+		if len(host.aliases) > 0 && h.isEndless(host.Key) {
+			h.addProblem(host.Key, h.byHost[host.Key][0].object, "spec.externalName", fmt.Sprintf(
+				"the host %q is left out: it stands for itself, or for the end of a chain of more than %d aliases", host.Key, maxAliases))
+		}
 	}
 }
 
-// aliasEnd returns the end of the chain of aliases that begins at a host. The parameter known has the ends that were
-// found before: chains may be long, and many of them may have the same end.
-func (h *Hosts) aliasEnd(key string, known map[string]aliasEnd) aliasEnd {
-	type step struct{ key, name string }
-	var steps []step
-	end, found := known[key]
-	for !found {
-		next, isAlias := h.alias(key)
-		if !isAlias {
-			end = aliasEnd{target: key}
-			break
+// isEndless reports whether the chain of aliases that begins at a host is longer than maxAliases, or has no end.
+func (h *Hosts) isEndless(key string) bool {
+	for range maxAliases + 1 {
+		claims := h.byHost[key]
+		i := slices.IndexFunc(claims, func(c claimOf) bool { return c.alias != "" })
+		if i < 0 {
+			return false
 		}
-		known[key] = aliasEnd{loop: true} // in case the chain comes back to key
-		name := strings.TrimSuffix(next, ".")
-		steps = append(steps, step{key, name})
-		key = h.covering(hostKey(name))
-		end, found = known[key]
+		key = targetKey(claims[i].alias)
 	}
-	for _, s := range slices.Backward(steps) {
-		if end.name == "" && !end.loop {
-			end.name = s.name
-		}
-		known[s.key] = end
-	}
-	return end
+	return true
 }
 
-// alias returns the name of which a host is an alias. A host that has an address itself is no alias.
-func (h *Hosts) alias(key string) (string, bool) {
-	alias := ""
-	for _, c := range counting(h.byHost[key]) {
-		if c.addressed() {
-			return "", false
-		}
-		if alias == "" {
-			alias = c.alias
-		}
+// targets returns the hosts that may answer for a name: the host with the name, and the wildcards above it that objects
+// claim, the closest first. A wildcard at or above the cluster domain does not answer for names below it.
+func (h *Hosts) targets(key string) (all []*Host) {
+	if host := h.host(key); host != nil {
+		all = append(all, host)
 	}
-	return alias, alias != ""
-}
-
-// covering returns key if objects claim that host, otherwise the key of the closest wildcard above it that objects
-// claim, for example *.b.example for a.b.example. If there is no such wildcard, it also returns key.
-func (h *Hosts) covering(key string) string {
-	if len(h.byHost[key]) > 0 {
-		return key
-	}
-	for rest := key; ; {
+	for rest := key; rest != h.domain; {
 		_, parent, found := strings.Cut(rest, ".")
 		if !found {
-			return key
+			break
 		}
-		if wildcard := "*." + parent; len(h.byHost[wildcard]) > 0 {
-			return wildcard
+		if host := h.host("*." + parent); host != nil && parent != h.domain {
+			all = append(all, host)
 		}
 		rest = parent
 	}
+	return all
 }

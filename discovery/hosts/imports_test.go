@@ -69,7 +69,7 @@ func TestHeadlessImport(t *testing.T) {
 	h.Update(in("", serviceImport("db", object.ServiceImport{Headless: true, IPs: []netip.Addr{addr("192.0.2.1")}}),
 		importedFrom("east", "db", "db-0=10.1.0.1", "db-1=10.1.0.2"), own, unready, headless("derived-db"), importedFrom("", "db", "db-9=10.9.0.1")))
 	want := map[string]string{
-		"db": "10.1.0.1 10.1.0.2 10.2.0.1 10.2.0.3 10.9.0.1", "db-0.east.db": "10.1.0.1", "db-1.east.db": "10.1.0.2", "db-0.west.db": "10.2.0.1", "10-2-0-3.west.db": "10.2.0.3",
+		"db": "10.1.0.1 10.1.0.2 10.2.0.1 10.2.0.3 10.9.0.1", "db-0.east.db": "10.1.0.1", "db-1.east.db": "10.1.0.2", "db-0.west.db": "10.2.0.1", "10-2-0-3.west.db": "10.2.0.3", "fd00--0.west.db": "",
 		"derived-db": "10.2.0.1 10.2.0.3", "db-0.derived-db": "10.2.0.1",
 	}
 	if diff := cmp.Diff(want, withoutDomain(at(h, Place{}))); diff != "" {
@@ -83,7 +83,7 @@ func TestHeadlessImport(t *testing.T) {
 		t.Errorf("the entry of fd00:: is %q", text)
 	}
 	// A Sidecar shows or hides the ServiceImport with all its endpoints.
-	sidecar := &object.Sidecar{Egress: []object.EgressHost{{Namespace: "shop", Host: "db.shop.svc.clusterset.local"}}}
+	sidecar := &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{{Namespace: "shop", Host: "db.shop.svc.clusterset.local"}}}}}
 	h.Update(in("", object.Object{Key: key(object.KindSidecar, "s"), Sidecar: sidecar}))
 	viewer := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}, Sidecar: h.Sidecar("shop", nil)})
 	shown := 0
@@ -92,8 +92,8 @@ func TestHeadlessImport(t *testing.T) {
 			shown++
 		}
 	}
-	if shown != 5 {
-		t.Errorf("the Sidecar shows %d hosts, want 5", shown)
+	if shown != 6 {
+		t.Errorf("the Sidecar shows %d hosts, want 6", shown)
 	}
 }
 

@@ -1,5 +1,7 @@
 package hosts
 
+import "slices"
+
 // A Place says in which cluster and network a client is. The client's entries depend on it. The
 // zero value is the control plane's own cluster, with an unknown network.
 type Place struct {
@@ -29,7 +31,7 @@ func (s *surroundings) offers(c *claim) bool {
 	return c.alias != "" || len(c.addrs) > 0
 }
 
-// leading returns the claim that decides what the host is. Of the visible claims of Services that
+// leading returns the claim that decides what the host is. Of the claims of Services that
 // offer an address or an alias, it is the claim of the client's cluster, or else of the first cluster
 // by name. It is nil if there is no such claim.
 func (s *surroundings) leading(claims []*claim) *claim {
@@ -59,30 +61,15 @@ func (s *surroundings) counts(c, leading *claim) bool {
 	return c.cluster == leading.cluster || c.endpoints && leading.endpoints && !leading.clusterOnly && !c.imported && !c.pod()
 }
 
-// narrow returns the visible claims of h that count, and sets the fields of key that depend on them. It overwrites the
-// slice visible.
-func (s *surroundings) narrow(h *Host, visible []*claim, key *variantKey) []*claim {
-	leading := s.leading(visible)
-	var set claimSet
-	local, remote := false, false
-	rest, kept := visible, visible[:0]
-	for i, c := range h.claims {
-		if len(rest) == 0 || rest[0] != c {
-			continue
-		}
-		rest = rest[1:]
-		if !s.counts(c, leading) {
-			continue
-		}
-		set.add(i, len(h.claims))
-		kept = append(kept, c)
-		if c.endpoints {
-			local, remote = local || c.cluster == s.local, remote || c.cluster != s.local
-		}
+// narrow returns the claims to a host that count at the place, and the cluster whose endpoints come first. It overwrites
+// the slice claims.
+func (s *surroundings) narrow(claims []*claim) ([]*claim, nearCluster) {
+	leading := s.leading(claims)
+	claims = slices.DeleteFunc(claims, func(c *claim) bool { return !s.counts(c, leading) })
+	isLocal := func(c *claim) bool { return c.endpoints && c.cluster == s.local }
+	isRemote := func(c *claim) bool { return c.endpoints && c.cluster != s.local }
+	if slices.ContainsFunc(claims, isLocal) && slices.ContainsFunc(claims, isRemote) {
+		return claims, nearCluster{s.local, true}
 	}
-	key.setVisible(&set)
-	if local && remote {
-		key.near = nearCluster{s.local, true}
-	}
-	return kept
+	return claims, nearCluster{}
 }

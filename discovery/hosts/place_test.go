@@ -121,12 +121,12 @@ func TestHeadlessOfClusters(t *testing.T) {
 		"db-0.db": "10.2.0.1", "db-1.db": "10.2.0.2", "db-2.db": "10.1.0.2",
 	})
 	far := map[string]string{ // the network of east is not known, so it counts as any
-		"db": "10.3.0.1 10.3.0.2 | 10.0.0.8 10.1.0.1 10.1.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2",
+		"db": "10.3.0.1 10.3.0.2 | 10.0.0.8 10.1.0.1 10.1.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2", "kv": "",
 	}
 	wantAt(t, h, Place{"far", ""}, far)
 	// The network that a client claims counts before its cluster's network.
 	wantAt(t, h, Place{"west", "net2"}, map[string]string{
-		"db": "10.0.0.8 10.1.0.1 10.1.0.2 10.3.0.1 10.3.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2",
+		"db": "10.0.0.8 10.1.0.1 10.1.0.2 10.3.0.1 10.3.0.2", "db-0.db": "10.3.0.1", "db-3.db": "10.3.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2", "kv": "",
 	})
 	if one, other := h.Place("", "net8"), h.Place("", "net9"); one != other {
 		t.Errorf("clients of unknown networks are at %+v and %+v", one, other)
@@ -135,8 +135,8 @@ func TestHeadlessOfClusters(t *testing.T) {
 	if u := h.Update(in("east", network("net2")), in("far", clusterIP("db", "10.96.3.1"))); !u.Views {
 		t.Error("the network of a cluster has changed, and views stay")
 	}
-	wantAt(t, h, Place{"far", ""}, map[string]string{"db": "10.96.3.1", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2"})
-	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.0.0.8 10.1.0.1 10.1.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2"})
+	wantAt(t, h, Place{"far", ""}, map[string]string{"db": "10.96.3.1", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2", "kv": ""})
+	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.0.0.8 10.1.0.1 10.1.0.2", "db-1.db": "10.1.0.1", "db-2.db": "10.1.0.2", "kv": ""})
 }
 
 // D25: a headless Service may be for clients of its own cluster only.
@@ -163,5 +163,5 @@ func TestAliasOfClusters(t *testing.T) {
 	)
 	wantAt(t, h, Place{"", ""}, map[string]string{"db": "10.9.0.1 | 10.1.0.1", "alias": "10.9.0.1 | 10.1.0.1"})
 	// In east it stands for a host outside of the mesh.
-	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.1.0.1 | 10.9.0.1"})
+	wantAt(t, h, Place{"east", ""}, map[string]string{"db": "10.1.0.1 | 10.9.0.1", "alias": ""})
 }

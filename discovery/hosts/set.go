@@ -13,49 +13,26 @@ import (
 // A Set has all hosts, and follows their changes. The zero value has no hosts.
 type Set struct {
 	shards [digest.Count][]*Host // sorted by key; a change replaces the slice
-	// The fields below find the hosts that a namespace may see in another way than other namespaces do. exported has the
-	// hosts with an exportTo that names the namespace. If the list in the exportTo is long, the hosts are in long instead.
-	// inside has the hosts that an object in the namespace claims.
-	exported map[string]map[*export]bool
-	long     map[*export]bool
-	inside   map[string]map[string]*Host
-	exports  map[string]*export // by the key that exportKeys.key returns
+	// The fields below find the hosts that a namespace may see in another way than other namespaces do, by the namespace
+	// and the key of the host. See [Host.audiences].
+	named, inside map[string]map[string]*Host
+	long          map[*string]*export // by the first element of the list
 }
 
 // maxIndexed is the length of the longest exportTo that is indexed by its namespaces. A longer one is searched each
-// time. An index takes about 300 bytes for each namespace, and an exportTo may name 250,000 namespaces.
-const maxIndexed = 16
+// time: an exportTo may name 250,000 namespaces, and an object may have many hosts.
+const maxIndexed = 8
 
-// An export has the hosts that have the same list of namespaces in an exportTo.
+// An export has the hosts that have the same long list of namespaces in an exportTo.
 type export struct {
-	namespaces namespaces
+	namespaces []string // sorted
 	hosts      map[string]*Host
 }
 
-// namespaces is a sorted list of names of namespaces.
-type namespaces []string
-
-// long reports whether a list is too long for an index.
-func (n namespaces) long() bool { return len(n) > maxIndexed }
-
-// has reports whether the list has a namespace.
-func (n namespaces) has(namespace string) bool {
-	_, found := slices.BinarySearch(n, namespace)
+// has reports whether a sorted list has a namespace.
+func has(namespaces []string, namespace string) bool {
+	_, found := slices.BinarySearch(namespaces, namespace)
 	return found
-}
-
-// exportKeys makes keys of lists of namespaces. Lists with the same content have the same key. It remembers the keys of
-// the lists that it has seen, because all hosts of an object share a list.
-type exportKeys map[*string]string
-
-// key returns the key of a list that is not empty.
-func (k exportKeys) key(namespaces []string) string {
-	key, known := k[&namespaces[0]]
-	if !known {
-		key = strings.Join(namespaces, ",")
-		k[&namespaces[0]] = key
-	}
-	return key
 }
 
 // Shards returns the hosts by shard, sorted by key. Later changes do not change the result.
@@ -77,94 +54,58 @@ func (s *Set) Next(changes []HostChange) [digest.Count][]*Host {
 // Apply applies changes. The parameter next is the result of Next for the same changes.
 func (s *Set) Apply(changes []HostChange, next [digest.Count][]*Host) {
 	s.shards = next
-	if s.exported == nil {
-		s.exported, s.inside, s.exports = map[string]map[*export]bool{}, map[string]map[string]*Host{}, map[string]*export{}
-		s.long = map[*export]bool{}
+	if s.named == nil {
+		s.named, s.inside, s.long = map[string]map[string]*Host{}, map[string]map[string]*Host{}, map[*string]*export{}
 	}
-	keys, left := exportKeys{}, map[string]bool{}
 	for _, c := range changes {
-		for namespaces := range c.Old.exportedTo {
-			key := keys.key(namespaces)
-			delete(s.exports[key].hosts, c.Old.Key)
-			left[key] = true
-		}
-		for namespace := range c.Old.namespaces {
-			removeInner(s.inside, namespace, c.Old.Key)
-		}
-		for namespaces := range c.New.exportedTo {
-			s.export(keys.key(namespaces), namespaces).hosts[c.New.Key] = c.New
-		}
-		for namespace := range c.New.namespaces {
-			innerMap(s.inside, namespace)[c.New.Key] = c.New
-		}
+		s.remove(c.Old)
+		s.add(c.New)
 	}
-	for key := range left {
-		if e := s.exports[key]; len(e.hosts) == 0 {
-			delete(s.exports, key)
-			delete(s.long, e)
-			if !e.namespaces.long() {
-				for _, namespace := range e.namespaces {
-					removeInner(s.exported, namespace, e)
+}
+
+// remove removes a host from the indexes; nil stands for no host.
+func (s *Set) remove(h *Host) {
+	h.audiences(
+		func(namespace string) { removeInner(s.named, namespace, h.Key) },
+		func(namespace string) { removeInner(s.inside, namespace, h.Key) },
+		func(list []string) {
+			if e := s.long[&list[0]]; e != nil {
+				if delete(e.hosts, h.Key); len(e.hosts) == 0 {
+					delete(s.long, &list[0])
 				}
 			}
-		}
-	}
+		})
 }
 
-// export returns the export with a key, and adds the export if it does not exist.
-func (s *Set) export(key string, list namespaces) *export {
-	e := s.exports[key]
-	if e != nil {
-		return e
-	}
-	e = &export{list, map[string]*Host{}}
-	s.exports[key] = e
-	if list.long() {
-		s.long[e] = true
-		return e
-	}
-	for _, namespace := range list {
-		innerMap(s.exported, namespace)[e] = true
-	}
-	return e
-}
-
-// exportedTo yields the exports whose list has a namespace.
-func (s *Set) exportedTo(namespace string) iter.Seq[*export] {
-	return func(yield func(*export) bool) {
-		for e := range s.exported[namespace] {
-			if !yield(e) {
-				return
+// add adds a host to the indexes; nil stands for no host.
+func (s *Set) add(h *Host) {
+	h.audiences(
+		func(namespace string) { innerMap(s.named, namespace)[h.Key] = h },
+		func(namespace string) { innerMap(s.inside, namespace)[h.Key] = h },
+		func(list []string) {
+			if s.long[&list[0]] == nil {
+				s.long[&list[0]] = &export{list, map[string]*Host{}}
 			}
-		}
-		for e := range s.long {
-			if e.namespaces.has(namespace) && !yield(e) {
-				return
-			}
-		}
-	}
+			s.long[&list[0]].hosts[h.Key] = h
+		})
 }
 
 // Special yields the hosts that v may see in another way than v.AtBase, in no particular order.
 func (s *Set) Special(v *Viewer) iter.Seq[*Host] {
 	return func(yield func(*Host) bool) {
-		seen := map[string]bool{}
-		for e := range s.exportedTo(v.Namespace) {
-			for key, h := range e.hosts {
-				if !seen[key] && !yield(h) {
-					return
-				}
-				seen[key] = true
+		all := maps.Clone(s.named[v.Namespace])
+		if all == nil {
+			all = map[string]*Host{}
+		}
+		for _, e := range s.long {
+			if has(e.namespaces, v.Namespace) {
+				maps.Copy(all, e.hosts)
 			}
 		}
-		if !v.SeesOwn() {
-			return
+		if v.SeesOwn() {
+			maps.Copy(all, s.inside[v.Namespace])
 		}
-		for key, h := range s.inside[v.Namespace] {
-			if !seen[key] && !yield(h) {
-				return
-			}
-		}
+		maps.Values(all)(yield)
 	}
 }
 
@@ -190,14 +131,13 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 type Span struct {
 	Changes []HostChange // sorted by key
 	// The same changes by the namespaces that may see them in another way than other namespaces do, see [Set].
-	exported map[string][]*exportChanges // by namespace, without long
-	long     []*exportChanges
-	inside   map[string][]HostChange
+	named, inside map[string][]HostChange
+	long          map[*string]*exportChanges
 }
 
 // exportChanges are the changes of hosts with one list of namespaces in an exportTo.
 type exportChanges struct {
-	namespaces namespaces
+	namespaces []string
 	changes    []HostChange
 }
 
@@ -213,44 +153,31 @@ func NewSpan(steps ...[]HostChange) *Span {
 			last[c.Key()] = c.New
 		}
 	}
-	s := &Span{Changes: make([]HostChange, 0, len(last)), exported: map[string][]*exportChanges{}, inside: map[string][]HostChange{}}
-	keys, exports := exportKeys{}, map[string]*exportChanges{}
+	s := &Span{make([]HostChange, 0, len(last)), map[string][]HostChange{}, map[string][]HostChange{}, map[*string]*exportChanges{}}
 	for _, key := range slices.Sorted(maps.Keys(last)) {
 		c := HostChange{first[key], last[key]}
 		if c.Old == nil && c.New == nil {
 			continue
 		}
 		s.Changes = append(s.Changes, c)
-		for _, h := range []*Host{c.Old, c.New} {
-			for namespaces := range h.exportedTo {
-				e := s.export(keys.key(namespaces), namespaces, exports)
-				e.changes = appendOnce(e.changes, c)
-			}
-			for namespace := range h.namespaces {
-				s.inside[namespace] = appendOnce(s.inside[namespace], c)
-			}
-		}
+		s.add(c, c.Old)
+		s.add(c, c.New)
 	}
 	return s
 }
 
-// export returns the exportChanges for a list of namespaces with this key, and adds them to s and known if they do not
-// exist.
-func (s *Span) export(key string, list namespaces, known map[string]*exportChanges) *exportChanges {
-	e := known[key]
-	if e != nil {
-		return e
-	}
-	e = &exportChanges{namespaces: list}
-	known[key] = e
-	if list.long() {
-		s.long = append(s.long, e)
-		return e
-	}
-	for _, namespace := range list {
-		s.exported[namespace] = append(s.exported[namespace], e)
-	}
-	return e
+// add adds a change by the namespaces that may see its old or its new host in another way; nil stands for no host.
+func (s *Span) add(c HostChange, h *Host) {
+	h.audiences(
+		func(namespace string) { s.named[namespace] = appendOnce(s.named[namespace], c) },
+		func(namespace string) { s.inside[namespace] = appendOnce(s.inside[namespace], c) },
+		func(list []string) {
+			if s.long[&list[0]] == nil {
+				s.long[&list[0]] = &exportChanges{namespaces: list}
+			}
+			e := s.long[&list[0]]
+			e.changes = appendOnce(e.changes, c)
+		})
 }
 
 // appendOnce appends a change unless it is the last one.
@@ -264,11 +191,11 @@ func appendOnce(all []HostChange, c HostChange) []HostChange {
 // Special returns the changes that v may see in another way than v.AtBase, sorted by key.
 func (s *Span) Special(v *Viewer) []HostChange {
 	var lists [][]HostChange
-	for _, e := range s.exported[v.Namespace] {
-		lists = append(lists, e.changes)
+	if named := s.named[v.Namespace]; len(named) > 0 {
+		lists = append(lists, named)
 	}
 	for _, e := range s.long {
-		if e.namespaces.has(v.Namespace) {
+		if has(e.namespaces, v.Namespace) {
 			lists = append(lists, e.changes)
 		}
 	}
@@ -288,14 +215,11 @@ func (s *Span) Special(v *Viewer) []HostChange {
 
 // Namespaces yields the namespaces for which Special may return changes. A namespace may come twice.
 func (s *Span) Namespaces(yield func(string) bool) {
-	for namespace := range s.exported {
-		if !yield(namespace) {
-			return
-		}
-	}
-	for namespace := range s.inside {
-		if !yield(namespace) {
-			return
+	for _, indexed := range []map[string][]HostChange{s.named, s.inside} {
+		for namespace := range indexed {
+			if !yield(namespace) {
+				return
+			}
 		}
 	}
 	for _, e := range s.long {
@@ -317,7 +241,7 @@ func (s *Span) AllNamespaces() int {
 }
 
 // Indexed returns the number of namespaces for which the span has an index.
-func (s *Span) Indexed() int { return len(s.exported) + len(s.inside) }
+func (s *Span) Indexed() int { return len(s.named) + len(s.inside) }
 
 // Reaches reports whether a viewer at the base b (see [Viewer.AtBase]) may see a change of the span. If b has a
 // Sidecar, the Sidecar must show hosts of a namespace in which a host has changed.

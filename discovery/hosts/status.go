@@ -71,7 +71,7 @@ func (h *Hosts) status(e *object.ServiceEntry, owner map[netip.Addr]string) []ob
 	for _, name := range uniqueHosts(e) {
 		key := hostKey(name)
 		host := h.host(key)
-		if host == nil || !host.wantsVIP() || !slices.ContainsFunc(host.claims, func(c *claim) bool { return c.host == name && c.wantsVIP }) {
+		if host == nil || !slices.ContainsFunc(host.claims, func(c *claim) bool { return c.host == name && c.wantsVIP }) {
 			continue
 		}
 		kept := func(a netip.Addr) bool { return owner[a] == key }

@@ -1,10 +1,6 @@
 package hosts
 
-import (
-	"slices"
-
-	"github.com/nametap/nametap/discovery/object"
-)
+import "slices"
 
 // MaxShown bounds the size in tables of the hosts that a namespace shows to other namespaces, in bytes. The table of
 // every client may have all of them, and agents refuse a table of more than 64 MiB. 100,000 Services have about 9 MiB.
@@ -13,15 +9,12 @@ const MaxShown = 16 << 20
 // usage has the size of the hosts that each namespace shows to other namespaces. It depends on the current objects only,
 // so replicas agree.
 //
-// A host counts for the namespaces of its claims, each with its own claims. An alias counts for the namespace of the
-// alias, with the addresses of its target, even if its target is hidden: otherwise the size of a namespace could depend on
-// itself.
+// A host counts for the namespaces of its claims, each with its own claims. An alias counts as if it had maxLent
+// addresses: otherwise the size of a namespace would depend on other namespaces.
 type usage struct {
 	limit      int
-	mesh       object.Mesh // with which the claims were counted
 	namespaces map[string]*shown
-	hidden     map[string][]string // the namespaces beyond the limit; the value has only the namespace, for [object.ExportTo]
-	list       []Hidden            // of hidden, sorted; nil if hidden has changed
+	hidden     listed[Hidden] // the namespaces beyond the limit
 }
 
 // shown has the hosts that a namespace shows to other namespaces.
@@ -33,11 +26,11 @@ type shown struct {
 // Hidden is a namespace whose hosts are hidden from other namespaces, because they are too large.
 type Hidden struct {
 	Namespace string
-	Size      int // of the hosts in tables, in bytes, when the hidden namespaces changed last
+	Size      int // of the hosts in tables, in bytes, when they became too large
 }
 
-func newUsage(limit int, mesh object.Mesh) *usage {
-	return &usage{limit: limit, mesh: mesh, namespaces: map[string]*shown{}, hidden: map[string][]string{}}
+func newUsage(limit int) *usage {
+	return &usage{limit: limit, namespaces: map[string]*shown{}}
 }
 
 // follow counts changed hosts. It returns the hosts of the namespaces that have passed the limit, in either direction:
@@ -65,11 +58,12 @@ func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
 	for namespace := range changed {
 		s := u.namespaces[namespace]
 		if beyond := s.size > u.limit; beyond != u.hides(namespace) {
-			u.list = nil
-			if delete(u.hidden, namespace); beyond {
-				u.hidden[namespace] = []string{namespace}
+			if u.hidden.set(namespace); beyond {
+				u.hidden.set(namespace, Hidden{namespace, s.size})
 			}
-			u.addHosts(namespace, passed)
+			for key := range s.hosts {
+				passed[key] = true
+			}
 		}
 		if len(s.hosts) == 0 {
 			delete(u.namespaces, namespace)
@@ -81,78 +75,28 @@ func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
 // count calls yield with each namespace that shows a host to other namespaces, or would show it if it were not hidden, and
 // with the size of its claims. A namespace may come twice. h may be nil.
 func (u *usage) count(h *Host, yield func(namespace string, size int)) {
-	if h == nil {
-		return
-	}
-	target := 0
-	if h.target != nil {
-		target = h.target.size
-	}
-	last, sum := "", 0
-	sizer := newSizer(h.claims)
-	for _, c := range h.claims { // sorted by namespace, except for the kinds of their objects
-		if !c.hidden && !u.shows(c) {
-			continue
+	for i := 0; h != nil && i < len(h.claims); i++ {
+		if c := h.claims[i]; u.shows(c) {
+			yield(c.namespace, c.size())
 		}
-		if c.namespace != last && sum > 0 {
-			yield(last, sum)
-			sum = 0
-		}
-		last = c.namespace
-		sum += c.namesSize() + sizer.size(c)
-		if c.alias != "" {
-			sum += target
-			target = 0 // several clusters may have the alias, and the host has the addresses once
-		}
-	}
-	if sum > 0 {
-		yield(last, sum)
 	}
 }
 
-// shows reports whether the exportTo of a claim shows the host to other namespaces.
+// shows reports whether a claim shows the host to other namespaces. Without an exportTo it counts as if it did, whatever
+// the default of the mesh is.
 func (u *usage) shows(c *claim) bool {
-	switch {
-	case c.exportTo.IsDefault():
-		return u.mesh.ShowsOthers(c.namespace)
-	case !c.exportTo.Restricted:
-		return true
-	}
-	return slices.ContainsFunc(c.exportTo.Namespaces, func(n string) bool { return n != c.namespace })
+	return !c.private && (!c.exportTo.Restricted || slices.ContainsFunc(c.exportTo.Namespaces, func(n string) bool { return n != c.namespace }))
 }
 
 // hides reports whether the hosts of a namespace are hidden from other namespaces.
-func (u *usage) hides(namespace string) bool { return u.hidden[namespace] != nil }
+func (u *usage) hides(namespace string) bool { return len(u.hidden.byKey[namespace]) > 0 }
 
 // limited returns a claim as it counts: if its namespace is hidden, only its namespace sees it.
 func (u *usage) limited(c *claim) *claim {
-	only := u.hidden[c.namespace]
-	if only == nil || !u.shows(c) {
+	if !u.hides(c.namespace) {
 		return c
 	}
 	own := *c
-	own.hidden, own.exportTo = true, object.ExportTo{Restricted: true}
-	all, mine := u.mesh.Shows(c.namespace)
-	if c.exportTo.VisibleIn(c.namespace) && (!c.exportTo.IsDefault() || all || mine) {
-		own.exportTo.Namespaces = only
-	}
+	own.hidden = true
 	return &own
-}
-
-// addHosts adds to keys the hosts that a namespace shows to other namespaces, or would show if it were not hidden.
-func (u *usage) addHosts(namespace string, keys map[string]bool) {
-	for key := range u.namespaces[namespace].hosts {
-		keys[key] = true
-	}
-}
-
-// sorted returns the hidden namespaces, sorted: the same slice until they change. The caller must not change it.
-func (u *usage) sorted() []Hidden {
-	if u.list == nil {
-		u.list = []Hidden{}
-		for _, namespace := range sortedKeys(u.hidden) {
-			u.list = append(u.list, Hidden{namespace, u.namespaces[namespace].size})
-		}
-	}
-	return u.list
 }

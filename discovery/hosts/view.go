@@ -1,6 +1,9 @@
 package hosts
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // Families are the address families of a client.
 type Families struct{ V4, V6 bool }
@@ -53,85 +56,158 @@ func (v *Viewer) SeesOwn() bool {
 
 // sees reports whether the view shows what a claim says.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.Sidecar.sidecar == nil || v.Sidecar.sidecar.egress.Shows(v.Namespace, c.namespace, c.owner()))
+	return v.isExported(c) && (v.Sidecar.sidecar == nil || v.Sidecar.sidecar.egress.Shows(v.Namespace, c.namespace, c.owner(), c.ports))
 }
 
 // isExported reports whether the namespace of the view may see what a claim says.
 func (v *Viewer) isExported(c *claim) bool {
-	if c.exportTo.IsDefault() {
+	switch {
+	case (c.private || c.hidden) && c.namespace != v.Namespace:
+		return false
+	case c.exportTo.IsDefault():
 		return v.allVisible || v.ownVisible && c.namespace == v.Namespace
 	}
 	return c.exportTo.VisibleIn(v.Namespace)
 }
 
-// Entry returns the entry of a host, and nil if clients with this view do not see the host, or get
-// no address of it.
+// counting returns the claims to a host that count for the viewer: those that it sees, of one namespace. This is, as in
+// istiod, the viewer's own namespace, or else the namespace of a Service, of an object that is exported to the viewer's
+// namespace by name, or of the oldest object. With several clusters, it returns those that count at the viewer's place,
+// and the cluster whose endpoints come first. The claims are appended to the empty slice claims, so that they need no
+// allocation.
+func (v *Viewer) counting(h *Host, claims []*claim) ([]*claim, nearCluster) {
+	var owner *claim
+	for _, c := range h.claims {
+		if !v.sees(c) {
+			continue
+		}
+		if claims = append(claims, c); owner == nil || v.rank(c) < v.rank(owner) {
+			owner = c
+		}
+	}
+	if h.contested {
+		claims = slices.DeleteFunc(claims, func(c *claim) bool { return c.namespace != owner.namespace })
+	}
+	if v.around != nil {
+		return v.around.narrow(claims)
+	}
+	return claims, nearCluster{}
+}
+
+// rank orders the claims to a host by who owns the host; a lower rank comes first, and the older of two with one rank.
+func (v *Viewer) rank(c *claim) int {
+	switch {
+	case c.namespace == v.Namespace:
+		return 0
+	case c.kubernetes():
+		return 1
+	case c.exportTo.Restricted:
+		return 2
+	}
+	return 3
+}
+
+// maxAliases bounds how many aliases in a row a client may have to follow. Any tenant can make a long row.
+const maxAliases = 16
+
+// follow returns what a host stands for, because of the claims that count: the name at the end of the chain of aliases,
+// and the entry that answers for it, which is nil for a name outside the mesh. The name is empty if the host is no alias.
+// ok is false if the chain is longer than maxAliases, or has no end.
+func (v *Viewer) follow(h *Host, claims []*claim) (name string, target *Entry, ok bool) {
+	for range maxAliases + 1 {
+		a := h.aliasOf(claims)
+		if a == nil {
+			if name != "" {
+				target = v.Entry(h)
+			}
+			return name, target, true
+		}
+		name, h = a.name, nil
+		for _, t := range a.targets {
+			if claims, _ = v.counting(t, nil); t.aliasOf(claims) != nil || v.Entry(t) != nil {
+				h = t
+				break
+			}
+		}
+		if h == nil {
+			return name, nil, true
+		}
+	}
+	return "", nil, false
+}
+
+// Entry returns the entry of a host, and nil if the host is not in the table of clients with this view: they do not see
+// it, or it is a host of a ServiceEntry of which they get no address.
 func (v *Viewer) Entry(h *Host) *Entry {
 	if h == nil {
 		return nil
 	}
-	key := variantKey{families: v.Families, vips: v.VIPs}
-	visible := make([]*claim, 0, 8)
-	var set claimSet
-	for i, c := range h.claims {
-		if v.sees(c) {
-			set.add(i, len(h.claims))
-			visible = append(visible, c)
-		}
-	}
-	key.setVisible(&set)
-	if v.around != nil {
-		visible = v.around.narrow(h, visible, &key)
-	}
-	if len(visible) == 0 {
-		return nil
-	}
-	target := v.Entry(h.target)
-	if target != nil {
-		key.target = target.Sum
-	}
-	return h.variant(key, func() *Entry { return v.build(h, visible, &key, target) })
-}
-
-// build makes the entry of a host from its visible claims. It ignores claims without an address.
-func (v *Viewer) build(h *Host, visible []*claim, key *variantKey, target *Entry) *Entry {
-	var claims []visibleClaim
-	for _, c := range visible {
-		one := visibleClaim{claim: c}
-		one.near, one.addrs = v.addrs(h, c, target)
-		if key.near.contains(c) {
-			one.near, one.addrs = one.addrs, nil
-		}
-		if len(one.near)+len(one.addrs) > 0 {
-			claims = append(claims, one)
-		}
-	}
+	claims, near := v.counting(h, make([]*claim, 0, 8))
 	if len(claims) == 0 {
 		return nil
 	}
-	return newEntry(mergeClaims(claims, h.alias))
+	key := variantKey{families: v.Families, vips: v.VIPs, near: near}
+	var target *Entry
+	if len(h.aliases) > 0 {
+		var ok bool
+		if key.alias, target, ok = v.follow(h, claims); !ok {
+			return nil
+		}
+		if target != nil {
+			key.target = target.Sum
+		}
+	}
+	return h.variant(key, claims, func() *Entry { return v.build(h, claims, &key, target) })
 }
 
-// addrs returns the addresses of a claim for a client. Only an alias has near addresses here: the near addresses
-// of its target. Like istiod, addrs returns the addresses in a ServiceEntry for every client, whatever the
-// client's families: the author of the ServiceEntry wants them used, and without them a client would resolve the
+// build makes the entry of a host from the claims that count. Claims of Services come before those of ServiceEntries,
+// unless only the latter have an address. A Service is in the table without an address, too: its name exists.
+func (v *Viewer) build(h *Host, claims []*claim, key *variantKey, target *Entry) *Entry {
+	if key.alias != "" {
+		return newEntry(aliasOf(claims, key.alias, target))
+	}
+	vips := v.usable(h.vipsOf(claims))
+	var services, addressed []visibleClaim
+	for _, c := range claims {
+		one := visibleClaim{claim: c, addrs: slices.Concat(c.literal, v.usable(c.addrs))}
+		if v.VIPs && c.wantsVIP {
+			one.addrs = append(one.addrs, vips...)
+		}
+		if key.near.contains(c) {
+			one.near, one.addrs = one.addrs, nil
+		}
+		if c.kubernetes() {
+			services = append(services, one)
+		}
+		if len(one.near)+len(one.addrs) > 0 {
+			addressed = append(addressed, one)
+		}
+	}
+	isService := func(c visibleClaim) bool { return c.kubernetes() }
+	switch {
+	case slices.ContainsFunc(addressed, isService):
+		addressed = slices.DeleteFunc(addressed, func(c visibleClaim) bool { return !isService(c) })
+	case len(addressed) == 0:
+		addressed = services
+	}
+	if len(addressed) == 0 {
+		return nil
+	}
+	return newEntry(merge(h, addressed))
+}
+
+// usable returns the addresses of the viewer's families. Like istiod, a viewer gets the addresses in a ServiceEntry
+// whatever its families: the author of the ServiceEntry wants them used, and without them a client would resolve the
 // name outside the mesh.
-func (v *Viewer) addrs(h *Host, c *claim, target *Entry) (near, addrs []netip.Addr) {
-	if target != nil && c.alias == h.claimedAlias() && c.alias != "" {
-		near, addrs = target.addrs()
+func (v *Viewer) usable(addrs []netip.Addr) []netip.Addr {
+	if v.Families.V4 && v.Families.V6 {
+		return addrs
 	}
-	addrs = append(addrs, c.literal...)
-	for _, a := range c.addrs {
+	var all []netip.Addr
+	for _, a := range addrs {
 		if v.Families.includes(a) {
-			addrs = append(addrs, a)
+			all = append(all, a)
 		}
 	}
-	if v.VIPs {
-		for _, a := range h.vipsOf(c) {
-			if v.Families.includes(a) {
-				addrs = append(addrs, a)
-			}
-		}
-	}
-	return near, addrs
+	return all
 }

@@ -25,8 +25,8 @@ type VIPs struct {
 	bySlot map[uint16]string  // hosts, by their slot
 	// rounds counts the updates in which hosts were removed, see markRemoved.
 	rounds      uint64
-	withoutSlot keySet // hosts that found no free slot
-	inUse       int    // hosts that want a VIP and have a slot
+	withoutSlot listed[string] // hosts that found no free slot
+	inUse       int            // hosts that want a VIP and have a slot
 	// claimed counts, by usable slot, the addresses in objects that are VIPs of the slot. No host may have one of these
 	// slots.
 	claimed map[uint16]int
@@ -122,16 +122,14 @@ type vipResult struct {
 	moved   []string        // hosts that have lost their slot, sorted
 }
 
-// slotsOf returns the usable slots of the addresses of claims, once for each address.
+// slotsOf returns the usable slots of the VIPs that controllers have given to claims, once for each address. Addresses
+// that authors of objects choose take no slot: otherwise they could take the VIP of another namespace's host.
 func slotsOf(claims []claim) []uint16 {
 	var all []uint16
 	for i := range claims {
-		c := &claims[i]
-		for _, addrs := range [][]netip.Addr{c.addrs, c.literal, c.vips} {
-			for _, a := range addrs {
-				if slot, ok := addrSlot(a); ok && usableSlot(slot) {
-					all = append(all, slot)
-				}
+		for _, a := range claims[i].vips {
+			if slot, ok := addrSlot(a); ok && usableSlot(slot) {
+				all = append(all, slot)
 			}
 		}
 	}
@@ -178,12 +176,14 @@ func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 	free, reusable := vipUsable-len(v.bySlot)-len(v.claimed), len(v.byHost)-v.inUse
 	if free+reusable == 0 {
 		for host := range slotless {
-			v.withoutSlot.add(host)
+			v.withoutSlot.set(host, host)
 		}
 		return
 	}
 	all := maps.Clone(slotless)
-	maps.Copy(all, v.withoutSlot.keys)
+	for host := range v.withoutSlot.byKey {
+		all[host] = true
+	}
 	var removed []string
 	if free < len(all) {
 		removed = v.removed()
@@ -198,10 +198,10 @@ func (v *VIPs) allocate(slotless map[string]bool, r *vipResult) {
 			slot = v.remove(removed[0]).Slot
 			removed = removed[1:]
 		default:
-			v.withoutSlot.add(host)
+			v.withoutSlot.set(host, host)
 			continue
 		}
-		v.withoutSlot.remove(host)
+		v.withoutSlot.set(host)
 		v.byHost[host], v.bySlot[slot] = vipHost{Slot: slot}, host
 		v.inUse++
 		r.changed[host], r.unsaved = true, true
@@ -247,7 +247,7 @@ func (v *VIPs) markRemoved(wanted, slotless map[string]bool, r *vipResult) {
 			r.changed[host], removed = true, true
 		case !want:
 			delete(slotless, host)
-			v.withoutSlot.remove(host)
+			v.withoutSlot.set(host)
 		}
 	}
 	if removed {

@@ -51,6 +51,9 @@ func (t structs) decode(kind string, o metav1.Object, from any) *slim {
 	if s.object.Service != nil {
 		s.object.Service.Selector = nil
 	}
+	if s.object.Entry != nil {
+		s.object.Entry.Selector = nil
+	}
 	if s.object.Slice != nil {
 		for i := range s.object.Slice.Endpoints {
 			s.object.Slice.Endpoints[i].Pod = ""

@@ -7,22 +7,26 @@ import (
 )
 
 // ParseAddress parses an address of a ServiceEntry. For a CIDR with one address, it returns that address. For a
-// larger CIDR it returns the zero Addr without an error, because a client cannot connect to a network.
+// larger CIDR, for 0.0.0.0, with which istiod marks a host without an address, and for other addresses to which a client
+// cannot connect, it returns the zero Addr without an error.
 func ParseAddress(text string) (netip.Addr, error) {
-	if p, err := netip.ParsePrefix(text); err == nil {
+	a, err := netip.ParseAddr(text)
+	if p, isPrefix := netip.ParsePrefix(text); isPrefix == nil {
 		if !p.IsSingleIP() {
 			return netip.Addr{}, nil
 		}
-		return p.Addr().Unmap(), nil
+		a, text, err = p.Addr(), p.Addr().String(), nil
 	}
-	a, err := netip.ParseAddr(text)
 	switch {
 	case strings.Contains(text, "/"):
 		return netip.Addr{}, fmt.Errorf("want an IP address or a CIDR, got %q", text)
 	case err != nil || a.Zone() != "":
 		return netip.Addr{}, fmt.Errorf("want an IP address, got %q", text)
 	}
-	return a.Unmap(), nil
+	if a = a.Unmap(); a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
+		return netip.Addr{}, nil
+	}
+	return a, nil
 }
 
 // A VIP is an automatic VIP in the status of a ServiceEntry.

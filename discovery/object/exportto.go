@@ -52,13 +52,17 @@ func NewExportTo(scopes []string, namespace string) (ExportTo, error) {
 	return e, err
 }
 
-// SplitScopes returns the scopes in a list that is separated by commas.
+// SplitScopes returns the scopes in a list that is separated by commas. As in istiod, only an empty text stands for no
+// list: a list without scopes, such as ",", names no namespace.
 func SplitScopes(text string) []string {
 	var scopes []string
 	for scope := range strings.SplitSeq(text, ",") {
 		if scope = strings.TrimSpace(scope); scope != "" {
 			scopes = append(scopes, scope)
 		}
+	}
+	if len(scopes) == 0 && text != "" {
+		return []string{exportToNone}
 	}
 	return scopes
 }

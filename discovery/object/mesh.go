@@ -44,17 +44,6 @@ func (m Mesh) Shows(namespace string) (allVisible, ownVisible bool) {
 	return IsLabel(namespace) && slices.Contains(m.ExportTo, namespace), slices.Contains(m.ExportTo, exportToPrivate)
 }
 
-// ShowsOthers reports whether clients in any other namespace see the hosts of a namespace that have no exportTo.
-func (m Mesh) ShowsOthers(namespace string) bool {
-	switch {
-	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):
-		return true
-	case slices.Contains(m.ExportTo, exportToNone):
-		return false
-	}
-	return slices.ContainsFunc(m.ExportTo, func(scope string) bool { return scope != exportToPrivate && scope != namespace })
-}
-
 // Equal reports whether two settings are the same.
 func (m Mesh) Equal(other Mesh) bool {
 	return m.RootNamespace == other.RootNamespace && slices.Equal(m.ExportTo, other.ExportTo) && slices.Equal(m.Selectors, other.Selectors)

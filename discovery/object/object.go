@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 )
 
 // The kinds of objects that are read. All others are skipped.
@@ -24,9 +25,8 @@ const (
 	KindConfigMap     = "ConfigMap" // with the settings of the mesh; read at the API server only
 )
 
-// MaxInTables bounds how many bytes of a table all hosts of one ServiceEntry may need. It also bounds a single host
-// that several objects name. In a table, each host of a ServiceEntry has all addresses, and each port of a host may
-// have all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of the resource permits 256 hosts with
+// MaxInTables bounds how many bytes of a table all hosts of one ServiceEntry may need. In a table, each host of a
+// ServiceEntry has all addresses, and each port of a host may have all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of the resource permits 256 hosts with
 // 256 addresses; they need less than MaxInTables.
 const MaxInTables = 4 << 20
 
@@ -87,7 +87,8 @@ type Service struct {
 	ExternalName    string // the host that a Service of type ExternalName stands for, without a trailing dot
 	Headless        bool
 	ClusterIPs      []netip.Addr
-	Ports           Ports // for a headless Service, the ports of the Pods that it selects, if their numbers are known
+	Ports           Ports    // for a headless Service, the ports of the Pods that it selects, if their numbers are known
+	Numbers         []uint16 // of the ports that clients connect to, for [Egress.Shows]
 	Selector        map[string]string
 	PublishNotReady bool
 	HeadlessScope   HeadlessScope
@@ -155,7 +156,8 @@ func NewImportedSlice(labels map[string]string) *ImportedSlice {
 type ServiceImport struct {
 	Headless bool
 	IPs      []netip.Addr
-	Ports    Ports // of the Service; a headless Service's slices have the endpoints' ports
+	Ports    Ports    // of the Service; a headless Service's slices have the endpoints' ports
+	Numbers  []uint16 // of the ports that clients connect to, for [Egress.Shows]
 }
 
 // Endpoint is one endpoint of a slice.
@@ -180,10 +182,15 @@ type Pod struct {
 // ServiceEntry holds the fields of an Istio ServiceEntry that are used.
 type ServiceEntry struct {
 	Hosts        []string
-	Addrs        []netip.Addr // single addresses, /32 and /128 included
+	Addrs        []netip.Addr // single addresses that clients can connect to, /32 and /128 included
 	HasAddresses bool         // there are addresses, even if they are only CIDRs
 	Resolution   string
 	NoVIP        bool
+	// Selector selects the Pods that are the endpoints. It is set only with resolution NONE: with others, connections
+	// lead to the endpoints, and clients get other addresses.
+	Selector     map[string]string
+	Numbers      []uint16  // of the ports that clients connect to
+	Created      time.Time // the creationTimestamp; the zero time if there is none, as in most directories
 	ExportTo     ExportTo
 	Destinations Destinations // where connections to Hosts lead
 	// VIPs are the automatic VIPs that a controller has written to the status, by the host in the spelling of

@@ -159,7 +159,7 @@ func randomChange(r *rand.Rand) hosts.Change {
 	case 6:
 		o.Key = object.Key{Kind: object.KindSidecar, Namespace: pick("shop", "data", "istio-system"), Name: pick("s", "t")}
 		egress := object.EgressHost{Namespace: pick("*", ".", "data"), Host: pick("*", "*.example.com")}
-		o.Sidecar = &object.Sidecar{Egress: []object.EgressHost{egress, {Namespace: "tick", Host: "*"}}}
+		o.Sidecar = &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{egress, {Namespace: "tick", Host: "*"}}}}}
 		if r.IntN(2) == 0 {
 			o.Sidecar.Labels = map[string]string{"app": "web"}
 		}

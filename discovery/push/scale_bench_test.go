@@ -80,7 +80,7 @@ func BenchmarkSidecar(b *testing.B) {
 				if changed.Service = (&object.Service{ClusterIPs: []netip.Addr{netip.AddrFrom4([4]byte{11, byte(i >> 16), byte(i >> 8), byte(i)})}}); sidecar {
 					changed = object.Object{
 						Key:     object.Key{Kind: object.KindSidecar, Namespace: "ns7", Name: "s"},
-						Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: fmt.Sprintf("ns%d", i%namespaces), Host: "*"}}},
+						Sidecar: &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{{Namespace: fmt.Sprintf("ns%d", i%namespaces), Host: "*"}}}}},
 					}
 				}
 				s.updateAll(b, hosts.Change{Updated: []object.Object{changed}})

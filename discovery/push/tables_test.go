@@ -225,7 +225,7 @@ func TestRejectedTableOfANewView(t *testing.T) {
 	sidecar := func(namespace, of string) object.Object {
 		return object.Object{
 			Key:     object.Key{Kind: object.KindSidecar, Namespace: namespace, Name: "s"},
-			Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: of, Host: "*"}}},
+			Sidecar: &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{{Namespace: of, Host: "*"}}}}},
 		}
 	}
 	for range 3 {
@@ -308,7 +308,7 @@ func TestSidecarOfOneNamespace(t *testing.T) {
 		base, nonce := data.view.base, data.nonce
 		sidecar := object.Object{
 			Key:     object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"},
-			Sidecar: &object.Sidecar{Egress: []object.EgressHost{{Namespace: ".", Host: "*"}}},
+			Sidecar: &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{{Namespace: ".", Host: "*"}}}}},
 		}
 		s.updateAll(t, hosts.Change{Updated: []object.Object{sidecar}})
 		if data.view.base != base || data.nonce != nonce {

@@ -80,14 +80,12 @@ type Value struct {
 	// Generation is what [Cache.Generation] returned before the nameservers were
 	// chosen.
 	Generation uint64
-	// Provisional is true if another nameserver has not replied and may have a different answer. Then Reply is kept
-	// for at most MaxProvisional, and is never served stale.
+	// MaxTTL bounds how long Reply is kept until it expires, and the TTLs that clients get; 0 is no bound.
+	MaxTTL time.Duration
+	// Provisional is true if another nameserver has not replied and may have a different answer. Then Reply is never
+	// served stale.
 	Provisional bool
 }
-
-// MaxProvisional is how long a reply with Value.Provisional is kept at most; no client gets a longer TTL. So when the
-// other nameserver replies again, its answers are used after this time at the latest.
-const MaxProvisional = 30 * time.Second
 
 // Stats are counts of a cache.
 type Stats struct {
@@ -211,19 +209,19 @@ func (c *Cache) Put(k Key, v Value, now time.Time) {
 		s.putFailure(hash, k, v.Failure, t)
 		return
 	}
-	s.putReply(hash, k, v, lifetimeOf(v.Reply, v.Provisional, t))
+	s.putReply(hash, k, v, lifetimeOf(&v, t))
 }
 
-// lifetimeOf returns how long r is kept.
-func lifetimeOf(r *reply.Reply, provisional bool, received time.Duration) lifetime {
-	life := lifetime{received: received, maxTTL: maxTTL, provisional: provisional}
-	if r.Negative() {
+// lifetimeOf returns how long v is kept.
+func lifetimeOf(v *Value, received time.Duration) lifetime {
+	life := lifetime{received: received, maxTTL: maxTTL, provisional: v.Provisional}
+	if v.Reply.Negative() {
 		life.maxTTL = maxNegativeTTL
 	}
-	if provisional {
-		life.maxTTL = min(life.maxTTL, MaxProvisional)
+	if v.MaxTTL > 0 {
+		life.maxTTL = min(life.maxTTL, v.MaxTTL)
 	}
-	ttl, _ := r.TTL()
+	ttl, _ := v.Reply.TTL()
 	life.ttl = min(ttl, life.maxTTL)
 	return life
 }

@@ -22,9 +22,9 @@ func TestCountsDown(t *testing.T) {
 			c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: 0}), newClock()
 			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{})
 			c.Put(key("a"), replied(c, r), clock.Time)
-			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+			wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{}})
 			wantHit(t, c.Get(key("a"), clock.after(10*time.Second+999*time.Millisecond)),
-				cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true, Seconds: 10}})
+				cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Seconds: 10}})
 			if hit := c.Get(key("a"), clock.after(289*time.Second)); hit.State != cache.Fresh || hit.Age.Seconds != 299 {
 				t.Errorf("after 299.999 s %+v", hit)
 			}
@@ -111,7 +111,7 @@ func TestStale(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	r := answer(t, "a", 300)
 	c.Put(key("a"), replied(c, r), clock.Time)
-	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Cached: true, Stale: true, Seconds: 300}}
+	stale := cache.Hit{State: cache.Stale, Reply: r, Age: reply.Age{Stale: true, Seconds: 300}}
 	wantHit(t, c.Get(key("a"), clock.after(300*time.Second)), stale)
 
 	wantHit(t, c.Get(key("a"), clock.Time), stale)
@@ -197,7 +197,7 @@ func TestFailure(t *testing.T) {
 	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Failed, Failure: "timeout"})
 	r := answer(t, "a", 300)
 	c.Put(key("a"), replied(c, r), clock.Time)
-	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{}})
 	if s := c.Stats(); s.Entries != 1 || s.Failures != 2 || s.Hits != 1 {
 		t.Errorf("Stats = %+v", s)
 	}
@@ -324,7 +324,7 @@ func TestGeneration(t *testing.T) {
 	c.Put(key("a"), replied(c, r), clock.Time)
 	before.Reply = nxdomain(t, 300)
 	c.Put(key("a"), before, clock.Time)
-	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{Cached: true}})
+	wantHit(t, c.Get(key("a"), clock.Time), cache.Hit{State: cache.Fresh, Reply: r, Age: reply.Age{}})
 }
 
 // F21: a flush removes the replies to some questions and keeps others.

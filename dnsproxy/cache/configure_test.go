@@ -17,7 +17,7 @@ func TestConfigureLimits(t *testing.T) {
 	c.Put(key("a"), replied(c, positive), clock.Time)
 	c.Put(key("b"), replied(c, negative), clock.Time)
 	value := replied(c, provisional)
-	value.Provisional = true
+	value.Provisional, value.MaxTTL = true, 30*time.Second
 	c.Put(key("c"), value, clock.Time)
 	c.Put(key("d"), unanswered(c, "timeout"), clock.Time)
 	clock.after(time.Second)

@@ -31,7 +31,7 @@ func (m *model) get(now time.Time, stale time.Duration) cache.Hit {
 		return cache.Hit{}
 	}
 	age := now.Sub(m.stored)
-	hit := cache.Hit{Reply: m.reply, Server: nameserver, Age: reply.Age{Cached: true, Seconds: uint32(age / time.Second), Max: 604800}}
+	hit := cache.Hit{Reply: m.reply, Server: nameserver, Age: reply.Age{Seconds: uint32(age / time.Second), Max: 604800}}
 	if m.reply.Negative() {
 		hit.Age.Max = 10800
 	}

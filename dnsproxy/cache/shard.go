@@ -123,7 +123,7 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	if e == nil {
 		return Hit{}
 	}
-	age := reply.Age{Cached: true, Seconds: uint32(max(0, now-e.stored) / time.Second), Max: e.maxTTL}
+	age := reply.Age{Seconds: uint32(max(0, now-e.stored) / time.Second), Max: e.maxTTL}
 	e.visited = true
 	switch {
 	case now < e.expires:

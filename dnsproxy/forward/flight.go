@@ -27,8 +27,8 @@ const (
 type flightKey struct {
 	cache.Key // for a relayed message, only the name, type and class are set
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
-	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is empty if the cache is
-	// on, and the client's transport if the cache is off.
+	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is
+	// the client's transport, but empty for UDP if the cache is on.
 	relay string
 }
 
@@ -58,6 +58,7 @@ type Client interface {
 type seat struct {
 	client     Client  // nil if no client waits
 	staleReply *Result // a reply from the cache, for when nameservers fail or are slow; nil if there is none
+	otherwise  bool    // Query.Otherwise
 }
 
 // give passes a result to the client of a seat. If the result is a failure, and the seat has a stale reply, the client
@@ -286,7 +287,7 @@ func (f *flights) giveStale(l *flight) {
 	f.mu.Lock()
 	var left, given []seat
 	for _, s := range l.seats {
-		if s.staleReply == nil {
+		if s.staleReply == nil && !s.otherwise {
 			left = append(left, s)
 			continue
 		}

@@ -117,7 +117,7 @@ type waiter chan *Result
 func (w waiter) Receive(result *Result) { w <- result }
 
 // resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
-// wait for the same answer. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
+// wait for the same answer, over UDP or over TCP. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // the cache was flushed after the lookup
@@ -127,7 +127,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		client.Receive(&found)
 		return
 	}
-	state, s := q.found.state, seat{client: client}
+	state, s := q.found.state, seat{client: client, otherwise: q.Otherwise}
 	group := f.routing.Load().group(q.Name)
 	if q.found.result.Reply != nil {
 		old := q.found.result
@@ -137,6 +137,10 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 			client.Receive(&old)
 			return
 		}
+	} else if q.Otherwise && group.Down() {
+		f.renew(q, state)
+		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
+		return
 	}
 	b := f.board(f.questionKey(q), s, group)
 	switch {
@@ -151,7 +155,7 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		f.cache.CountMiss(state)
 		return
 	}
-	if s.staleReply != nil {
+	if s.staleReply != nil || s.otherwise {
 		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveStale(b.flight) })
 	}
 }
@@ -170,7 +174,7 @@ func (f *Forwarder) renew(q *Query, state cache.State) {
 // questionKey returns the key of the flight for a question.
 func (f *Forwarder) questionKey(q *Query) flightKey {
 	key := flightKey{Key: q.Key}
-	if f.cache.Off() {
+	if f.cache.Off() || q.Mode == upstream.TCPThenUDP {
 		key.relay = string([]byte{byte(q.Mode)})
 	}
 	return key
@@ -233,15 +237,12 @@ func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
 		f.flights.land(l, result)
 		return
 	}
-	value := cache.Value{Generation: l.generation}
+	value := cache.Value{Generation: l.generation, MaxTTL: f.routing.Load().maxTTL(wire.Name(l.key.Name), answer.Provisional)}
+	result.Age.Max = uint32(value.MaxTTL / time.Second) //nolint:gosec // a TTL
 	if err == nil {
 		if result.Reply, err = reply.Parse(answer.Reply); err != nil {
 			result.Err = fmt.Errorf("%w: %s: %w", ErrBadReply, answer.Server, err)
 		}
-	}
-	if answer.Provisional && !f.cache.Off() {
-		// A client with a cache must not keep the reply for longer than this cache does.
-		result.Age = reply.Age{Cached: true, Max: uint32(cache.MaxProvisional / time.Second)}
 	}
 	switch {
 	case result.Err == nil && answer.Plain && l.key.DO:

@@ -24,12 +24,15 @@ type Query struct {
 	Server netip.AddrPort
 	// Client is where the query came from.
 	Client netip.AddrPort
-	// Mode says over which transport the client has sent the query. If the reply must not be cached, nameservers are
-	// asked over the same transport.
+	// Mode says over which transport the client has sent the query. After a query over TCP, nameservers are asked over
+	// TCP first. After a query over UDP, they are asked over TCP only if the reply goes into the cache.
 	Mode upstream.Mode
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.
 	Send func(message []byte) error
+	// Otherwise is true if the caller has an answer of its own for when nameservers fail. It then gets an error early:
+	// when a client would get a stale reply.
+	Otherwise bool
 	// Trace makes Result.Attempts complete.
 	Trace bool
 

@@ -259,7 +259,10 @@ func (r *router) followAddresses(ctx context.Context) {
 // questions, or with nil if it changes them for all questions. The replies to these questions are then removed from the
 // cache, and replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
-	next := &routing{conf: conf, resolvedDomains: r.resolvedDomains, local: local}
+	next := &routing{
+		conf: conf, resolvedDomains: r.resolvedDomains, local: local,
+		ownDomain: r.settings.OwnDomain, ownTTL: r.settings.OwnTTL,
+	}
 	next.readSearch()
 	servers := r.settings.Upstreams
 	if len(servers) == 0 {

@@ -3,6 +3,7 @@ package forward
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -21,6 +22,8 @@ type routing struct {
 	fallback        route        // for names without a route
 	resolvedDomains []wire.Name  // the domains that systemd-resolved asks the agent for (SetReturned), the longest first
 	local           []netip.Addr // addresses of this host
+	ownDomain       wire.Name    // Config.OwnDomain and Config.OwnTTL
+	ownTTL          time.Duration
 }
 
 // A route is a [Route] in use. The route of resolv.conf has no suffix.
@@ -60,6 +63,21 @@ func (r *routing) group(name wire.Name) *upstream.Group {
 		}
 	}
 	return found.group
+}
+
+// maxProvisional is how long a provisional reply ([upstream.Answer]) is kept at most. So when the other nameserver
+// replies again, its answers are used after this time at the latest.
+const maxProvisional = 30 * time.Second
+
+// maxTTL returns the bound of the TTLs in a reply about name, 0 if there is none.
+func (r *routing) maxTTL(name wire.Name, provisional bool) (ttl time.Duration) {
+	if r.ownDomain != wire.Root && name.Below(r.ownDomain) {
+		ttl = r.ownTTL
+	}
+	if provisional && (ttl == 0 || ttl > maxProvisional) {
+		ttl = maxProvisional
+	}
+	return ttl
 }
 
 // ednsUDPSize is the UDP payload size in bytes that queries to nameservers offer. It fits

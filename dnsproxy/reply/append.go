@@ -11,228 +11,236 @@ import (
 // staleTTL is the TTL of stale records, in seconds (RFC 8767, section 4).
 const staleTTL = 30
 
-// A Request says which query a response is for, and which form it must have.
-type Request struct {
-	// Query is the client's packet up to the end of its question section. The question must be the same as that of the
-	// reply, except for the case of letters.
-	Query []byte
-	// EDNS reports that the query had an OPT record, and DO that its DO bit was set.
-	EDNS, DO bool
-	// UDPSize is the payload size that the response's OPT record offers, in bytes.
-	UDPSize uint16
-	// KeepAD reports whether the response has the AD bit of the reply. If KeepAD is false, the bit is cleared.
-	KeepAD bool
-	// Limit is how long the response may be, in bytes; it must be at least 512. If the response would be longer,
-	// records are left out at the end, and TC is set. If only additional records are left out, TC is set only in a
-	// referral.
-	Limit int
+// A Place says where the records of a reply go in a response: behind what the response has already.
+type Place struct {
+	// Start is where the response begins in its buffer. Owner is the offset from there of the name that the reply is
+	// about: of the client's question, or of the target of the CNAME record before the place.
+	Start, Owner int
+	// Limit is how long the response may become, in bytes. Options is how many bytes come behind the records if all
+	// of them fit.
+	Limit, Options int
 }
 
-// An Age says whether a reply comes from the cache, and how long it was there. The zero
-// Age is for a reply straight from the nameserver; it changes neither TTLs nor the AA bit.
+// An Age says how old a reply is, and which TTLs its records get. The zero Age changes no TTL: it is for a reply straight
+// from the nameserver.
 type Age struct {
-	// Cached reports whether the reply comes from the cache. Then the response has no AA bit, and its TTLs are lower
-	// by Seconds.
-	Cached  bool
+	// Seconds is how long the reply was in the cache. The TTLs are lower by Seconds.
 	Seconds uint32
 	// Max bounds the TTLs in seconds, before Seconds is subtracted; 0 is no bound.
 	Max uint32
-	// Stale reports whether the reply has expired. Cached is then true, too. In the response every TTL is 30, and
-	// the AD bit is cleared, because signatures are not valid for longer than the TTL. For a client with EDNS, the
-	// response has an Extended DNS Error (RFC 8767, RFC 8914).
+	// Stale reports whether the reply has expired. Then every TTL is 30, or Max if that is less.
 	Stale bool
 }
 
-// Append appends to dst the response to q. The memory of dst and of q.Query must not overlap. Append does not allocate
+// Append appends to dst the first n records of the reply, as far as they fit. It returns how many records of each
+// section it has appended, and whether clients should ask again for records that are left out. It does not allocate
 // if dst has room for Limit bytes.
-func (r *Reply) Append(dst []byte, q *Request, age Age) []byte {
-	start := len(dst)
-	stale := age.Stale && q.EDNS
-	fit := r.fit(q, stale)
-	dst = append(dst, q.Query...)
-	dst = append(dst, r.msg[r.questionEnd:fit.end]...)
-	if age.Cached || r.respell {
-		r.rewrite(dst[start:], fit.records, age)
-	}
-	if q.EDNS {
-		dst = r.appendOPT(dst, q)
-		if !fit.cut {
-			dst = r.appendExtended(dst, stale)
+//
+// If not everything fits, the options are left out first, and then records; both count as left out (RFC 8914, section
+// 3). If not all additional records fit, all of them are left out, because an RRset must not be sent in part. If
+// nothing else is left out, clients should ask again only after a referral (RFC 2181, section 9).
+func (r *Reply) Append(dst []byte, p Place, n int, age Age) (_ []byte, counts [wire.Sections]uint16, cut bool) {
+	shift := len(dst) - p.Start - r.questionEnd
+	n, cut = r.fit(n, p.Limit-shift, p.Options)
+	dst = append(dst, r.msg[r.questionEnd:r.endOf(n)]...)
+	if r.respell || shift != 0 || age != (Age{}) {
+		m := mover{dst[p.Start:], r.questionEnd, r.questionEnd, p.Owner, shift}
+		if whole := r.rewrite(&m, n, age); whole < n {
+			n, cut = whole, true
+			dst = dst[:p.Start+r.endOf(n)+shift]
 		}
-		fit.counts[wire.AdditionalSection]++
 	}
-	r.header(dst[start:], q, age)
-	if fit.cut {
-		dst[start+wire.FlagsOffset] |= wire.TC
-	}
-	fit.counts[wire.QuestionSection] = 1
-	wire.PutCounts(dst[start:], &fit.counts)
-	return dst
+	return dst, r.first(n), cut
 }
 
-// A fit is the part of a reply that fits a response.
-type fit struct {
-	records int // how many records, from the first on
-	end     int // where these records end in the reply
-	counts  [wire.Sections]uint16
-	cut     bool // whether anything is left out that clients should ask for again
+// Target returns where the data of the i-th record will be in a response, as an offset from p.Start, if dst is what
+// Append gets.
+func (r *Reply) Target(i int, dst []byte, p Place) int {
+	return int(r.records[i].fixed) + wire.FixedLen + len(dst) - p.Start - r.questionEnd
 }
 
-// leaveOutAdditional removes the additional records from f, a part of r.
-func (f *fit) leaveOutAdditional(r *Reply) {
-	f.records -= int(f.counts[wire.AdditionalSection])
-	f.counts[wire.AdditionalSection] = 0
-	if f.end = r.questionEnd; f.records > 0 {
-		f.end = r.end(r.records[f.records-1])
+// Records returns the number of records in all sections.
+func (r *Reply) Records() int { return len(r.records) }
+
+// endOf returns where the first n records end.
+func (r *Reply) endOf(n int) int {
+	switch n {
+	case len(r.records):
+		return len(r.msg)
+	case 0:
+		return r.questionEnd
 	}
+	return r.end(r.records[n-1])
 }
 
-// fit returns the part of the reply that fits. If not everything fits, Extended DNS Errors are left out first, and
-// then records; the response has TC in both cases (RFC 8914, section 3). The OPT record is never left out (RFC 6891,
-// section 7). If not all additional records fit, all of them are left out, because an RRset must not be sent in part.
-// If nothing else is left out, only a referral has TC (RFC 2181, section 9).
-func (r *Reply) fit(q *Request, stale bool) fit {
-	whole := fit{records: len(r.records), end: len(r.msg), counts: r.counts}
-	room := q.Limit - len(q.Query) + r.questionEnd // how long the part of r.msg may be
-	options := 0
-	if !q.EDNS {
-		if len(r.msg) <= room {
-			return whole
-		}
-	} else {
-		room -= wire.OPTLen
-		options = len(r.extended)
-		if stale {
-			options += wire.ExtendedErrorLen
-		}
-		if len(r.msg)+options <= room {
-			return whole
-		}
+// first returns how many of the first n records each section has.
+func (r *Reply) first(n int) (counts [wire.Sections]uint16) {
+	for section, all := range r.counts {
+		counts[section] = uint16(min(n, int(all))) //nolint:gosec // it has 16 bits
+		n -= int(counts[section])
 	}
-	f := fit{end: r.questionEnd, cut: true}
-	for section, n := range r.counts {
-		for range n {
-			end := r.end(r.records[f.records])
-			if end > room {
-				if section == wire.AdditionalSection {
-					f.leaveOutAdditional(r)
-					f.cut = options > 0 || r.referral()
-				}
-				return f
-			}
-			f.end = end
-			f.records++
-			f.counts[section]++
-		}
-	}
-	return f
+	return counts
 }
 
-// referral reports whether the reply refers a resolver to other nameservers.
+// fit returns how many of the first n records fit if the part of r.msg up to their end may have room bytes, with
+// options bytes behind them.
+func (r *Reply) fit(n, room, options int) (records int, cut bool) {
+	if r.endOf(n)+options <= room {
+		return n, false
+	}
+	for records < n && r.end(r.records[records]) <= room {
+		records++
+	}
+	if before := len(r.records) - int(r.counts[wire.AdditionalSection]); records >= before && records < len(r.records) {
+		return before, options > 0 || r.referral()
+	}
+	return records, true
+}
+
+// referral reports whether the reply refers a resolver to other nameservers. The resolver then needs their addresses,
+// which are in the additional section (RFC 9471).
 func (r *Reply) referral() bool {
-	ns, soa := false, false
-	for _, rec := range r.records[r.Answers() : r.Answers()+int(r.counts[wire.AuthoritySection])] {
-		rrtype := r.typeOf(rec)
-		ns, soa = ns || rrtype == dns.TypeNS, soa || rrtype == dns.TypeSOA
-	}
-	return isReferral(r.Rcode(), r.Answers(), ns, soa)
+	return r.Rcode() == dns.RcodeSuccess && r.Answers() == 0 &&
+		r.HasType(wire.AuthoritySection, dns.TypeNS) && !r.HasType(wire.AuthoritySection, dns.TypeSOA)
 }
 
-// rewrite changes the first n records of msg. msg has the header and the question of the client, and the records of
-// the reply. Names of owners get the question's spelling, and TTLs are set as age says.
-func (r *Reply) rewrite(msg []byte, n int, age Age) {
-	owner := r.questionEnd
+// rewrite changes the first n records in the response of m. Owners that are the question's name get the spelling of the
+// name at m.owner, and TTLs are set as age says. If m.shift is not 0, names are moved, too. If a name would point too far,
+// rewrite ends before its record. It returns how many records are done.
+func (r *Reply) rewrite(m *mover, n int, age Age) int {
+	response, shift, at := m.response, m.shift, r.questionEnd+m.shift
 	for i, rec := range r.records[:n] {
+		fixed, end := int(rec.fixed)+shift, r.end(rec)+shift
 		if rec.respell {
-			respell(msg, owner)
+			m.respell(at)
+		} else if shift != 0 && m.name(at, fixed) == 0 {
+			return i
 		}
-		if age.Cached {
-			ttl := uint32(staleTTL)
-			if !age.Stale {
-				ttl = r.recordTTL(i)
-				if age.Max > 0 {
-					ttl = min(ttl, age.Max)
-				}
-				ttl -= min(ttl, age.Seconds)
-			}
-			binary.BigEndian.PutUint32(msg[rec.fixed+wire.TTLOffset:], ttl)
+		if shift != 0 && !m.data(r.typeOf(rec), fixed+wire.FixedLen, end) {
+			return i
 		}
-		owner = r.end(rec)
+		if age != (Age{}) {
+			r.setTTL(response[fixed:end], i, age)
+		}
+		at = end
 	}
+	return n
 }
 
-// recordTTL returns the TTL of a record in seconds, before it is counted down in the cache. The TTL of the SOA
-// record of a negative answer is at most the MINIMUM of this record. Otherwise clients would count the MINIMUM from
-// the time at which they received the record (RFC 2308, section 5).
-func (r *Reply) recordTTL(i int) uint32 {
-	rec := r.records[i]
-	ttl := seconds(r.msg[rec.fixed+wire.TTLOffset:])
-	inAuthority := i >= r.Answers() && i < r.Answers()+int(r.counts[wire.AuthoritySection])
-	if r.negative && inAuthority && r.typeOf(rec) == dns.TypeSOA {
-		return min(ttl, r.minimum(rec))
+// setTTL sets the TTL of the i-th record; record is what follows the owner. The TTL of the SOA record of a negative
+// answer is at most the MINIMUM of this record. Otherwise clients would count the MINIMUM from the time at which they
+// receive the record (RFC 2308, section 5).
+func (r *Reply) setTTL(record []byte, i int, age Age) {
+	ttl := age.bound(seconds(record[wire.TTLOffset:]))
+	if r.negative && i >= r.Answers() && r.typeOf(r.records[i]) == dns.TypeSOA && len(record) >= wire.FixedLen+soaLen {
+		minimum := record[len(record)-4:]
+		binary.BigEndian.PutUint32(minimum, age.bound(seconds(minimum)))
+		ttl = min(ttl, seconds(minimum))
+	}
+	if age.Stale {
+		ttl = age.bound(staleTTL)
+	} else {
+		ttl -= min(ttl, age.Seconds)
+	}
+	binary.BigEndian.PutUint32(record[wire.TTLOffset:], ttl)
+}
+
+// Within returns a with Max at most ttl.
+func (a Age) Within(ttl uint32) Age {
+	a.Max = a.bound(ttl)
+	return a
+}
+
+// bound returns ttl, but at most Max.
+func (a Age) bound(ttl uint32) uint32 {
+	if a.Max > 0 {
+		return min(ttl, a.Max)
 	}
 	return ttl
 }
 
-// respell changes the owner's name at offset to the spelling of the question. The two names must be equal except for
-// the case of letters. respell changes the labels, and makes the pointer after them point to the question. The name
-// keeps its length.
-func respell(msg []byte, offset int) {
-	for question := wire.HeaderLen; msg[offset] != 0; {
-		if wire.IsPointer(msg[offset]) {
-			binary.BigEndian.PutUint16(msg[offset:], wire.PointerBits|uint16(question)) //nolint:gosec // within the question
+// A mover changes names in a response, which are shift bytes further than in a reply.
+type mover struct {
+	response    []byte
+	hole        int // names from here to questionEnd are not in the response
+	questionEnd int // of the reply
+	owner       int // where the question's name of the reply is in the response
+	shift       int
+}
+
+// respell changes the name at offset at to the spelling of the name at m.owner. The two names must be equal except for
+// the case of letters. respell changes the labels, and makes the pointer after them point to the name at m.owner. The
+// name keeps its length.
+func (m *mover) respell(at int) {
+	for owner := m.owner; m.response[at] != 0; {
+		if wire.IsPointer(m.response[at]) {
+			binary.BigEndian.PutUint16(m.response[at:], wire.PointerBits|uint16(owner)) //nolint:gosec // within the question
 			return
 		}
-		n := 1 + int(msg[offset])
-		copy(msg[offset:offset+n], msg[question:question+n])
-		offset += n
-		question += n
+		n := 1 + int(m.response[at])
+		copy(m.response[at:at+n], m.response[owner:owner+n])
+		at += n
+		owner += n
 	}
 }
 
-// appendOPT appends this agent's OPT record, without options.
-func (r *Reply) appendOPT(dst []byte, q *Request) []byte {
-	ttl := uint32(r.rcodeHigh) << 24
-	if q.DO {
-		ttl |= wire.OPTDO
-	}
-	return wire.AppendOPT(dst, q.UDPSize, ttl)
-}
-
-// appendExtended appends Extended DNS Errors to the OPT record at the end of dst: the
-// nameserver's errors and, if stale is set, the error for a stale answer.
-func (r *Reply) appendExtended(dst []byte, stale bool) []byte {
-	length := len(dst) - 2
-	dst = append(dst, r.extended...)
-	if stale {
-		code := dns.ExtendedErrorCodeStaleAnswer
-		if r.Rcode() == dns.RcodeNameError {
-			code = dns.ExtendedErrorCodeStaleNXDOMAINAnswer
+// name makes the pointer in the name at offset at point to the same name as in the reply. It returns where the name
+// ends, at most limit. It returns 0 if the pointer would point too far, or to a name that is not in the response.
+func (m *mover) name(at, limit int) (end int) {
+	for at < limit && m.response[at] != 0 {
+		if wire.IsPointer(m.response[at]) && at+2 <= limit {
+			to := wire.PointerTarget(m.response, at)
+			switch {
+			case to >= m.questionEnd:
+				to += m.shift
+			case to >= m.hole:
+				return 0
+			default:
+				to += m.owner - wire.HeaderLen
+			}
+			if to > wire.MaxPointer {
+				return 0
+			}
+			binary.BigEndian.PutUint16(m.response[at:], wire.PointerBits|uint16(to)) //nolint:gosec // at most MaxPointer
+			return at + 2
 		}
-		dst = wire.AppendExtendedError(dst, code, "")
+		at += 1 + int(m.response[at])
 	}
-	binary.BigEndian.PutUint16(dst[length:], uint16(len(dst)-length-2)) //nolint:gosec // within a message
-	return dst
+	return min(at+1, limit)
 }
 
-// header turns the client's header in msg into the header of the response. It clears the Z bit. It does not set the
-// counts, nor the TC bit of a response from which records were left out.
-func (r *Reply) header(msg []byte, q *Request, age Age) {
-	first, second := r.msg[wire.FlagsOffset], r.msg[wire.FlagsOffset+1]
-	keep := byte(wire.QR | wire.AA | wire.TC)
-	if age.Cached {
-		keep &^= wire.AA
+// data is like name for all names in the data of a record. It reports false if a pointer would point too far.
+func (m *mover) data(rrtype uint16, at, end int) bool {
+	skip, names := namesIn(rrtype, m.response[at:end])
+	at += skip
+	for ; names > 0 && at != 0; names-- {
+		at = m.name(at, end)
 	}
-	msg[wire.FlagsOffset] = first&keep | msg[wire.FlagsOffset]&wire.RD
+	return at != 0
+}
 
-	keep = wire.RA | wire.AD | wire.RcodeMask
-	if !q.KeepAD || age.Stale {
-		keep &^= wire.AD
+// namesIn returns where names begin in the data of a record, and how many there are. It knows the types of which
+// servers compress names: those of RFC 1035, and others that must not be compressed (RFC 3597, section 4) but are.
+func namesIn(rrtype uint16, data []byte) (at, names int) {
+	switch rrtype {
+	case dns.TypeNS, dns.TypeMD, dns.TypeMF, dns.TypeCNAME, dns.TypeMB, dns.TypeMG, dns.TypeMR, dns.TypePTR, dns.TypeDNAME,
+		dns.TypeNXT, dns.TypeNSEC, dns.TypeNSAPPTR:
+		return 0, 1
+	case dns.TypeSOA, dns.TypeMINFO, dns.TypeRP, dns.TypeTALINK:
+		return 0, 2
+	case dns.TypeMX, dns.TypeAFSDB, dns.TypeRT, dns.TypeKX, dns.TypeLP, dns.TypeSVCB, dns.TypeHTTPS:
+		return 2, 1
+	case dns.TypePX:
+		return 2, 2
+	case dns.TypeSRV:
+		return 6, 1
+	case dns.TypeSIG, dns.TypeRRSIG:
+		return 18, 1
+	case dns.TypeNAPTR:
+		for at = 4; names < 3 && at < len(data); names++ {
+			at += 1 + int(data[at])
+		}
+		return min(at, len(data)), 1
 	}
-	if !q.EDNS && r.rcodeHigh != 0 {
-		// Without the OPT record, the response has only the low four bits of the response code, and they mean
-		// something else: BADVERS (16) would become NOERROR (0).
-		second = second&^wire.RcodeMask | dns.RcodeServerFailure
-	}
-	msg[wire.FlagsOffset+1] = second&keep | msg[wire.FlagsOffset+1]&wire.CD
+	return 0, 0
 }

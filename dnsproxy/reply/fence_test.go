@@ -44,7 +44,7 @@ func TestFence(t *testing.T) {
 		for i := fit + 1; i < len(r.records); i++ {
 			r.records[i].fixed = math.MaxUint16
 		}
-		response := r.Append(nil, &Request{Query: sent, Limit: 512}, Age{Cached: true, Seconds: 1})
+		response, _, _ := r.Append(sent, Place{Owner: 12, Limit: 512}, r.Records(), Age{Seconds: 1})
 		if len(response) > 512 || section != "additional" && len(response) < 480 {
 			t.Errorf("%s: a response of %d bytes", section, len(response))
 		}

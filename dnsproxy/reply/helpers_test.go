@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 const headerLen = 12
@@ -61,12 +62,35 @@ func parse(tb testing.TB, wire []byte) *reply.Reply {
 	return r
 }
 
-// request returns a client's query for name with EDNS.
-func request(tb testing.TB, name string, qtype uint16) *reply.Request {
+// A request is what a response begins with, up to the name that the reply is about, and what it must be like.
+type request struct {
+	head           []byte
+	owner          int
+	limit, options int
+}
+
+// ask returns the request of a client that asks for name.
+func ask(tb testing.TB, name string, qtype uint16) *request {
 	tb.Helper()
-	msg := new(dns.Msg).SetQuestion(name, qtype)
-	msg.Id = 0xC11E
-	return &reply.Request{Query: pack(tb, msg), EDNS: true, UDPSize: 1232, Limit: dns.MaxMsgSize}
+	return &request{head: pack(tb, new(dns.Msg).SetQuestion(name, qtype)), owner: headerLen, limit: dns.MaxMsgSize}
+}
+
+// append appends to dst a response that has the flags and the records of r.
+func (q *request) append(dst []byte, r *reply.Reply, age reply.Age) []byte {
+	start := len(dst)
+	place := reply.Place{Start: start, Owner: q.owner, Limit: q.limit, Options: q.options}
+	dst, counts, cut := r.Append(append(dst, q.head...), place, r.Records(), age)
+	out := dst[start:]
+	counts[wire.QuestionSection] = 1
+	counts[wire.AnswerSection] += uint16(wire.Count(out, wire.AnswerSection))
+	wire.PutCounts(out, &counts)
+	out[wire.FlagsOffset], out[wire.FlagsOffset+1] = wire.QR|wire.AA|wire.RD, wire.RA|byte(r.Rcode())&wire.RcodeMask
+	_, second := r.Flags()
+	out[wire.FlagsOffset+1] |= second & wire.AD
+	if cut || r.Truncated() {
+		out[wire.FlagsOffset] |= wire.TC
+	}
+	return dst
 }
 
 // withoutOPT returns the records except OPT.

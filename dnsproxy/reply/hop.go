@@ -20,8 +20,7 @@ import (
 func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	opt, ok := findHopOPT(msg)
 	if ok && opt.end != opt.last {
-		// When the records after the OPT record move, pointers to names in them must be changed.
-		moved, err := optToEnd(msg)
+		moved, err := optToEnd(msg[:opt.last], opt.start, opt.end)
 		if err != nil {
 			return bytes.Clone(msg)
 		}
@@ -47,9 +46,6 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	binary.BigEndian.PutUint16(out[length:], uint16(len(out)-length-2)) //nolint:gosec // no longer than it was
 	return out
 }
-
-// ClearAD clears the AD bit of a message. The message must have a whole header.
-func ClearAD(msg []byte) { msg[wire.FlagsOffset+1] &^= wire.AD }
 
 // Signed reports whether a message is signed as a whole (TSIG, SIG(0)).
 func Signed(msg []byte) bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/miekg/dns"
 
@@ -24,14 +25,16 @@ var (
 //
 // The Reply refers to the memory of msg, so the caller must not change msg afterwards.
 func Parse(msg []byte) (*Reply, error) {
-	r, err := parse(msg)
+	r, err := parseInto(new(Reply), msg)
 	if err != nil {
 		return nil, fmt.Errorf("parsing a reply: %w", err)
 	}
 	return r, nil
 }
 
-func parse(msg []byte) (*Reply, error) { return parseInto(new(Reply), msg) }
+// ParseRelayed is like Parse for a reply that is only for one client. The Reply keeps all options of the OPT record that
+// are not only for neighbours.
+func ParseRelayed(msg []byte) (*Reply, error) { return parseInto(&Reply{relayed: true}, msg) }
 
 // parseInto is like parse, but stores the result in r. r must be empty, except for memory that may be used again.
 func parseInto(r *Reply, msg []byte) (*Reply, error) {
@@ -44,7 +47,7 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 		return nil, errNoReply
 	}
 	r.msg = msg
-	p := parser{Reply: r, leastTTL: math.MaxUint32, soa: -1}
+	p := parser{Reply: r, leastTTL: math.MaxUint32, soa: -1, alias: wire.HeaderLen}
 	questions := wire.Count(msg, wire.QuestionSection)
 	if questions > 1 {
 		return nil, errQuestions
@@ -62,12 +65,12 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 	switch {
 	case questions == 0 && len(p.records) > 0:
 		return nil, errQuestions
-	case p.opt && !p.optLast:
-		moved, err := optToEnd(msg)
+	case p.optEnd > 0 && !p.optLast:
+		moved, err := optToEnd(msg[:p.end(p.records[len(p.records)-1])], p.optStart, p.optEnd)
 		if err != nil {
 			return nil, err
 		}
-		return parse(moved)
+		return parseInto(&Reply{relayed: r.relayed}, moved)
 	}
 	p.finish()
 	return p.Reply, nil
@@ -76,9 +79,11 @@ func parseInto(r *Reply, msg []byte) (*Reply, error) {
 // A parser is a Reply that is being parsed.
 type parser struct {
 	*Reply
-	leastTTL     uint32 // the least TTL so far
-	soa          int    // index of the SOA in the authority section, or -1
-	opt, optLast bool   // whether there was an OPT record, and whether the last record so far is one
+	leastTTL         uint32 // the least TTL so far
+	soa              int    // index of the SOA in the authority section, or -1
+	alias            int    // where the name is that the next CNAME record must have; 0 behind the last one
+	optStart, optEnd int    // where the OPT record is; optEnd is 0 if there is none
+	optLast          bool   // whether the last record so far is the OPT record
 }
 
 // walk walks all records.
@@ -109,20 +114,39 @@ func (p *parser) record(w *wire.Walker) error {
 	rrtype := w.Type()
 	p.optLast = rrtype == dns.TypeOPT
 	if p.optLast {
-		if w.Section != wire.AdditionalSection || p.opt || p.msg[w.Owner] != 0 {
+		if w.Section != wire.AdditionalSection || p.optEnd > 0 || p.msg[w.Owner] != 0 {
 			return errOPT
 		}
-		p.opt = true
+		p.optStart, p.optEnd = w.Owner, w.End
 		return p.options(w.Fixed, w.End)
 	}
 	if rrtype == dns.TypeSOA && w.Section == wire.AuthoritySection && p.soa < 0 {
 		p.soa = len(p.records)
+	}
+	if p.alias > 0 {
+		p.follow(w, rrtype)
 	}
 	p.leastTTL = min(p.leastTTL, seconds(p.msg[w.Fixed+wire.TTLOffset:]))
 	p.respell = p.respell || w.Spelled
 	p.records = append(p.records, record{fixed: uint16(w.Fixed), respell: w.Spelled}) //nolint:gosec // within a message
 	p.counts[w.Section]++
 	return nil
+}
+
+// follow counts a record for the method Aliases.
+func (p *parser) follow(w *wire.Walker, rrtype uint16) {
+	if rrtype == dns.TypeRRSIG && w.Section == wire.AnswerSection {
+		return
+	}
+	var x, y [wire.MaxNameLen]byte
+	data := w.Fixed + wire.FixedLen
+	end, _, err := wire.WalkName(p.msg, data)
+	if rrtype != dns.TypeCNAME || w.Section != wire.AnswerSection || err != nil || end != w.End ||
+		wire.NameAt(p.msg, p.alias, &x) != wire.NameAt(p.msg, w.Owner, &y) {
+		p.alias = 0
+		return
+	}
+	p.alias, p.aliases = data, len(p.records)+1
 }
 
 // options reads the OPT record whose fixed part is at fixed.
@@ -133,7 +157,7 @@ func (p *parser) options(fixed, end int) error {
 		if !ok {
 			return errOPT
 		}
-		if code == dns.EDNS0EDE && len(option) >= wire.ExtendedErrorLen {
+		if code == dns.EDNS0EDE && len(option) >= wire.ExtendedErrorLen || p.relayed && !wire.HopByHop(code, option) {
 			p.extended = append(p.extended, option...)
 		}
 		rest = next
@@ -164,13 +188,15 @@ func (p *parser) finish() {
 // minimum returns the last field of an SOA's data: the bound of the TTL of negative
 // answers (RFC 2308, section 4).
 func (r *Reply) minimum(soa record) uint32 {
-	const twoNames, fiveNumbers = 2, 5 * 4
 	end := r.end(soa)
-	if end-int(soa.fixed)-wire.FixedLen < twoNames+fiveNumbers {
+	if end-int(soa.fixed)-wire.FixedLen < soaLen {
 		return 0
 	}
 	return seconds(r.msg[end-4:])
 }
+
+// soaLen is the least length of the data of an SOA record: two names and five numbers (RFC 1035, section 3.3.13).
+const soaLen = 2 + 5*4
 
 // seconds reads a TTL. A TTL with the top bit set counts as 0 (RFC 2181, section 8).
 func seconds(b []byte) uint32 {
@@ -181,35 +207,18 @@ func seconds(b []byte) uint32 {
 	return ttl
 }
 
-// optToEnd returns the message with its OPT record moved to the end. It is for the rare message in which other
-// records follow the OPT record. When these records move, the pointers to names in them become wrong, so the message
-// is unpacked and packed again.
-func optToEnd(wireForm []byte) ([]byte, error) {
-	msg := new(dns.Msg)
-	if err := msg.Unpack(wireForm); err != nil {
-		return nil, err
-	}
-	for i, rr := range msg.Extra {
-		if rr.Header().Rrtype == dns.TypeOPT {
-			msg.Extra = append(append(msg.Extra[:i:i], msg.Extra[i+1:]...), rr)
-			break
+// optToEnd returns a well-formed message with its OPT record, which begins at start and ends at end, moved to the end. It
+// is for the rare message in which other records follow the OPT record. It fails if names in them point into the OPT
+// record.
+func optToEnd(msg []byte, start, end int) ([]byte, error) {
+	out := slices.Concat(msg[:start], msg[end:], msg[start:end])
+	m := mover{response: out, hole: start, questionEnd: end, owner: wire.HeaderLen, shift: start - end}
+	questionEnd, err := wire.WalkQuestions(msg)
+	for w := wire.Walk(msg, questionEnd); w.Next() && err == nil; {
+		fixed := w.Fixed + m.shift
+		if w.Owner >= end && (m.name(w.Owner+m.shift, fixed) == 0 || !m.data(w.Type(), fixed+wire.FixedLen, w.End+m.shift)) {
+			err = errOPT
 		}
 	}
-	msg.Compress = true
-	packed, err := msg.Pack()
-	if err != nil {
-		return nil, err
-	}
-	// The library may pack records that it cannot unpack afterwards, such as a TSIG record without data.
-	if err := msg.Unpack(packed); err != nil {
-		return nil, err
-	}
-	return packed, nil
-}
-
-// isReferral reports whether a message refers a resolver to other nameservers. The resolver then needs their
-// addresses, which are in the additional section (RFC 9471). answers is the number of answers. ns and soa report
-// whether the authority section has records of these types.
-func isReferral(rcode, answers int, ns, soa bool) bool {
-	return rcode == dns.RcodeSuccess && answers == 0 && ns && !soa
+	return out, err
 }

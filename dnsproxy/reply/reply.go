@@ -1,15 +1,16 @@
-// Package reply holds nameservers' replies in wire form and makes responses to
-// clients from them without unpacking them.
+// Package reply holds nameservers' replies in wire form, and copies their records into responses to clients without
+// unpacking them.
 //
-// A response and its reply differ only in the parts that belong
-// to one hop or one client: the ID, RD and CD, the OPT record, the spelling of the
-// question's name, and the TTLs of cached records. The client's question is as
-// long as the reply's, so everything after it has the same offset in both messages. Compressed names in record data can
-// therefore be copied as they are, and this package need not know which types of records have names in their data.
+// The header and the OPT record of a response belong to one hop, so they are not made here. If the records come right
+// behind the client's question, they have the same offsets as in the reply. So compressed names in their data can be
+// copied as they are, whatever the type of the record is. If the records come behind CNAME records of the table, the
+// pointers of compressed names are moved ([Place]).
 package reply
 
 import (
 	"encoding/binary"
+	"iter"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -31,9 +32,11 @@ type Reply struct {
 	questionEnd int                   // where the question section ends in msg
 	records     []record              // the records of msg, in order
 	counts      [wire.Sections]uint16 // how many records each section has
-	extended    []byte                // the Extended DNS Errors of the nameserver's OPT record, as options
+	extended    []byte                // options of the nameserver's OPT record for the client: Extended DNS Errors
+	relayed     bool                  // see ParseRelayed
 	ttl         uint32                // how long the reply may be cached, in seconds; 0: not at all
 	rcodeHigh   uint8                 // the high bits of the response code, from OPT (RFC 6891, section 6.1.3)
+	aliases     int                   // see the method Aliases
 	negative    bool                  // NXDOMAIN or NODATA
 	respell     bool                  // at least one record has respell set
 }
@@ -57,14 +60,68 @@ func (r *Reply) Truncated() bool { return r.msg[wire.FlagsOffset]&wire.TC != 0 }
 // Answers returns the number of records in the answer section.
 func (r *Reply) Answers() int { return int(r.counts[wire.AnswerSection]) }
 
-// HasType reports whether the answer section has a record of the type rrtype.
-func (r *Reply) HasType(rrtype uint16) bool {
-	for _, rec := range r.records[:r.Answers()] {
-		if rrtype == r.typeOf(rec) {
-			return true
+// HasType reports whether a section has a record of the type rrtype.
+func (r *Reply) HasType(section int, rrtype uint16) bool {
+	first := 0
+	for s := wire.AnswerSection; s < section; s++ {
+		first += int(r.counts[s])
+	}
+	return slices.ContainsFunc(r.records[first:first+int(r.counts[section])], func(rec record) bool {
+		return rrtype == r.typeOf(rec)
+	})
+}
+
+// Data yields the data of the records in the answer section that have the type rrtype.
+func (r *Reply) Data(rrtype uint16) iter.Seq[[]byte] {
+	return func(yield func([]byte) bool) {
+		for _, rec := range r.records[:r.Answers()] {
+			if rrtype == r.typeOf(rec) && !yield(r.msg[int(rec.fixed)+wire.FixedLen:r.end(rec)]) {
+				return
+			}
 		}
 	}
-	return false
+}
+
+// Aliases returns how many records, from the first on, are CNAME records that lead from the question's name to another
+// name. Signatures between CNAME records count, too.
+func (r *Reply) Aliases() int { return r.aliases }
+
+// Alias returns the target of the i-th record in lower case, if it is a CNAME record; i must be less than Aliases. The
+// target is in the memory of buf.
+func (r *Reply) Alias(i int, buf *[wire.MaxNameLen]byte) (target wire.Name, ok bool) {
+	if r.typeOf(r.records[i]) != dns.TypeCNAME {
+		return wire.Root, false
+	}
+	return wire.NameAt(r.msg, int(r.records[i].fixed)+wire.FixedLen, buf), true
+}
+
+// OptionsLen returns the length of what AppendOptions appends.
+func (r *Reply) OptionsLen(stale bool) int {
+	if stale {
+		return len(r.extended) + wire.ExtendedErrorLen
+	}
+	return len(r.extended)
+}
+
+// AppendOptions appends options to a response that ends in an OPT record without options: the nameserver's Extended DNS
+// Errors and, if stale is set, the error for a stale answer (RFC 8767).
+func (r *Reply) AppendOptions(dst []byte, stale bool) []byte {
+	length := len(dst) - 2
+	dst = append(dst, r.extended...)
+	if stale {
+		code := dns.ExtendedErrorCodeStaleAnswer
+		if r.Rcode() == dns.RcodeNameError {
+			code = dns.ExtendedErrorCodeStaleNXDOMAINAnswer
+		}
+		dst = wire.AppendExtendedError(dst, code, "")
+	}
+	binary.BigEndian.PutUint16(dst[length:], uint16(len(dst)-length-2)) //nolint:gosec // within a message
+	return dst
+}
+
+// Flags returns the two bytes of the nameserver's flags.
+func (r *Reply) Flags() (first, second byte) {
+	return r.msg[wire.FlagsOffset], r.msg[wire.FlagsOffset+1]
 }
 
 // Question returns the question section as the nameserver sent it. It may be empty, because some servers leave
@@ -72,8 +129,8 @@ func (r *Reply) HasType(rrtype uint16) bool {
 func (r *Reply) Question() []byte { return r.msg[wire.HeaderLen:r.questionEnd:r.questionEnd] }
 
 // Negative reports whether the reply is a negative answer: NXDOMAIN, or NOERROR without a
-// record of the type asked for.
-func (r *Reply) Negative() bool { return r.negative }
+// record of the type asked for. A truncated reply is not negative.
+func (r *Reply) Negative() bool { return r.negative && !r.Truncated() }
 
 // TTL returns for how long the reply may be cached; ok is false if it must not be cached. For an answer, the result
 // is the least TTL of the records. For a negative answer, it is also at most the MINIMUM of the SOA record. For a
@@ -103,7 +160,7 @@ func (r *Reply) answered() bool {
 		return false
 	}
 	qtype := binary.BigEndian.Uint16(r.msg[r.questionEnd-4:])
-	return qtype == dns.TypeANY && r.Answers() > 0 || r.HasType(qtype)
+	return qtype == dns.TypeANY && r.Answers() > 0 || r.HasType(wire.AnswerSection, qtype)
 }
 
 // Rcode returns the response code of a message of any opcode, including the bits in the OPT

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 const soa = "example. 600 SOA ns.example. host.example. 1 7200 1800 86400 60"
@@ -69,8 +70,9 @@ func TestHasType(t *testing.T) {
 	msg := upstream(t, "a.example.", dns.TypeA, "a.example. 5 CNAME b.example.", "b.example. 5 A 192.0.2.1")
 	msg.Ns = records(t, soa)
 	r := parse(t, pack(t, msg))
-	if !r.HasType(dns.TypeA) || !r.HasType(dns.TypeCNAME) || r.HasType(dns.TypeSOA) || r.HasType(dns.TypeAAAA) {
-		t.Error("HasType is wrong about the answer section")
+	has := func(rrtype uint16) bool { return r.HasType(wire.AnswerSection, rrtype) }
+	if !has(dns.TypeA) || !has(dns.TypeCNAME) || has(dns.TypeSOA) || has(dns.TypeAAAA) || !r.HasType(wire.AuthoritySection, dns.TypeSOA) {
+		t.Error("HasType is wrong about the sections")
 	}
 	if want := pack(t, new(dns.Msg).SetQuestion("a.example.", dns.TypeA))[headerLen:]; !bytes.Equal(r.Question(), want) {
 		t.Errorf("Question() = %x, want %x", r.Question(), want)
@@ -140,7 +142,7 @@ func TestParseCut(t *testing.T) {
 	next := whole.record("\xC0\x0C", 1, "\xC0\x00\x02\x02")
 	for end := len(whole); end < len(next); end++ {
 		r := parse(t, bytes.Clone(next[:end]))
-		got := unpack(t, r.Append(nil, request(t, "www.example.", dns.TypeA), reply.Age{}))
+		got := unpack(t, ask(t, "www.example.", dns.TypeA).append(nil, r, reply.Age{}))
 		if r.Answers() != 1 || len(got.Answer) != 1 || !got.Truncated || len(withoutOPT(got.Extra)) > 0 {
 			t.Fatalf("cut at %d of %d: %v", end, len(next), got)
 		}
@@ -149,9 +151,9 @@ func TestParseCut(t *testing.T) {
 
 func TestParseDropsTrailingBytes(t *testing.T) {
 	wire := pack(t, upstream(t, "a.example.", dns.TypeA, "a.example. 5 A 192.0.2.1"))
-	q := request(t, "a.example.", dns.TypeA)
-	want := parse(t, wire).Append(nil, q, reply.Age{})
-	got := parse(t, append(bytes.Clone(wire), "trailing"...)).Append(nil, q, reply.Age{})
+	q := ask(t, "a.example.", dns.TypeA)
+	want := q.append(nil, parse(t, wire), reply.Age{})
+	got := q.append(nil, parse(t, append(bytes.Clone(wire), "trailing"...)), reply.Age{})
 	if !bytes.Equal(got, want) {
 		t.Errorf("with trailing bytes %x, without %x", got, want)
 	}

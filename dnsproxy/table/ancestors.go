@@ -13,26 +13,14 @@ import (
 // parts, and the hash of an ancestor chooses its part. Parts are immutable, and tables share them.
 type ancestors [partCount]map[wire.Name]uint32
 
-// newAncestors returns the ancestors of hosts.
-func newAncestors(hosts *hostSet) *ancestors {
-	e := ancestorEditor{seed: hosts.seed}
-	for h := range hosts.all {
-		e.host(&hosts.Cluster, &h, e.add)
-	}
-	return &e.result
-}
-
 // update returns the ancestors of hosts. a must be the ancestors of previous, and hosts may differ from previous only
-// in the shards whose numbers are in changed. The result is nil if a is nil.
-func (a *ancestors) update(previous, hosts *hostSet, changed []int) *ancestors {
-	if a == nil {
-		return nil
-	}
+// in the shards whose numbers are in changed.
+func (a *ancestors) update(previous, hosts *hostSet, changed []int) ancestors {
 	e := ancestorEditor{seed: previous.seed, result: *a}
 	for _, i := range changed {
 		e.replace(&previous.Cluster, &previous.shards[i], &hosts.shards[i])
 	}
-	return &e.result
+	return e.result
 }
 
 func (a *ancestors) has(name wire.Name, seed maphash.Seed) bool {

@@ -86,7 +86,6 @@ func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []i
 		next.addCounts(&next.shards[i].counts)
 	}
 	next.reverse = t.reverse.update(&t.hostSet, &next.hostSet, changed)
-	next.claimed = t.claimed.update(&t.hostSet, &next.hostSet, changed)
 	next.ancestors = t.ancestors.update(&t.hostSet, &next.hostSet, changed)
 	return next, nil
 }
@@ -167,25 +166,23 @@ func (b *builder) addCandidate(s *shard) {
 		s.skip(key, wire.ErrSpecial.Error())
 		return
 	}
+	if c.flags = c.registryFlags(wildcard); !c.mayHaveName(b.cluster) {
+		s.skip(key, "a name of the cluster, which only Services have")
+		return
+	}
 	b.addresses(s, b.info.ips)
-	if len(b.v4)+len(b.v6) == 0 {
-		return // like Istio's control plane, which does not send hosts without addresses (docs/behaviour.md, row N11)
+	c.alias = b.alias(s, c.Name)
+	if len(b.v4)+len(b.v6) == 0 && c.alias == wire.Root && (wildcard || !c.Kubernetes()) {
+		return // it has nothing to answer with (docs/behaviour.md, row N11)
 	}
 	c.V4, c.near[0] = b.packNear(b.v4, b.near[0])
 	c.V6, c.near[1] = b.packNear(b.v6, b.near[1])
 	if c.allNear() {
 		c.near = [2]uint32{}
 	}
-	if c.info.registry == registryKubernetes {
-		c.flags |= flagKubernetes
-	}
-	if wildcard {
-		c.flags |= flagWildcard
-	} else {
+	if !wildcard {
 		c.flags |= c.localFlags(b.cluster)
 	}
-	c.altHosts = slices.Clone(b.info.altHosts)
-	c.alias = b.alias(s, c.Name)
 	switch {
 	case c.alias != wire.Root:
 	case c.info.registry == registryExternal:
@@ -196,7 +193,14 @@ func (b *builder) addCandidate(s *shard) {
 		}
 		c.ports = b.ports(s, &c.addresses)
 	}
-	b.skipClaims(s, &c)
+	if c.derived() {
+		var heads [3]wire.Name
+		for _, name := range b.cluster.heads(c.Name, heads[:0]) {
+			if name.Special() {
+				s.skip(key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), wire.ErrSpecial))
+			}
+		}
+	}
 	b.candidates = append(b.candidates, c)
 }
 
@@ -278,32 +282,6 @@ func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 		return alias
 	}
 	return wire.Root
-}
-
-// skipClaims records in s which short names of a candidate are not valid.
-func (b *builder) skipClaims(s *shard, c *candidate) {
-	if c.flags&flagLocal == 0 {
-		return
-	}
-	texts := c.altHosts
-	if c.derived() {
-		var heads [3]wire.Name
-		for _, name := range b.cluster.heads(c.Name, heads[:0]) {
-			if name.Special() {
-				s.skip(c.info.key, fmt.Sprintf("short name %q: %v", strings.TrimSuffix(name.String(), "."), wire.ErrSpecial))
-			}
-		}
-	} else {
-		texts = append(b.cluster.shortNames(c.info.shortname, c.info.namespace), texts...)
-	}
-	for _, text := range texts {
-		switch name, err := wire.ParseHostname(text); {
-		case err != nil:
-			s.skip(c.info.key, fmt.Sprintf("short name %q is not a valid name: %v", text, err))
-		case name.Special():
-			s.skip(c.info.key, fmt.Sprintf("short name %q: %v", text, wire.ErrSpecial))
-		}
-	}
 }
 
 // ports returns the encoded ports of a candidate. It records in s what is wrong with ports that it

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"slices"
-	"strings"
 
 	"github.com/miekg/dns"
 
@@ -15,10 +14,30 @@ import (
 // A candidate is a valid entry of a push. It becomes a host unless another candidate with the same name wins.
 type candidate struct {
 	Host
-	info     hostInfo
-	altHosts []string
-	alias    wire.Name
-	ports    []byte // the encoded ports or, for an external host, the encoded destinations
+	info  hostInfo
+	alias wire.Name
+	ports []byte // the encoded ports or, for an external host, the encoded destinations
+}
+
+// registryFlags returns flagKubernetes and flagWildcard, as far as they apply to the candidate.
+func (c *candidate) registryFlags(wildcard bool) (flags hostFlags) {
+	if c.info.registry == registryKubernetes {
+		flags = flagKubernetes
+	}
+	if wildcard {
+		flags |= flagWildcard
+	}
+	return flags
+}
+
+// mayHaveName reports whether the candidate may have its name. In the zones of the cluster, this is a Service, or an
+// external host of which the control plane says by a namespace that it may have the name. A wildcard is below a zone.
+func (c *candidate) mayHaveName(cl *Cluster) bool {
+	zone := cl.zone(c.Name)
+	if !c.wildcard() {
+		return zone == wire.Root || c.Kubernetes() || c.info.namespace != ""
+	}
+	return zone == wire.Root || c.Name.Parent() != zone && c.info.namespace != ""
 }
 
 // localFlags returns flagLocal and flagDerived, as far as they apply to the candidate.
@@ -56,43 +75,10 @@ func (c *candidate) compare(other *candidate) int {
 		cmp.Compare(c.info.registry, other.info.registry),
 		cmp.Compare(c.info.namespace, other.info.namespace),
 		cmp.Compare(c.info.shortname, other.info.shortname),
-		slices.Compare(c.altHosts, other.altHosts),
 		cmp.Compare(c.alias, other.alias),
 		cmp.Compare(c.flags, other.flags),
 		bytes.Compare(c.ports, other.ports),
 	)
-}
-
-// claims returns the names that the candidate has besides its FQDN, and that cannot be derived from
-// its FQDN. The table has to store them.
-func (c *candidate) claims(cl *Cluster) []claim {
-	if c.flags&flagLocal == 0 {
-		return nil
-	}
-	var claims []claim
-	add := func(text string) {
-		if name, err := wire.ParseHostname(text); err == nil && !name.Special() {
-			claims = append(claims, claim{
-				name: name, fqdn: wire.Name(strings.Clone(string(c.Name))), key: strings.Clone(c.info.key),
-			})
-		}
-	}
-	if !c.derived() && c.info.shortname != "" && c.info.namespace != "" {
-		for _, text := range cl.shortNames(c.info.shortname, c.info.namespace) {
-			add(text)
-		}
-	}
-	for _, text := range c.altHosts {
-		add(text)
-	}
-	return claims
-}
-
-// A claim is a name that a host has besides its FQDN.
-type claim struct {
-	name wire.Name
-	fqdn wire.Name // the FQDN of the host
-	key  string    // the key of the host
 }
 
 // appendRecord appends the record of a candidate to dst. It leaves out the texts of the candidate if they can be

@@ -60,6 +60,24 @@ func NewCluster(namespace, domain string) (Cluster, error) {
 	return c, nil
 }
 
+// zone returns the zone of the cluster that name is in: the cluster domain, or svc, which short names such as web.shop.svc
+// end in. It returns the root for all other names. Names in these zones belong to Services, and to external hosts of
+// which the control plane says that they may have them.
+func (c *Cluster) zone(name wire.Name) wire.Name {
+	switch {
+	case name.Below(c.Domain):
+		return c.Domain
+	case name.Below(svcName):
+		return svcName
+	}
+	return wire.Root
+}
+
+// searched reports whether Kubernetes puts domain into the search lists of the agent's namespace.
+func (c *Cluster) searched(domain wire.Name) bool {
+	return domain == c.Domain || domain == c.services || domain == c.ownNamespace && domain != wire.Root
+}
+
 // ClusterDomain returns the cluster domain that [NewCluster] finds, as text without
 // a trailing dot.
 func ClusterDomain(namespace, domain string) (string, error) {
@@ -68,18 +86,6 @@ func ClusterDomain(namespace, domain string) (string, error) {
 		return "", err
 	}
 	return strings.TrimSuffix(c.Domain.String(), "."), nil
-}
-
-// shortNames returns the names that Istio's agent derives from the short name and the namespace of a Kubernetes host.
-func (c *Cluster) shortNames(name, namespace string) []string {
-	if name == "" || namespace == "" {
-		return nil
-	}
-	names := []string{name + "." + namespace, name + "." + namespace + "." + svcLabel}
-	if label := c.ownNamespace.FirstLabel(); label != "" && strings.EqualFold(label, namespace) {
-		names = append(names, name)
-	}
-	return names
 }
 
 // heads appends to dst the short names of a host that has flagDerived. They are the first labels of its FQDN:

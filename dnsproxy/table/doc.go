@@ -14,7 +14,6 @@
 //	match.go      the result of a lookup
 //	suffixes.go   suffixes of the settings: which names are always or never forwarded
 //	ancestors.go  names that exist because hosts are below them
-//	claims.go     names that hosts have besides their FQDNs, and that cannot be derived
 //	reverse.go    from an address to its hosts, for PTR queries
 //	shard.go      the hosts, in shards by the hash of their names
 //	candidate.go  a valid entry of a push, and the record that is made of it

@@ -27,7 +27,6 @@ const (
 	fieldRegistry     = 2<<3 | bytesType
 	fieldShortname    = 3<<3 | bytesType
 	fieldNamespace    = 4<<3 | bytesType
-	fieldAltHosts     = 5<<3 | bytesType
 	fieldAlias        = 1001<<3 | bytesType
 	fieldPorts        = 1002<<3 | bytesType
 	fieldHeadless     = 1003<<3 | varintType
@@ -133,7 +132,6 @@ func parseWireEntry(b []byte) (entry wireEntry, err error) {
 // A nameInfo is a parsed NameInfo. Its strings share the memory of the push.
 type nameInfo struct {
 	ips          []string
-	altHosts     []string
 	alias        string
 	ports        []portInfo
 	headless     bool
@@ -157,8 +155,7 @@ type destinationInfo struct {
 
 // parse parses a NameInfo in wire form into info. It reuses the memory of the lists in info.
 func (info *nameInfo) parse(b []byte) error {
-	*info = nameInfo{ips: info.ips[:0], altHosts: info.altHosts[:0], ports: info.ports[:0],
-		destinations: info.destinations[:0]}
+	*info = nameInfo{ips: info.ips[:0], ports: info.ports[:0], destinations: info.destinations[:0]}
 	f := fields{message: "NameInfo", rest: b}
 	for f.next() {
 		switch f.tag {
@@ -170,8 +167,6 @@ func (info *nameInfo) parse(b []byte) error {
 			info.shortname = f.text()
 		case fieldNamespace:
 			info.namespace = f.text()
-		case fieldAltHosts:
-			info.altHosts = append(info.altHosts, f.text())
 		case fieldAlias:
 			info.alias = f.text()
 		case fieldHeadless:

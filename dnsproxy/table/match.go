@@ -12,7 +12,7 @@ const (
 	RuleEndpoint  Rule = "endpoint"  // the address of an endpoint, followed by a name of the headless Service
 	RulePort      Rule = "port"      // _name._protocol of a port, followed by a name of the Service
 	RuleWildcard  Rule = "wildcard"  // below a *.suffix
-	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc, alternative names
+	RuleShortName Rule = "shortname" // name, name.namespace, name.namespace.svc
 	RuleAutopath  Rule = "autopath"  // one of the above, followed by a domain of the search list
 	RulePTR       Rule = "ptr"       // the PTR name of a host's address
 	RuleNone      Rule = "none"      // the table does not have the name
@@ -25,17 +25,22 @@ type Match struct {
 	// Host is the host that has the name. It is not set for RuleNone and RulePTR. For RuleEndpoint it
 	// is the headless Service, with only the address of the endpoint.
 	Host Host
-	// Short is true if the host was found by a short name.
+	// Short is true if the host was found by a short name. Then Target is the FQDN.
 	Short bool
 	// Prefix has the labels before the name of the host, for RuleEndpoint and RulePort.
 	Prefix wire.Name
 	// For RuleAutopath, Searched is the domain of the search list, and Base is the rule by which the name without
-	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise the name
-	// without the search domain.
+	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise, for
+	// RuleAutopath, the name without the search domain.
 	Base             Rule
 	Target, Searched wire.Name
 	// Pointers are the FQDNs for RulePTR, sorted.
 	Pointers []wire.Name
+	// Outside is the name that nameservers are asked for first. If they have it, the match does not count. Outside is
+	// the root if the match counts whatever nameservers have.
+	Outside wire.Name
+	// Made is true if the table has Outside. Then only a search domain can have made the name, and it does not exist.
+	Made bool
 	// Bypassed is true if Rule is RuleNone although the table has the name, because the settings say that the name is
 	// forwarded.
 	Bypassed bool
@@ -72,7 +77,7 @@ func (m *Match) Owner(name wire.Name) wire.Name {
 	if alias := m.Alias(name); alias != wire.Root {
 		return alias
 	}
-	if m.Rule == RuleAutopath {
+	if m.Target != wire.Root {
 		return m.Target
 	}
 	return name

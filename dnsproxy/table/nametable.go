@@ -2,7 +2,6 @@ package table
 
 import (
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/nametap/nametap/api"
@@ -16,13 +15,17 @@ func (t *Table) NameTable() *api.NameTable {
 }
 
 // Infos yields the entries of the table as entries of a NameTable, in no particular order. There is an entry for each
-// host, under the key that the control plane gave it. As in Istio's agent, there is also an entry for each short name
-// that the table answers. Each key comes once. The entries belong to the caller.
+// host, under the key that the control plane gave it, unless its name is a short name of a Service. As in Istio's agent,
+// there is also an entry for each short name that the table answers. Each key comes once. The entries belong to the
+// caller.
 func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool) {
 	var names [3]wire.Name
 	var s Scratch
 	for h := range t.all {
 		info := h.info(&t.Cluster)
+		if owner := t.owner(h.Name, &s); owner.Name != h.Name {
+			continue
+		}
 		if !yield(info.key, &api.NameTable_NameInfo{
 			Ips: addressTexts(&h.addresses), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Near: h.near[0] + h.near[1],
@@ -33,32 +36,14 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 		if !h.derived() {
 			continue
 		}
+		short := &api.NameTable_NameInfo{Ips: addressTexts(&h.addresses), Registry: info.registry}
 		for _, name := range t.Cluster.heads(h.Name, names[:0]) {
-			if t.finds(name, &h, &s) && !yield(name.String(), t.shortInfo(&h)) {
+			owner := t.owner(name, &s)
+			if owner.Name == h.Name && name != h.Name && !name.Special() && !yield(name.String(), short) {
 				return
 			}
 		}
 	}
-	for name, fqdn := range t.claimed.all {
-		h, ok := t.find(fqdn)
-		if !ok || h.derived() && slices.Contains(t.Cluster.heads(h.Name, names[:0]), name) || !t.finds(name, &h, &s) {
-			continue
-		}
-		if !yield(name.String(), t.shortInfo(&h)) {
-			return
-		}
-	}
-}
-
-// finds reports whether a lookup of name finds h, and name is not the FQDN of h.
-func (t *Table) finds(name wire.Name, h *Host, s *Scratch) bool {
-	m := t.Lookup(name, nil, &Suffixes{}, s)
-	return m.Rule != RuleNone && m.Host.Name == h.Name && name != h.Name
-}
-
-// shortInfo returns the entry of a short name of h.
-func (t *Table) shortInfo(h *Host) *api.NameTable_NameInfo {
-	return &api.NameTable_NameInfo{Ips: addressTexts(&h.addresses), Registry: h.info(&t.Cluster).registry}
 }
 
 // portMessages returns the ports of a host.

@@ -3,7 +3,6 @@ package table
 import (
 	"cmp"
 	"hash/maphash"
-	"slices"
 	"sort"
 	"strings"
 
@@ -39,16 +38,6 @@ func (s *hostSet) find(name wire.Name) (Host, bool) {
 	return at.find(maphash.String(s.seed, string(name)), name)
 }
 
-// claims returns the claims of all hosts, in the order of the hosts' keys.
-func (s *hostSet) claims() []claim {
-	var claims []claim
-	for i := range s.shards {
-		claims = append(claims, s.shards[i].claims...)
-	}
-	slices.SortStableFunc(claims, func(x, y claim) int { return cmp.Compare(x.key, y.key) })
-	return claims
-}
-
 // partCount is the number of parts of reverseIndex and ancestors. These two are not divided into shards, because a
 // shard is chosen by the name of a host, but their keys are addresses and ancestors.
 const (
@@ -72,7 +61,6 @@ type shard struct {
 
 	skipped    []Skipped   // entries, or parts of entries, that are not valid
 	collisions []Collision // names that two entries claim
-	claims     []claim     // names that cannot be derived from a host's FQDN
 }
 
 // find returns the host with a name. hash is the hash of the name.
@@ -144,8 +132,17 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	s.records = c.appendRecord(s.records)
 	if c.wildcard() {
 		s.wildcards++
+		if cl.zone(c.Name) != wire.Root {
+			s.zoned++
+		}
 	} else {
 		s.hosts++
+	}
+	if c.derived() {
+		var heads [3]wire.Name
+		for _, name := range cl.heads(c.Name, heads[:0]) {
+			s.tails.add(name)
+		}
 	}
 	if c.headless() {
 		s.headless++
@@ -153,7 +150,6 @@ func (s *shard) add(hash uint64, c *candidate, cl *Cluster) {
 	if len(c.ports) > 0 && c.Kubernetes() {
 		s.ported++
 	}
-	s.claims = append(s.claims, c.claims(cl)...)
 }
 
 // A content is a hash of the entries of a shard. It does not depend on their order. Two different sets of entries
@@ -172,7 +168,9 @@ func (c *content) add(seed maphash.Seed, raw []byte) {
 // counts are numbers of hosts.
 type counts struct {
 	hosts, wildcards uint32 // hosts does not include wildcards
+	zoned            uint32 // how many of the wildcards are in the zones of the cluster
 	headless, ported uint32 // how many of them are headless Services, and how many are Services with ports
+	tails            tails  // of the short names that are derived from FQDNs
 }
 
 func (c *counts) addCounts(other *counts) {
@@ -180,6 +178,36 @@ func (c *counts) addCounts(other *counts) {
 	c.wildcards += other.wildcards
 	c.headless += other.headless
 	c.ported += other.ported
+	c.zoned += other.zoned
+	for i := range c.tails {
+		c.tails[i] |= other.tails[i]
+	}
+}
+
+// tails tells most names of the world from short names, by a hash of their last labels: those of short names are
+// namespaces, svc, and Services of the agent's namespace.
+type tails [16]uint64
+
+func (t *tails) add(name wire.Name) {
+	word, bit := tailOf(name)
+	t[word] |= bit
+}
+
+// mayHave reports whether a name that was added may have the last label of name.
+func (t *tails) mayHave(name wire.Name) bool {
+	word, bit := tailOf(name)
+	return t[word]&bit != 0
+}
+
+func tailOf(name wire.Name) (word int, bit uint64) {
+	for len(name) > 1+int(name[0]) {
+		name = name.Parent()
+	}
+	hash := uint32(0)
+	for i := range len(name) {
+		hash = (hash + uint32(name[i])) * 0x9e3779b1 // 2^32 divided by the golden ratio
+	}
+	return int(hash >> 28), 1 << (hash >> 22 & 63)
 }
 
 // A Skipped is an entry that was left out of the table, or an entry of which a part was left out, with the reason.

@@ -83,20 +83,6 @@ func (s *Suffixes) Strictest(other Suffixes) Suffixes {
 
 func longestFirst(x, y wire.Name) int { return len(y) - len(x) }
 
-// withoutBypassed returns the names for which Bypasses is false. The result is in the memory of names.
-func (s *Suffixes) withoutBypassed(names []wire.Name) []wire.Name {
-	if len(s.Bypass) == 0 {
-		return names
-	}
-	kept := names[:0]
-	for _, name := range names {
-		if !s.Bypasses(name) {
-			kept = append(kept, name)
-		}
-	}
-	return kept
-}
-
 // ParseSuffixes parses the domain names of a setting, and returns them, the longest first. setting is the name of the
 // setting, for errors.
 func ParseSuffixes(setting string, names []string) ([]wire.Name, error) {

@@ -17,11 +17,8 @@ import (
 // methods are safe for concurrent use.
 type Table struct {
 	hostSet
-	reverse reverseIndex
-	// claimed are the names that cannot be derived from a host's FQDN; nil if there are none.
-	claimed *claimedNames
-
-	ancestors *ancestors // nil unless this table, or a table from which it was made, was made by WithAncestors
+	reverse   reverseIndex
+	ancestors ancestors
 
 	collisionsOnce sync.Once   // calls findCollisions
 	collisions     []Collision // set by findCollisions
@@ -33,66 +30,143 @@ func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 // Lookup finds the host with the name of a question. It finds none if the name or the host is bypassed according to
 // suffixes. search is the client's search list. If name ends in one of these domains, Lookup also looks for the name
 // without this domain (autopath). The first domain with which it finds a host wins.
+//
+// A client that walks the search list never gets past the first of the cluster's domains in it, because autopath
+// answers there. So with any other domain, the client may have written the whole name, and nameservers are asked first
+// (Match.Outside). No external host has a name with a later one of the cluster's domains.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
 	m.Rule = RuleNone
 	if name.Special() {
 		return m
 	}
+	l := lookup{t, search, suffixes, s, false}
 	if t.direct(&m, name, s) {
-		if !suffixes.Bypasses(name) && !suffixes.bypassesHost(&m.Host) {
+		if l.checkRest(&m, name); !l.bypasses(name, &m.Host) && !m.Made {
 			return m
 		}
-		m = Match{Rule: RuleNone, Bypassed: true}
 	}
-	for _, domain := range search {
-		target, ok := name.CutSuffix(domain)
-		if !ok || target.Special() || !t.direct(&m, target, s) {
-			continue
-		}
-		if !suffixes.Bypasses(target) && !suffixes.bypassesHost(&m.Host) {
-			m.Base, m.Rule, m.Searched, m.Target = m.Rule, RuleAutopath, domain, target
-			switch {
-			case !m.Short:
-			case m.Prefix == wire.Root:
-				m.Target = m.Host.Name
-			default:
-				m.Target, _ = s.join(m.Prefix, m.Host.Name)
-			}
-			return m
-		}
-		m = Match{Rule: RuleNone, Bypassed: true}
+	if !l.autopath(&m, name) && l.bypassed {
+		return Match{Rule: RuleNone, Bypassed: true}
 	}
 	return m
+}
+
+// A lookup is a call of Lookup.
+type lookup struct {
+	*Table
+	search   []wire.Name
+	suffixes *Suffixes
+	s        *Scratch
+	bypassed bool // whether a match does not count because of suffixes
+}
+
+// bypasses reports whether name, which is a name of h, does not count because of the suffixes.
+func (l *lookup) bypasses(name wire.Name, h *Host) bool {
+	bypassed := l.suffixes.Bypasses(name) || l.suffixes.bypassesHost(h)
+	l.bypassed = l.bypassed || bypassed
+	return bypassed
+}
+
+// autopath finds the host with name without a domain of the search list, and sets m to it. If there is none, autopath
+// reports false. m is the match of name itself, if this was made by the search list.
+func (l *lookup) autopath(m *Match, name wire.Name) bool {
+	walked := false // whether one of the cluster's domains came before
+	for _, domain := range l.search {
+		later, own := walked, l.Cluster.searched(domain)
+		walked = walked || own
+		target, ok := name.CutSuffix(domain)
+		var found Match
+		if !ok || target.Special() || !l.direct(&found, target, l.s) {
+			continue
+		}
+		switch external := !found.Host.Kubernetes(); {
+		case own && external && (later || l.Denies(name)): // no external host has a name of the cluster
+		case !own && m.Made && !found.Short: // made by the search list from the FQDN of an external host
+		case l.bypasses(target, &found.Host):
+		default:
+			found.Base, found.Rule, found.Searched = found.Rule, RuleAutopath, domain
+			if !found.Short {
+				found.Target = target
+			}
+			if l.checkRest(&found, target); !own || later {
+				found.Outside, found.Made = name, false
+			}
+			*m = found
+			return true
+		}
+	}
+	return false
+}
+
+// checkRest sets m.Outside and m.Made if m is the match of a wildcard, and the labels of name before the wildcard's
+// suffix are several: a client's resolver may have made name from them, by a search domain that the agent need not
+// know. If they are a short name of a Service, only a domain in search that comes before the cluster's domains counts:
+// from a short name, a resolver makes no name below other domains, unless the Service has no address.
+func (l *lookup) checkRest(m *Match, name wire.Name) {
+	if m.BaseRule() != RuleWildcard {
+		return
+	}
+	suffix := m.Host.Name.Parent()
+	rest := name[:len(name)-len(suffix)]
+	if rest.Parent() == wire.Root || rest.Special() {
+		return
+	}
+	var own Match
+	m.Made = l.direct(&own, rest, l.s)
+	if m.Outside = rest; own.Short {
+		empty := len(own.Host.V4)+len(own.Host.V6) == 0
+		at := slices.IndexFunc(l.search, func(domain wire.Name) bool {
+			return domain == suffix || !empty && l.Cluster.searched(domain)
+		})
+		if m.Made = at >= 0 && l.search[at] == suffix; !m.Made {
+			m.Outside = wire.Root
+		}
+	}
 }
 
 // direct is like Lookup, but without a search list and without suffixes. If the table does not have the name, direct
 // reports false and does not change m.
 func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
-	if h, ok := t.find(name); ok && !h.wildcard() {
+	h, exact := t.find(name)
+	exact = exact && !h.wildcard()
+	if exact && (h.Kubernetes() || name.Below(t.Cluster.Domain)) {
 		m.Rule, m.Host = RuleExact, h
 		return true
 	}
+	inDomain := name.Below(t.Cluster.Domain)
 	maybePart := t.headless+t.ported > 0 && isPart(name)
 	if maybePart && t.part(m, name, false, s) {
 		return true // this comes before wildcards, because the name exists (RFC 4592, section 3.3.1)
+	}
+	if !inDomain {
+		if short, ok := t.shortName(name, s); ok {
+			m.Rule, m.Host, m.Short, m.Target = RuleShortName, short, true, short.Name
+			return true
+		}
+		if maybePart && t.part(m, name, true, s) {
+			m.Target, _ = s.join(m.Prefix, m.Host.Name)
+			return true
+		}
+		if exact {
+			m.Rule, m.Host = RuleExact, h
+			return true
+		}
 	}
 	if h, ok := t.wildcard(name, s); ok {
 		m.Rule, m.Host = RuleWildcard, h
 		return true
 	}
-	if h, ok := t.shortName(name, s); ok {
-		m.Rule, m.Host, m.Short = RuleShortName, h, true
-		return true
-	}
-	return maybePart && t.part(m, name, true, s)
+	return false
 }
 
-// wildcard returns the wildcard that applies to name. If there are several, it is the one with the longest suffix.
+// wildcard returns the wildcard that applies to name. If there are several, it is the one with the longest suffix. In
+// the cluster's zones, it is a wildcard of the same zone.
 func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
-	if t.wildcards == 0 || name == wire.Root {
+	zone := t.Cluster.zone(name)
+	if t.wildcards == 0 || name == zone || zone != wire.Root && t.zoned == 0 {
 		return Host{}, false
 	}
-	for suffix := name.Parent(); suffix != wire.Root; suffix = suffix.Parent() {
+	for suffix := name.Parent(); suffix != zone; suffix = suffix.Parent() {
 		if starred, ok := s.join(wire.WildcardLabel, suffix); ok {
 			if h, ok := t.find(starred); ok {
 				return h, true
@@ -102,11 +176,13 @@ func (t *Table) wildcard(name wire.Name, s *Scratch) (Host, bool) {
 	return Host{}, false
 }
 
-// shortName returns the host that has name as a short or alternative name. The forms of such names are, in order of
-// precedence: name.namespace, name.namespace.svc, name in the agent's namespace, and names
-// that cannot be derived from an FQDN.
+// shortName returns the Service that has name as a short name. The forms of such names are, in order of precedence:
+// name.namespace, name.namespace.svc, and name in the agent's namespace.
 func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 	c := &t.Cluster
+	if name == wire.Root || !t.tails.mayHave(name) {
+		return Host{}, false
+	}
 	if h, ok := t.derived(name, c.services, s); ok {
 		return h, true
 	}
@@ -115,15 +191,10 @@ func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 			return h, true
 		}
 	}
-	if c.ownNamespace != wire.Root {
-		if h, ok := t.derived(name, c.ownNamespace, s); ok {
-			return h, true
-		}
+	if c.ownNamespace == wire.Root {
+		return Host{}, false
 	}
-	if fqdn, ok := t.claimed.find(name); ok {
-		return t.find(fqdn)
-	}
-	return Host{}, false
+	return t.derived(name, c.ownNamespace, s)
 }
 
 // derived returns the host whose FQDN is name followed by suffix, if its short names can be
@@ -137,12 +208,16 @@ func (t *Table) derived(name, suffix wire.Name, s *Scratch) (Host, bool) {
 	return h, ok && h.derived()
 }
 
-// owner returns the host with name as its FQDN, short or alternative name.
-func (t *Table) owner(name wire.Name, s *Scratch) (Host, bool) {
-	if h, ok := t.find(name); ok {
-		return h, true
+// owner returns the host that has name as its FQDN or short name. Its name is empty if there is none.
+func (t *Table) owner(name wire.Name, s *Scratch) Host {
+	h, _ := t.find(name)
+	if h.Kubernetes() || name.Below(t.Cluster.Domain) {
+		return h
 	}
-	return t.shortName(name, s)
+	if short, ok := t.shortName(name, s); ok {
+		return short
+	}
+	return h
 }
 
 // isPart reports whether name may be the name of a part of a host, which is a port or an endpoint. It
@@ -178,15 +253,23 @@ func (t *Table) port(m *Match, name wire.Name, s *Scratch) (found bool) {
 	if !t.findWhole(m, rest.Parent(), s) {
 		return false
 	}
+	var named int
+	var of addresses
 	for p := range m.Host.ports {
-		found = found || p.hasName(m.Prefix)
+		if p.hasName(m.Prefix) {
+			named++
+			of = p.addresses
+		}
 	}
-	return found
+	if named == 1 && m.Host.headless() { // several ports of one name together have all endpoints
+		m.Host.addresses = of
+	}
+	return named > 0
 }
 
 // endpoint finds the endpoint of a headless Service that has name, and sets m to it. name is a label with the
-// endpoint's address, followed by the FQDN of the Service or, if m.Short is set, by a short name. If an endpoint has
-// the host name of a pod, it has no name of this form. endpoint reports false if there is no such endpoint.
+// endpoint's address, followed by the FQDN of the Service or, if m.Short is set, by a short name. endpoint reports false
+// if there is no such endpoint.
 func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 	parent := name.Parent()
 	if t.headless == 0 || parent == wire.Root {
@@ -197,7 +280,7 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 		return false
 	}
 	m.Rule, m.Prefix = RuleEndpoint, name[:len(name)-len(parent)]
-	return t.findWhole(m, parent, s) && m.Host.headless() && t.narrow(&m.Host, addr)
+	return t.findWhole(m, parent, s) && m.Host.headless() && m.Host.narrow(addr)
 }
 
 // findWhole sets m.Host to the host that has name as its FQDN or, if m.Short is set, as a short name. It reports
@@ -205,7 +288,7 @@ func (t *Table) endpoint(m *Match, name wire.Name, s *Scratch) bool {
 func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 	m.Host, found = t.find(name)
 	if m.Short {
-		if found {
+		if found && m.Host.Kubernetes() {
 			return false // name is an FQDN, and not a short name
 		}
 		m.Host, found = t.shortName(name, s)
@@ -214,29 +297,16 @@ func (t *Table) findWhole(m *Match, name wire.Name, s *Scratch) (found bool) {
 }
 
 // narrow removes all addresses except addr from h, which is a headless Service. It reports false if h does
-// not have addr, or if an endpoint with addr has the host name of a pod.
-func (t *Table) narrow(h *Host, addr netip.Addr) bool {
+// not have addr.
+func (h *Host) narrow(addr netip.Addr) bool {
 	bytes := addr.As16()
 	one := h.find(bytes[len(bytes)-addr.BitLen()/8:])
-	if one == nil || t.hasPod(h.Name, one) {
-		return false
-	}
 	if h.V4, h.V6, h.near = nil, nil, [2]uint32{}; addr.Is6() {
 		h.V6 = one
 	} else {
 		h.V4 = one
 	}
-	return true
-}
-
-// hasPod reports whether a headless Service has a pod with a host name and this packed address.
-func (t *Table) hasPod(service wire.Name, packed []byte) bool {
-	found := false
-	t.pods(service, packed, func(Host) bool {
-		found = true
-		return false
-	})
-	return found
+	return one != nil
 }
 
 // Aliased returns the match whose records answer queries for name. m is the match of name. If its host is an alias of
@@ -254,54 +324,61 @@ func (t *Table) Aliased(m *Match, name wire.Name) *Match {
 }
 
 // Pointer finds the hosts for a PTR query. name is the PTR name of an address, and the hosts are those that have this
-// address. Pointer leaves out hosts that are bypassed according to suffixes.
+// address: the Services or, if there are none, the external hosts. Nameservers are asked before these (Match.Outside),
+// because the address may have a name of its own. Pointer leaves out hosts that are bypassed according to suffixes.
 func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	addr, ok := wire.ReverseAddr(name)
 	if !ok {
 		return Match{Rule: RuleNone}
 	}
-	var names []wire.Name
-	if addr = addr.Unmap(); addr.Is4() {
-		packed := addr.As4()
-		names = t.pointers(packed[:], s)
-	} else {
-		packed := addr.As16()
-		names = t.pointers(packed[:], s)
+	addr = addr.Unmap()
+	bytes := addr.As16()
+	services, bypassed := t.pointers(bytes[len(bytes)-addr.BitLen()/8:], suffixes, s)
+	m := Match{Rule: RulePTR, Pointers: s.ptr}
+	switch {
+	case len(s.ptr) == 0:
+		return Match{Rule: RuleNone, Bypassed: bypassed}
+	case !services:
+		m.Outside = name
 	}
-	known := len(names) > 0
-	names = suffixes.withoutBypassed(names)
-	if len(names) == 0 {
-		return Match{Rule: RuleNone, Bypassed: known}
-	}
-	return Match{Rule: RulePTR, Pointers: names}
+	return m
 }
 
-// pointers returns the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of
-// them. If there are more, it prefers Services. The result is stored in s.
+// pointers sets s.ptr to the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of
+// them. They are all Services, or all external hosts. pointers reports whether a host was left out because it is
+// bypassed.
 //
 // For a headless Service, the result has the name of the endpoint with this address instead. If pods with host names
 // have the address, these are the names of the pods. Otherwise it is a label with the address, followed by the name
 // of the Service. Services below the cluster domain, and Services outside of it such as ServiceImports, may both
 // have the address. pointers decides separately for these two groups whether pods have it.
-func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
+func (t *Table) pointers(packed []byte, suffixes *Suffixes, s *Scratch) (services, bypassed bool) {
 	s.ptr, s.services, s.dashed = s.ptr[:0], s.services[:0], s.dashed[:0]
 	n := 0
 	t.hostsWith(packed, func(h Host) bool {
-		switch {
+		switch n++; {
 		case h.wildcard(): // a wildcard has no FQDN that could be a PTR record's target
-		case h.headless():
-			s.services = append(s.services, h.Name)
+		case suffixes.bypassesHost(&h):
+			bypassed = true
+		case services && !h.Kubernetes(): // Services come first
+			return false
 		default:
-			s.ptr = append(s.ptr, h.Name)
+			services = h.Kubernetes()
+			if h.headless() {
+				s.services = append(s.services, h.Name)
+			} else {
+				s.ptr = append(s.ptr, h.Name)
+			}
 		}
-		n++
 		return len(s.services)+len(s.ptr) < maxPointers && n < maxPointersLookedAt
 	})
 	var havePods [2]bool // indexed by the result of the method side
 	for _, service := range s.services {
 		t.pods(service, packed, func(pod Host) bool {
-			havePods[t.side(service)] = true
-			s.ptr = append(s.ptr, pod.Name)
+			if !suffixes.bypassesHost(&pod) {
+				havePods[t.side(service)] = true
+				s.ptr = append(s.ptr, pod.Name)
+			}
 			return len(s.ptr) < maxPointers
 		})
 	}
@@ -317,7 +394,7 @@ func (t *Table) pointers(packed []byte, s *Scratch) []wire.Name {
 	slices.SortFunc(s.ptr, wire.Name.CompareText)
 	s.ptr = slices.Compact(s.ptr)
 	s.ptr = s.ptr[:min(len(s.ptr), maxPointers)]
-	return s.ptr
+	return services, bypassed
 }
 
 // side returns 1 for a name below the cluster domain, otherwise 0.
@@ -330,17 +407,10 @@ func (t *Table) side(name wire.Name) int {
 
 // HostsAt calls yield for each host that has an address. It includes wildcards, and leaves out aliases.
 func (t *Table) HostsAt(addr netip.Addr, yield func(Host)) {
-	visit := func(h Host) bool {
+	t.hostsWith(addr.Unmap().AsSlice(), func(h Host) bool {
 		yield(h)
 		return true
-	}
-	if addr = addr.Unmap(); addr.Is4() {
-		packed := addr.As4()
-		t.hostsWith(packed[:], visit)
-		return
-	}
-	packed := addr.As16()
-	t.hostsWith(packed[:], visit)
+	})
 }
 
 // hostsWith calls yield for the hosts with a packed address, Services first, until yield returns false.
@@ -371,14 +441,31 @@ func (t *Table) hostsAtKey(key uint64, packed []byte, yield func(Host) bool) {
 }
 
 // HasBelow reports whether there is a name below name: the name of a host, of a wildcard or of a port, or a short name.
-// Then name exists, but has no records (RFC 8020, RFC 4592). HasBelow walks all hosts, unless the table was made by
-// [Table.WithAncestors], or from such a table.
+// Then name exists, but has no records (RFC 8020, RFC 4592).
 func (t *Table) HasBelow(name wire.Name) bool {
-	known := t.ancestors
-	if known == nil {
-		known = newAncestors(&t.hostSet)
+	return t.ancestors.has(name, t.seed) || t.hasPortBelow(name)
+}
+
+// Denies reports whether a name that the table does not have has no records anywhere: in the cluster domain, an
+// ancestor of mesh names, and a name below a Service that Above finds.
+func (t *Table) Denies(name wire.Name) bool {
+	_, found := t.Above(name)
+	return found || name.Below(t.Cluster.Domain) && t.HasBelow(name)
+}
+
+// Above returns the Service that name is below, if all names below it are known: a Service of the cluster domain of
+// which the control plane sends the ports.
+func (t *Table) Above(name wire.Name) (service Host, found bool) {
+	services := t.Cluster.services
+	if t.headless+t.ported == 0 || name == services || !name.Below(services) {
+		return Host{}, false
 	}
-	return known.has(name, t.seed) || t.claimed.hasBelow(name) || t.hasPortBelow(name)
+	for name = name.Parent(); name != services; name = name.Parent() {
+		if service, found = t.find(name); found && (service.headless() || service.hasPorts()) {
+			return service, true
+		}
+	}
+	return Host{}, false
 }
 
 // hasPortBelow reports whether name is _protocol followed by the FQDN or a short name of a Service
@@ -398,15 +485,6 @@ func (t *Table) hasPortBelow(name wire.Name) bool {
 		}
 	}
 	return false
-}
-
-// WithAncestors returns a table with the same hosts as t, whose HasBelow is as fast as a lookup. HasBelow is as fast
-// in all tables that are made from the result.
-func (t *Table) WithAncestors() *Table {
-	if t.ancestors != nil {
-		return t
-	}
-	return &Table{hostSet: t.hostSet, reverse: t.reverse, claimed: t.claimed, ancestors: newAncestors(&t.hostSet)}
 }
 
 // Domains returns the domains that the hosts outside of the cluster domain are in. The domain of a host is its own
@@ -472,20 +550,20 @@ func (t *Table) findCollisions() {
 		found = append(found, t.shards[i].collisions...)
 	}
 	var s Scratch
-	for _, c := range t.claims() {
-		if winner, taken := t.owner(c.name, &s); taken && winner.Name != c.fqdn {
-			found = append(found, collision(c.name, winner.info(&t.Cluster).key, c.key))
-		}
-	}
 	var heads [3]wire.Name
 	for h := range t.all {
 		if !h.derived() {
 			continue
 		}
 		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
-			if winner, _ := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
+			if winner := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
 				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
 			}
+		}
+	}
+	for h := range t.all {
+		if winner := t.owner(h.Name, &s); winner.Name != h.Name {
+			found = append(found, collision(h.Name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
 		}
 	}
 	sort.Slice(found, func(i, j int) bool {

@@ -19,8 +19,9 @@ const (
 	UDPThenTCP Mode = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
-	// TCPOnly asks over TCP.
-	TCPOnly
+	// TCPThenUDP asks over TCP, and over UDP in turn if a server is late or cannot be reached over TCP. It is otherwise
+	// like UDPThenTCP.
+	TCPThenUDP
 
 	// Verbatim may be added to any of these. Then only the ID of the query and of the reply is changed. The query keeps
 	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
@@ -228,10 +229,11 @@ func (e *exchange) begin(g *Group, query []byte, mode Mode) error {
 	s := &e.schedule
 	s.reset()
 	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
-	s.sendOnce, s.retryTCP, s.edns = !isQuery(query), mode == UDPThenTCP, !e.verbatim && wire.EndsInOPT(query)
+	s.sendOnce, s.retryTCP, s.edns = !isQuery(query), mode != UDPOnly, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})
-		s.tries = append(s.tries, try{stream: server.udp == nil || mode == TCPOnly || g.options.UseVC})
+		only := server.udp == nil || g.options.UseVC
+		s.tries = append(s.tries, try{stream: only || mode == TCPThenUDP, inTurn: !only && mode == TCPThenUDP})
 	}
 	return nil
 }

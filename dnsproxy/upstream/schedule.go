@@ -55,6 +55,7 @@ type try struct {
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
 	stream   bool      // it is asked over a connection
+	inTurn   bool      // if it is asked again, stream changes
 	noOPT    bool      // it is asked without EDNS
 
 	err       error   // why it has failed without a reply that can be used
@@ -142,6 +143,7 @@ func (s *schedule) askFirst(best int, now time.Time) {
 // server is asked again, the wait is twice as long (rule 4).
 func (s *schedule) ask(i int, now time.Time) {
 	t := &s.tries[i]
+	t.stream = t.stream != (t.inTurn && t.sends > 0)
 	s.lateAt = now.Add(min(t.standing.lateAfter<<min(t.sends, 8), s.maxWait))
 	s.send(i, now)
 }
@@ -220,8 +222,14 @@ func (s *schedule) receive(o outcome, now time.Time) {
 }
 
 func (s *schedule) receiveError(o outcome, now time.Time) {
-	s.tries[o.try].err = cause(o.err)
-	s.fail(o.try, now)
+	t := &s.tries[o.try]
+	t.err = cause(o.err)
+	switch {
+	case !o.stream || !t.inTurn:
+		s.fail(o.try, now)
+	case t.stream: // otherwise it was asked over UDP already
+		s.ask(o.try, now)
+	}
 }
 
 func (s *schedule) receiveFailure(o outcome, now time.Time) {

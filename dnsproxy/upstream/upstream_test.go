@@ -202,7 +202,7 @@ func TestExchange(t *testing.T) {
 		s := serve(t, answers(3))
 		c := client(t, upstream.Config{})
 		g := c.Group([]upstream.Spec{s.spec()}, upstream.Options{})
-		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
+		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPThenUDP} {
 			got, from, err := g.Exchange(context.Background(), query(), how)
 			if err != nil || from != s.spec().String() || string(got) != string(reply(query(), 3)) {
 				t.Errorf("%v: %x from %v, %v", how, got, from, err)

@@ -86,8 +86,12 @@ func NewQuery(question []byte) []byte {
 	return append(query, question...)
 }
 
-// PointerBits are the two high bits of a compression pointer (RFC 1035, section 4.1.4).
-const PointerBits = 0xC000
+// PointerBits are the two high bits of a compression pointer, and MaxPointer is the largest offset that it can have
+// (RFC 1035, section 4.1.4).
+const (
+	PointerBits = 0xC000
+	MaxPointer  = 1<<14 - 1
+)
 
 // AddressLen returns the length in bytes of the data of an A or AAAA record.
 func AddressLen(rrtype uint16) int {

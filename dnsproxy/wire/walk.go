@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"unsafe"
 )
 
 // The sections of a message, in order (RFC 1035, section 4.1).
@@ -147,7 +148,7 @@ func (w *Walker) Next() bool {
 	w.Owner, w.Spelled = offset, false
 	fixed := offset + 2
 	if fixed > len(msg) || binary.BigEndian.Uint16(msg[offset:]) != pointer {
-		if fixed, w.Spelled, w.Err = walkName(msg, offset); w.Err != nil {
+		if fixed, w.Spelled, w.Err = WalkName(msg, offset); w.Err != nil {
 			return false
 		}
 	}
@@ -167,12 +168,12 @@ func (w *Walker) Next() bool {
 // Type returns the type of the current record.
 func (w *Walker) Type() uint16 { return binary.BigEndian.Uint16(w.msg[w.Fixed:]) }
 
-// walkName returns where the name at offset ends. isQuestion reports whether it equals the first question's name,
+// WalkName returns where the name at offset ends. isQuestion reports whether it equals the first question's name,
 // without regard to case. The question must have been walked before.
 //
 // A pointer leads back to an earlier run of labels. That run must end before the run that contains the pointer
 // begins. So every walk ends.
-func walkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
+func WalkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
 	isQuestion = true
 	start, bound := offset, len(msg) // where the run of labels around offset begins, and where it must end
 	for question, length, pointers := HeaderLen, 0, 0; ; {
@@ -187,7 +188,7 @@ func walkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
 			if pointers++; pointers == 1 {
 				end = next
 			}
-			target := pointerTarget(msg, offset)
+			target := PointerTarget(msg, offset)
 			if target < HeaderLen || target >= start || pointers > maxPointers {
 				return 0, false, errPointer
 			}
@@ -230,9 +231,26 @@ func walkLabel(msg []byte, offset int) (next int, pointer bool, err error) {
 	return next, pointer, nil
 }
 
-// pointerTarget returns the offset that the pointer at offset leads to.
-func pointerTarget(msg []byte, offset int) int {
+// PointerTarget returns the offset that the pointer at offset leads to.
+func PointerTarget(msg []byte, offset int) int {
 	return int(binary.BigEndian.Uint16(msg[offset:]) &^ PointerBits)
+}
+
+// NameAt returns the name at offset, which must be well-formed. The result is in the memory of buf.
+func NameAt(msg []byte, offset int, buf *[MaxNameLen]byte) Name {
+	n := 0
+	for msg[offset] != 0 {
+		if IsPointer(msg[offset]) {
+			offset = PointerTarget(msg, offset)
+			continue
+		}
+		for _, c := range msg[offset : offset+1+int(msg[offset])] {
+			buf[n] = FoldByte(c)
+			n++
+		}
+		offset += 1 + int(msg[offset])
+	}
+	return Name(unsafe.String(&buf[0], n))
 }
 
 // IsPointer reports whether b is the first byte of a compression pointer, and not of a label.

@@ -164,6 +164,7 @@ func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error)
 	}
 	switch {
 	case q.host >= 0:
+		mesh = q.host < meshHosts && !strings.HasSuffix(strings.ToLower(q.name), searched) // after nameservers (N5)
 		var errs []error
 		for _, generation := range j.generation.during(at) {
 			if inTable(q.host, generation) {
@@ -172,11 +173,11 @@ func (j *judge) right(q *question, m *dns.Msg, at moment) (mesh bool, err error)
 				err = forward(main)
 			}
 			if err == nil {
-				return q.host < meshHosts, nil
+				return mesh, nil
 			}
 			errs = append(errs, fmt.Errorf("of generation %d: %w", generation, err))
 		}
-		return q.host < meshHosts, errors.Join(errs...)
+		return mesh, errors.Join(errs...)
 	case strings.HasSuffix(strings.ToLower(q.name), routed):
 		return false, forward(routes)
 	}
@@ -200,7 +201,7 @@ func (j *judge) meshRight(q *question, m *dns.Msg, at moment, address string) er
 	for i, rr := range m.Answer {
 		switch rr := rr.(type) {
 		case *dns.CNAME:
-			if i > 0 || !strings.HasSuffix(strings.ToLower(q.name), searched) {
+			if i > 0 || strings.HasSuffix(strings.ToLower(q.name), meshDomain) { // neither short nor below the search list
 				return errors.New("want no CNAME")
 			}
 		case *dns.A:

@@ -4,7 +4,7 @@
 //
 //   - interop_test.go: hosts for agents, tokens, loads; injected_test.go: nametap-discovery as the manifests have it;
 //   - istiod_test.go: agents of istiod; compare_test.go: beside Istio's agent (istioagent_test.go);
-//   - discovery_test.go: nametap-discovery beside istiod; clusters_test.go: with two clusters; roles_test.go: its rights;
+//   - random_test.go: nametap-discovery beside istiod; clusters_test.go: with two clusters; roles_test.go: its rights;
 //   - webhook_test.go: pods that it injects; istioinjector_test.go: beside Istio's injector; chart_test.go: its chart;
 //   - scale_test.go: figures with many Services and agents.
 //

@@ -47,26 +47,15 @@ func testTables(t *testing.T, d, dualStack *lab.Istiod) {
 		want            map[string]string // addresses of hosts; none means that the host is absent
 	}{
 		{"incremental", "shop", d, dual, nil, map[string]string{
-			"web.shop.svc.cluster.local": "10.96.1.1", "db-0.db.shop.svc.cluster.local": "10.244.0.1", "db-2.db.shop.svc.cluster.local": "",
-			"db.shop.svc.cluster.local": "10.244.0.1 10.244.0.2 10.244.0.3", "empty.shop.svc.cluster.local": "",
-			"manual.back.svc.cluster.local": "192.0.2.21 192.0.2.22", "external.shop.svc.cluster.local": "",
-			"private.shop.svc.cluster.local": "10.96.1.10", "private.back.svc.cluster.local": "", "web.outside.svc.cluster.local": "",
-			"*.wild.example.com": "198.51.100.2", "several.example.com": "198.51.100.4 198.51.100.5 2001:db8::4",
-			"Mixed.Example.COM": "198.51.100.9", "merged.example.com": "198.51.100.15 198.51.100.16", "here.example.com": "",
-			"automatic.example.com": "", "network.example.com": "", "none.example.com": "",
+			"db-0.db.shop.svc.cluster.local": "10.244.0.1", "Mixed.Example.COM": "198.51.100.9", "private.shop.svc.cluster.local": "10.96.1.10",
+			"private.back.svc.cluster.local": "", "automatic.example.com": "",
 		}},
-		{"automatic", "shop", d, dual, vip, map[string]string{"automatic.example.com": "240.240.0.", "static.example.com": "240.240.0.", "none.example.com": ""}},
+		{"automatic", "shop", d, dual, vip, map[string]string{"automatic.example.com": "240.240.0."}},
 		{"dual", "shop", dualStack, dual, vip, map[string]string{"both.shop.svc.cluster.local": "10.96.1.5 fd00:96::105", "automatic.example.com": "2001:2::"}},
 		{"four", "shop", d, onlyIPv4, vip, map[string]string{"automatic.example.com": "240.240.0.", "six.shop.svc.cluster.local": ""}},
-		{"six", "shop", d, onlyIPv6, vip, map[string]string{
-			"automatic.example.com": "2001:2::", "web.shop.svc.cluster.local": "", "six.shop.svc.cluster.local": "fd00:96::106",
-		}},
-		{"other", "back", d, dual, nil, map[string]string{
-			"here.example.com": "198.51.100.6", "private.back.svc.cluster.local": "10.96.1.9", "private.shop.svc.cluster.local": "",
-		}},
-		{"scoped", "scoped", d, dual, nil, map[string]string{ // its namespace has a Sidecar
-			"web.scoped.svc.cluster.local": "10.96.1.3", "web.shop.svc.cluster.local": "10.96.1.1", "web.back.svc.cluster.local": "",
-		}},
+		{"six", "shop", d, onlyIPv6, vip, map[string]string{"automatic.example.com": "2001:2::", "web.shop.svc.cluster.local": ""}},
+		{"other", "back", d, dual, nil, map[string]string{"private.back.svc.cluster.local": "10.96.1.9", "private.shop.svc.cluster.local": ""}},
+		{"scoped", "scoped", d, dual, nil, map[string]string{"web.scoped.svc.cluster.local": "10.96.1.3", "web.back.svc.cluster.local": ""}}, // its namespace has a Sidecar
 		{"narrow", "scoped", d, dual, []string{"--labels-file", "labels"}, map[string]string{ // it has a Sidecar
 			"web.back.svc.cluster.local": "10.96.1.2", "web.scoped.svc.cluster.local": "",
 		}},

@@ -67,6 +67,14 @@ func (o Object) path() string {
 // they have one.
 func (c *Cluster) Apply(text string) {
 	c.TB.Helper()
+	if err := c.TryApply(text); err != nil {
+		c.TB.Fatal(err)
+	}
+}
+
+// TryApply is like Apply and returns why the API server refuses an object.
+func (c *Cluster) TryApply(text string) (refused error) {
+	c.TB.Helper()
 	for _, o := range c.Parse(text) {
 		paths := []string{o.path()}
 		if o.Status != nil {
@@ -77,12 +85,16 @@ func (c *Cluster) Apply(text string) {
 			wait.Until(c.TB, path+" can be applied", func() bool {
 				status, answer := c.Request(http.MethodPatch, path+"?fieldManager=lab&force=true", "application/apply-patch+yaml", []byte(o.Text))
 				if status >= http.StatusBadRequest && status != http.StatusNotFound {
-					c.TB.Fatalf("%s: status %d: %s", path, status, answer)
+					refused = fmt.Errorf("%s: status %d: %s", path, status, answer)
 				}
 				return status != http.StatusNotFound && status != 0
 			})
+			if refused != nil {
+				return refused
+			}
 		}
 	}
+	return nil
 }
 
 // Remove deletes the objects of YAML documents.
