@@ -69,7 +69,7 @@ func (s *Scene) surroundings(p Place) *surroundings {
 // Viewer returns a viewer that sees hosts as the view v shows them.
 func (s *Scene) Viewer(v View) Viewer {
 	b := Base{Families: v.Families, VIPs: v.VIPs, Sidecar: v.Sidecar, Place: v.Place}
-	b.allVisible, b.ownVisible = s.settings.Shows(v.Namespace)
+	b.allVisible, b.named, b.ownVisible = s.settings.Shows(v.Namespace)
 	return Viewer{Base: b, Namespace: v.Namespace, around: s.surroundings(v.Place)}
 }
 

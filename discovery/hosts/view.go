@@ -31,9 +31,9 @@ type Base struct {
 	VIPs     bool
 	Sidecar  Limit
 	Place    Place
-	// allVisible is true if all hosts without an exportTo are visible, and ownVisible is true if the ones in the
-	// viewer's namespace are visible.
-	allVisible, ownVisible bool
+	// Of hosts without an exportTo, allVisible is true if all are visible, and ownVisible if those in the viewer's
+	// namespace are. named is true if the settings of the mesh name that namespace, and so show it all.
+	allVisible, named, ownVisible bool
 }
 
 // A Viewer looks at hosts through a view. It is valid until the next [Update] in which Views is true. It is safe for
@@ -101,7 +101,7 @@ func (v *Viewer) rank(c *claim) int {
 		return 0
 	case c.kubernetes():
 		return 1
-	case c.exportTo.Restricted:
+	case c.exportTo.Restricted || v.named && c.exportTo.IsDefault():
 		return 2
 	}
 	return 3

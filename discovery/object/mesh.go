@@ -33,15 +33,17 @@ func (m Mesh) Or(other Mesh) Mesh {
 }
 
 // Shows says which hosts without an exportTo are visible to clients in a namespace. allVisible is true if all of these
-// hosts are visible, and ownVisible is true if the ones in the clients' own namespace are visible.
-func (m Mesh) Shows(namespace string) (allVisible, ownVisible bool) {
+// hosts are visible, named if they are because the settings name the namespace, and ownVisible if the ones in the clients'
+// own namespace are visible.
+func (m Mesh) Shows(namespace string) (allVisible, named, ownVisible bool) {
 	switch {
 	case len(m.ExportTo) == 0 || slices.Contains(m.ExportTo, exportToPublic):
-		return true, true
+		return true, false, true
 	case slices.Contains(m.ExportTo, exportToNone):
-		return false, false
+		return false, false, false
 	}
-	return IsLabel(namespace) && slices.Contains(m.ExportTo, namespace), slices.Contains(m.ExportTo, exportToPrivate)
+	named = IsLabel(namespace) && slices.Contains(m.ExportTo, namespace)
+	return named, named, slices.Contains(m.ExportTo, exportToPrivate)
 }
 
 // Equal reports whether two settings are the same.

@@ -36,21 +36,20 @@ const (
 // EgressHost selects one or several hosts, of one namespace or of all.
 type EgressHost struct {
 	Namespace string // "*" for all namespaces, "." for the workload's namespace
-	Host      string // in lower case; "*" for all, "*.suffix" for hosts with the suffix
+	Host      string // "*" for all, "*.suffix" for hosts with the suffix
 	Excluded  bool   // the listener does not show these hosts, even if it also selects them
 }
 
 const anything = "*"
 
-// ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar. As in istiod, "~NAMESPACE/HOST" excludes hosts, and "~/HOST"
-// excludes them in all namespaces.
+// ParseEgressHost parses "NAMESPACE/HOST" of a Sidecar. As in istiod, "~NAMESPACE/HOST" excludes hosts, "~/HOST" excludes
+// them in all namespaces, and the case of letters counts.
 func ParseEgressHost(text string) (EgressHost, error) {
 	from, host, found := strings.Cut(text, "/")
 	from, excluded := strings.CutPrefix(from, exportToNone)
 	if excluded && from == "" {
 		from = anything
 	}
-	host = strings.ToLower(host)
 	if !found || host != anything && !IsHost(host) || from != anything && from != exportToPrivate && !IsLabel(from) {
 		return EgressHost{}, fmt.Errorf(`want NAMESPACE/HOST, with a name, "." or "*" as the namespace, or "~" before it, got %q`, text)
 	}
@@ -153,7 +152,6 @@ func (s *hostSet) covers(host string) bool {
 	case s.all:
 		return true
 	}
-	host = strings.ToLower(host)
 	if s.hosts[host] {
 		return true
 	}
