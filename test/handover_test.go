@@ -275,12 +275,12 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
 	t.Parallel()
 	v := newUnitVM(t)
-	const text = "search corp.example\nnameserver " + named + "\n"
+	const text = "search cluster.local\nnameserver " + named + "\n"
 	v.write("resolv.conf", text)
 	a := v.held(v.start())
 	check := func(want string) {
 		t.Helper()
-		for name, want := range map[string]string{"web.shop.corp.example": meshIP, "www.example.org": want} {
+		for name, want := range map[string]string{"web.shop.cluster.local": meshIP, "www.example.org": want} {
 			v.digs(want, "-p", "15053", "@127.0.0.1", name)
 		}
 	}
