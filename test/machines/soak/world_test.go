@@ -27,7 +27,7 @@ const (
 	a4, a6, b4          = "10.0.0.53", "fd00::53", "10.0.0.54"
 	controlAddr         = "10.0.0.10:15010"
 	controlStatus       = "127.0.0.1:15014"
-	searchDomain        = "corp.test"
+	searchDomain        = "cluster.local"
 	foreign4            = "192.0.2.53" // all names that are not forwarded have it at nameservers
 )
 
