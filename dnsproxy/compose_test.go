@@ -132,7 +132,7 @@ func TestOwnTTLs(t *testing.T) { // F8, A4
 		p, fake := startMesh(t, hosts{"*.wild.example": external("192.0.2.2")})
 		fake.Handle(authority(t, "old.shop.svc.cluster.local. 300 IN A 10.0.0.9", "www.example. 300 IN A 203.0.113.1"))
 		for ask, want := range map[string]string{
-			"gone.shop.svc.cluster.local A": "30 30", "old.shop.svc.cluster.local A": "30", "new.wild.example MX": "30 30",
+			"gone.shop.svc.cluster.local A": "30 30", "gone.shop.svc A": "30 30", "old.shop.svc.cluster.local A": "30", "new.wild.example MX": "30 30",
 			"www.example A": "300", "no.example A": "86400 3600",
 		} {
 			for i, network := range []string{"udp", "udp", "tcp"} {

@@ -50,7 +50,7 @@ type Config struct {
 	// Default cluster.local.
 	Domain string
 	// Forward configures what happens to queries that the table does not answer. The fields
-	// Logger, Registerer, OwnDomain and OwnTTL of Forward are not used: those of this Config take their place. The
+	// Logger, Registerer, OwnDomains and OwnTTL of Forward are not used: those of this Config take their place. The
 	// search list of Forward.ResolvConf is also used for mesh names.
 	Forward forward.Config
 	// Bypass lists suffixes. Names below them are forwarded as if the table had no hosts there. A longer suffix in
@@ -143,7 +143,7 @@ func (c *Config) check() (names configNames, err error) {
 	if names.cluster, err = table.NewCluster(c.Namespace, c.Domain); err != nil {
 		return names, err
 	}
-	c.Forward.OwnDomain, c.Forward.OwnTTL = names.cluster.Domain, c.TTL
+	c.Forward.OwnDomains, c.Forward.OwnTTL = names.cluster.Zones(), c.TTL
 	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name in an SOA record
 		return names, fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
 	}

@@ -60,10 +60,10 @@ type Config struct {
 	// ServeStale is how long after its expiry a cached reply may be used if no nameserver
 	// answers; negative means never. Default 24 h.
 	ServeStale time.Duration
-	// OwnDomain is a domain whose names may become mesh names at any time. The TTLs of records in replies about names
-	// at or below it are at most OwnTTL, and so is the time for which such replies are cached. Default none.
-	OwnDomain wire.Name
-	OwnTTL    time.Duration
+	// OwnDomains are domains whose names may become mesh names at any time. TTLs of records in replies about names
+	// at or below them are at most OwnTTL, and so is the time for which such replies are cached. Default none.
+	OwnDomains []wire.Name
+	OwnTTL     time.Duration
 	// Control is called for each socket to a nameserver before the socket is connected, like
 	// the Control function of a net.Dialer. Default none.
 	Control func(network, address string, conn syscall.RawConn) error

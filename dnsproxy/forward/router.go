@@ -261,7 +261,7 @@ func (r *router) followAddresses(ctx context.Context) {
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{
 		conf: conf, resolvedDomains: r.resolvedDomains, local: local,
-		ownDomain: r.settings.OwnDomain, ownTTL: r.settings.OwnTTL,
+		ownDomains: r.settings.OwnDomains, ownTTL: r.settings.OwnTTL,
 	}
 	next.readSearch()
 	servers := r.settings.Upstreams

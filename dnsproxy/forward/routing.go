@@ -22,7 +22,7 @@ type routing struct {
 	fallback        route        // for names without a route
 	resolvedDomains []wire.Name  // the domains that systemd-resolved asks the agent for (SetReturned), the longest first
 	local           []netip.Addr // addresses of this host
-	ownDomain       wire.Name    // Config.OwnDomain and Config.OwnTTL
+	ownDomains      []wire.Name  // Config.OwnDomains and Config.OwnTTL
 	ownTTL          time.Duration
 }
 
@@ -71,7 +71,7 @@ const maxProvisional = 30 * time.Second
 
 // maxTTL returns the bound of the TTLs in a reply about name, 0 if there is none.
 func (r *routing) maxTTL(name wire.Name, provisional bool) (ttl time.Duration) {
-	if r.ownDomain != wire.Root && name.Below(r.ownDomain) {
+	if _, own := name.BelowAny(r.ownDomains); own {
 		ttl = r.ownTTL
 	}
 	if provisional && (ttl == 0 || ttl > maxProvisional) {

@@ -73,6 +73,9 @@ func (c *Cluster) zone(name wire.Name) wire.Name {
 	return wire.Root
 }
 
+// Zones returns the domains whose names belong to Services.
+func (c *Cluster) Zones() []wire.Name { return []wire.Name{c.Domain, svcName} }
+
 // searched reports whether Kubernetes puts domain into the search lists of the agent's namespace.
 func (c *Cluster) searched(domain wire.Name) bool {
 	return domain == c.Domain || domain == c.services || domain == c.ownNamespace && domain != wire.Root
