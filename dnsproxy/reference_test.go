@@ -395,6 +395,9 @@ func (r *reference) claimant(labels []string, name string) *refHost {
 		}); h != nil {
 			return h
 		}
+		if pod := short(strings.Join(labels[min(1, len(labels)):], ".") + "."); pod != nil && pod.headless {
+			return nil // N7
+		}
 		if full != nil {
 			return full
 		}

@@ -54,7 +54,7 @@ func contested() []hosts {
 func TestPrecedence(t *testing.T) { // N7
 	t.Parallel()
 	p, _ := startMesh(t, hosts{})
-	var push [][]byte
+	push := [][]byte{hosts{"gone.peer.bank": external("192.0.2.13"), "*.peer.bank": external("192.0.2.13")}.wire(t)}
 	for _, h := range contested() {
 		push = append(push, h.wire(t))
 	}
@@ -75,6 +75,8 @@ func TestPrecedence(t *testing.T) { // N7
 		{"web-0.web A", "web-0.web. CNAME web-0.web.svc.cluster.local.; web-0.web.svc.cluster.local. A 10.0.0.6"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
 		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
+		{"gone.peer.bank A", "NXDOMAIN"}, // a pod that may come back
+		{"other.peer.bank.shop.svc.cluster.local A", "NXDOMAIN"},
 		{"old A", "old. CNAME old.shop.svc.cluster.local.; old.shop.svc.cluster.local. CNAME a.example.; a.example. A 10.0.0.12"},
 	})
 	want := []table.Collision{

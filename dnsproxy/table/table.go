@@ -147,6 +147,9 @@ func (t *Table) direct(m *Match, name wire.Name, s *Scratch) bool {
 			m.Target, _ = s.join(m.Prefix, m.Host.Name)
 			return true
 		}
+		if t.headless > 0 && t.ofPod(name, s) {
+			return false
+		}
 		if exact {
 			m.Rule, m.Host = RuleExact, h
 			return true
@@ -195,6 +198,16 @@ func (t *Table) shortName(name wire.Name, s *Scratch) (Host, bool) {
 		return Host{}, false
 	}
 	return t.derived(name, c.ownNamespace, s)
+}
+
+// ofPod reports whether name is the short name of a pod of a headless Service, or of one that may come: one label,
+// followed by a short name of the Service.
+func (t *Table) ofPod(name wire.Name, s *Scratch) bool {
+	if name == wire.Root {
+		return false
+	}
+	h, ok := t.shortName(name.Parent(), s)
+	return ok && h.headless()
 }
 
 // derived returns the host whose FQDN is name followed by suffix, if its short names can be
