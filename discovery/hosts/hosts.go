@@ -260,7 +260,7 @@ func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
 func (h *Hosts) renewEach(keys map[string]bool) (changes []HostChange) {
 	h.addAliases(keys)
 	for _, key := range sortedKeys(keys) {
-		old := h.host(key)
+		old := h.hosts[key]
 		if now := h.renew(key); old != nil || now != nil {
 			changes = append(changes, HostChange{Old: old, New: now})
 		}
@@ -297,9 +297,6 @@ func (h *Hosts) renew(key string) *Host {
 	h.hosts[key] = host
 	return host
 }
-
-// host returns the host with a key, nil if there is none.
-func (h *Hosts) host(key string) *Host { return h.hosts[key] }
 
 // All yields all hosts, in no order.
 func (h *Hosts) All() iter.Seq[*Host] { return maps.Values(h.hosts) }
@@ -470,7 +467,7 @@ func (h *Hosts) isEndless(key string) bool {
 // targets returns the hosts that may answer for a name: the host with the name, and the wildcards above it that objects
 // claim, the closest first. A wildcard at or above the cluster domain does not answer for names below it.
 func (h *Hosts) targets(key string) (all []*Host) {
-	if host := h.host(key); host != nil {
+	if host := h.hosts[key]; host != nil {
 		all = append(all, host)
 	}
 	for rest := key; rest != h.domain; {
@@ -478,7 +475,7 @@ func (h *Hosts) targets(key string) (all []*Host) {
 		if !found {
 			break
 		}
-		if host := h.host("*." + parent); host != nil && parent != h.domain {
+		if host := h.hosts["*."+parent]; host != nil && parent != h.domain {
 			all = append(all, host)
 		}
 		rest = parent

@@ -41,7 +41,7 @@ func withPorts(o object.Object, texts ...string) object.Object {
 func portsAt(t *testing.T, h *Hosts, claimed Place, name string) string {
 	t.Helper()
 	viewer := h.Viewer(View{Namespace: "shop", Families: Families{V4: true}, Place: h.Place(claimed.Cluster, claimed.Network)})
-	e := viewer.Entry(h.host(name + ".shop.svc." + domain))
+	e := viewer.Entry(h.hosts[name+".shop.svc."+domain])
 	if e == nil {
 		return ""
 	}

@@ -70,7 +70,7 @@ func (h *Hosts) status(e *object.ServiceEntry, owner map[netip.Addr]string) []ob
 	var all []object.VIP
 	for _, name := range uniqueHosts(e) {
 		key := hostKey(name)
-		host := h.host(key)
+		host := h.hosts[key]
 		if host == nil || !slices.ContainsFunc(host.claims, func(c *claim) bool { return c.host == name && c.wantsVIP }) {
 			continue
 		}
