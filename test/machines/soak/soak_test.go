@@ -69,6 +69,7 @@ func (w *world) faults(random *rand.Rand) []fault {
 	agentEnds := func(signal syscall.Signal) func() func() {
 		return func() func() {
 			w.tables.restarted()
+			w.agent.Signal(syscall.SIGCONT) // a stopped agent would never get the signal
 			w.agent.End(signal)
 			w.tables.restarted()
 			w.startAgent()
