@@ -26,8 +26,8 @@ type Client struct {
 }
 
 // Table reads the objects once, and fails if ctx ends before that. It returns the table of a client that has both address
-// families, and the errors in objects, also in hosts that are left out. It writes nothing: it uses the saved VIPs and does not save new ones. If the saved
-// VIPs cannot be read, it returns [ErrVIPs]; a damaged file of VIPs is ignored.
+// families, and the errors in objects, also in hosts that are left out. It writes nothing: it uses the saved VIPs, and
+// saves no new ones. If the saved VIPs cannot be read, it returns [ErrVIPs]; a damaged file of VIPs is ignored.
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {

@@ -51,7 +51,7 @@ type decision struct {
 	// after is the target of the actTarget that follows an actUnless, because the table has no records of the type. It is
 	// the root if there is none.
 	after wire.Name
-	// table is the table that the decision is based on, except for actPointers and actForward.
+	// table is the table that the decision is based on; nil for pointers and for actForward.
 	table *table.Table
 }
 

@@ -26,8 +26,8 @@ const (
 )
 
 // MaxInTables bounds how many bytes of a table all hosts of one ServiceEntry may need. In a table, each host of a
-// ServiceEntry has all addresses, and each port of a host may have all endpoints, so an object of 1 MiB could need 1 GiB. Istio's definition of the resource permits 256 hosts with
-// 256 addresses; they need less than MaxInTables.
+// ServiceEntry has all addresses, and each port may have all endpoints, so an object of 1 MiB could need 1 GiB. Istio's
+// definition of the resource permits 256 hosts with 256 addresses; they need less than MaxInTables.
 const MaxInTables = 4 << 20
 
 // Labels, annotations and values of fields.

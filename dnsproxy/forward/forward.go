@@ -116,8 +116,8 @@ type waiter chan *Result
 // Receive passes the result to Answer.
 func (w waiter) Receive(result *Result) { w <- result }
 
-// resolve answers a question from the cache or by asking nameservers. Nameservers are asked once for all clients that
-// wait for the same answer, over UDP or over TCP. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
+// resolve answers a question from the cache or by asking nameservers, once for all clients that wait for the same answer
+// over one transport. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) resolve(q *Query, client Client) {
 	if q.found.generation != f.cache.Generation() {
 		q.found = lookup{} // the cache was flushed after the lookup
