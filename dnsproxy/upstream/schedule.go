@@ -225,7 +225,7 @@ func (s *schedule) receiveError(o outcome, now time.Time) {
 	t := &s.tries[o.try]
 	t.err = cause(o.err)
 	switch {
-	case !o.stream || !t.inTurn:
+	case !o.stream || !t.inTurn || t.truncated.reply != nil:
 		s.fail(o.try, now)
 	case t.stream: // otherwise it was asked over UDP already
 		s.ask(o.try, now)

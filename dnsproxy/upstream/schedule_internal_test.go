@@ -85,6 +85,7 @@ type scheduleTest struct {
 	options Options
 	poor    bool   // rule 7's budget is empty, for 400 ms
 	once    bool   // rule 8
+	inTurn  bool   // TCPThenUDP
 	want    string // after start
 	steps   []step
 }
@@ -175,7 +176,7 @@ func (tc scheduleTest) run(t *testing.T) {
 		s.budget.spent, s.budget.filled = budgetMax+40, start
 	}
 	for i, st := range tc.servers {
-		s.tries = append(s.tries, try{stream: tc.options.UseVC})
+		s.tries = append(s.tries, try{stream: tc.options.UseVC || tc.inTurn, inTurn: tc.inTurn})
 		s.setStanding(i, st)
 	}
 	s.start(start)

@@ -109,6 +109,16 @@ func TestTruncatedReplies(t *testing.T) {
 			},
 		},
 		{
+			name: "rules 5 and 8: TCP breaks, the next server sends the whole", servers: []standing{up, up}, inTurn: true,
+			want: "send 0 over TCP, wake at 50ms",
+			steps: []step{
+				{1 * ms, lost(0, syscall.ECONNRESET), "send 0, wake at 101ms"},
+				{2 * ms, cutReply(0), "send 0 over TCP, wake at 52ms"},
+				{3 * ms, lost(0, syscall.ECONNRESET), "send 1 over TCP, wake at 53ms"},
+				{4 * ms, answer(1), "provisional answer of 1"},
+			},
+		},
+		{
 			name: "rules 5 and 8: no TCP, and the next server", servers: []standing{up, up, up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{1 * ms, cutReply(0), "send 0 over TCP, wake at 51ms"},
