@@ -103,7 +103,7 @@ soak: ## query the agent while everything around it fails (ARGS=-soak.for=20m; n
 
 random: ## send the agent a million random queries while nameservers fail and settings change (ARGS=-random.seed=1)
 	$(BUILD) ./cmd/nametap
-	$(GO) test -count=1 -timeout 30m -v ./test/random -run '^TestRandomQueries$$' -random.queries=1000000 -random.agent=$(CURDIR)/bin/nametap $(ARGS)
+	$(GO) test -count=1 -timeout 30m -v ./test/random -run '^TestRandomQueries$$' -random.queries=1000000 -random.agent=$(CURDIR)/bin/nametap -random.seed=$$(date +%s) $(ARGS)
 
 nightly: ## run every long target, and write the results to test/machines/LAST (needs root)
 	.ci/nightly
