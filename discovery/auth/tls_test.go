@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -58,6 +59,9 @@ func TestCertificateRotates(t *testing.T) { // D50
 		pass(checkEvery)
 		if !bytes.Equal(presented(), after) || log.Count("the previous TLS certificate stays in use", files.Certificate) != 1 {
 			t.Errorf("a broken file is used, or the log does not name it: %s", log)
+		}
+		if _, err := NewServer(files, nil, log.Logger()); err == nil || !strings.Contains(err.Error(), files.Certificate) {
+			t.Errorf("started with a broken file: %v; want an error that names it", err)
 		}
 	})
 }
