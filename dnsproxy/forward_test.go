@@ -106,7 +106,7 @@ func TestLostReply(t *testing.T) { // F4
 func TestDeadline(t *testing.T) { // F4
 	t.Parallel()
 	silent, refuses := nameserver(t, fakedns.Silence), nameserver(t, fakedns.Rcode(dns.RcodeRefused))
-	const timeout = 300 * time.Millisecond
+	const timeout = 2 * time.Second
 	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: timeout, Upstreams: servers(silent, silent)}})
 	began := time.Now()
 	resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
