@@ -22,9 +22,7 @@ func (v *vm) unit(systemctl string, args ...string) result {
 	if err := os.Mkdir(v.dir+"/bin", 0o755); err != nil && !os.IsExist(err) {
 		v.tb.Fatal(err)
 	}
-	if err := os.Chmod(v.write("bin/systemctl", script), 0o755); err != nil {
-		v.tb.Fatal(err)
-	}
+	v.script("bin/systemctl", script)
 	cmd := v.command(args...)
 	cmd.SysProcAttr = nil
 	cmd.Env = append(cmd.Env, "PATH="+v.dir+"/bin:"+os.Getenv("PATH"))
@@ -96,9 +94,7 @@ func TestCaptureSettingsUnreadable(t *testing.T) { // K22
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(v.write("tools/systemctl", "#!/bin/sh\necho LoadState=loaded; echo 'EnvironmentFiles="+file+" (ignore_errors=yes)'\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	v.script("tools/systemctl", "#!/bin/sh\necho LoadState=loaded; echo 'EnvironmentFiles="+file+" (ignore_errors=yes)'\n")
 	v.environment = append(v.environment, "PATH="+bin+":"+os.Getenv("PATH"))
 	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stdout, "cannot read, so run this as root: open "+file+": permission denied") {
 		t.Errorf("print: %+v", r)

@@ -39,10 +39,7 @@ func (v *vm) asService(streams ...string) {
 	if err != nil {
 		v.tb.Fatal(err)
 	}
-	v.wrapper = v.write("back-off", string(text))
-	if err := os.Chmod(v.wrapper, 0o755); err != nil {
-		v.tb.Fatal(err)
-	}
+	v.wrapper = v.script("back-off", string(text))
 	path := filepath.Join(v.dir, "service")
 	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/netns"
+	"github.com/nametap/nametap/internal/testkit/process"
 )
 
 // Addresses on every host.
@@ -127,6 +128,14 @@ func (h *host) write(name, text string) string {
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		h.tb.Fatal(err)
 	}
+	return path
+}
+
+// script writes a program in the host's directory and returns its path.
+func (h *host) script(name, text string) string {
+	h.tb.Helper()
+	path := filepath.Join(h.dir, name)
+	process.WriteScript(h.tb, path, text)
 	return path
 }
 

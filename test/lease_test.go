@@ -194,7 +194,7 @@ func (v *vm) withoutRecent() {
 		if err != nil {
 			v.tb.Fatal(err)
 		}
-		file := v.write(name, fmt.Sprintf(`#!/bin/sh
+		v.script(name, fmt.Sprintf(`#!/bin/sh
 input=$(cat)
 case $input in *"-m recent"*)
 	echo "%[1]s: Couldn't load match recent:No such file or directory" >&2
@@ -202,9 +202,6 @@ case $input in *"-m recent"*)
 esac
 echo "$input" | exec %[1]s "$@"
 `, path))
-		if err := os.Chmod(file, 0o755); err != nil {
-			v.tb.Fatal(err)
-		}
 	}
 	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
 }

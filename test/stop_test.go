@@ -29,10 +29,7 @@ func (v *vm) countTools() (ran func() []string) {
 			if err != nil {
 				v.tb.Fatal(err)
 			}
-			script := v.write(name, "#!/bin/sh\necho "+name+" >>"+notes+"\nexec "+path+" \"$@\"\n")
-			if err := os.Chmod(script, 0o755); err != nil {
-				v.tb.Fatal(err)
-			}
+			v.script(name, "#!/bin/sh\necho "+name+" >>"+notes+"\nexec "+path+" \"$@\"\n")
 		}
 	}
 	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))

@@ -139,11 +139,7 @@ func (v *vm) breakTool(name string) (repair func()) {
 	if err != nil {
 		v.tb.Fatal(err)
 	}
-	script := "#!/bin/sh\nif [ -e " + v.write("broken", "") + " ]; then echo 'Resource temporarily unavailable.' >&2; exit 4; fi\nexec " + path + " \"$@\"\n"
-	file := v.write(name, script)
-	if err := os.Chmod(file, 0o755); err != nil {
-		v.tb.Fatal(err)
-	}
+	v.script(name, "#!/bin/sh\nif [ -e "+v.write("broken", "")+" ]; then echo 'Resource temporarily unavailable.' >&2; exit 4; fi\nexec "+path+" \"$@\"\n")
 	v.environment = append(v.environment, "PATH="+v.dir+":"+os.Getenv("PATH"))
 	return func() {
 		if err := os.Remove(v.dir + "/broken"); err != nil {

@@ -2,12 +2,12 @@ package iptables_test
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -93,14 +93,7 @@ func (l *lab) tools(scripts map[string]string) (restore func()) {
 // script writes a script in place of a tool. One that runs already is not changed.
 func (l *lab) script(name, text string) {
 	l.t.Helper()
-	path := filepath.Join(l.dir, name)
-	err := os.WriteFile(path+".new", []byte("#!/bin/sh\n"+text), 0o700)
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	process.WriteScript(l.t, filepath.Join(l.dir, name), "#!/bin/sh\n"+text)
 }
 
 const noIPv6 = `echo "ip6tables-restore: can't initialize ip6tables table: Address family not supported by protocol" >&2; exit 3`

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -192,9 +193,7 @@ if [ $n = %[2]d ]; then
 fi
 exec %[3]s "$@"
 `, dir, step, tool(t, name))
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			process.WriteScript(t, filepath.Join(dir, name), script)
 		}
 	}
 	cmd := self(envApply, string(l.backend))

@@ -25,6 +25,17 @@ type Binaries struct {
 	err      error
 }
 
+// WriteScript writes a script that can be run, in place of one that may run already. A child writes it: a file that this
+// process has open for writing may be open in a child that another goroutine starts meanwhile, and could not be run then.
+func WriteScript(tb testing.TB, path, text string) {
+	tb.Helper()
+	writer := exec.Command("sh", "-c", `cat >"$0.new" && chmod 755 "$0.new" && mv "$0.new" "$0"`, path)
+	writer.Stdin = strings.NewReader(text)
+	if output, err := writer.CombinedOutput(); err != nil {
+		tb.Fatalf("%v\n%s", err, output)
+	}
+}
+
 // Of returns the binaries of commands. They are built when Dir is called.
 func Of(commands ...string) *Binaries { return &Binaries{commands: commands} }
 
