@@ -1,6 +1,7 @@
 package resolved
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -77,17 +78,11 @@ type Registrar struct {
 
 // New returns a Registrar. It is off.
 func New(cfg Config) *Registrar {
-	if cfg.Dir == "" {
-		cfg.Dir = defaultDir
-	}
-	if cfg.Helper == "" {
-		cfg.Helper = defaultHelper
-	}
-	if cfg.Pause == 0 {
-		cfg.Pause = notePause
-	}
+	cfg.Dir, cfg.Helper = cmp.Or(cfg.Dir, defaultDir), cmp.Or(cfg.Helper, defaultHelper)
+	cfg.Pause = cmp.Or(cfg.Pause, notePause)
 	r := &Registrar{config: cfg, wake: make(chan struct{}, 1), status: Status{State: Off}}
 	r.stale.Store(true)
+	chans.Wake(r.wake) // for the first check
 	return r
 }
 
@@ -118,7 +113,7 @@ func (r *Registrar) Status() Status {
 // removes it.
 func (r *Registrar) Run(ctx context.Context) {
 	defer r.disconnect()
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(r.config.Interval)
 	defer timer.Stop()
 	for {
 		select {
