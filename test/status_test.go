@@ -132,9 +132,7 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 		t.Fatal(err)
 	}
 	wait.Until(t, "the status is served", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
-	if a.log.Count("the status address "+statusAddr+" is served now") != 1 {
-		t.Errorf("the log does not report it:\n%s", a.log)
-	}
+	wait.Until(t, "the log reports it", func() bool { return a.log.Count("the status address "+statusAddr+" is served now") == 1 })
 }
 
 // TestStoredStatusSocket checks that systemd gets the socket of the status address to store, that the next

@@ -29,7 +29,7 @@ import (
 )
 
 // tooMany is how many wrong answers end the test early.
-const tooMany = 1000
+const tooMany = 10_000
 
 var (
 	queries = flag.Int("random.queries", 20_000, "how many queries to send")
