@@ -32,8 +32,8 @@ type Server struct {
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
-	endForwarding func()        // closes abandoned; may be called any number of times
-	abandoned     chan struct{} // closed when forwarded queries in flight must fail
+	abandoned     context.Context // ends when forwarded queries in flight must fail
+	endForwarding func()          // ends abandoned; may be called any number of times
 }
 
 // New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
@@ -64,11 +64,9 @@ func New(cfg Config) (*Server, error) {
 		log:     cfg.Logger,
 		empty:   table.Empty(names.cluster),
 		ready:   make(chan struct{}),
-
-		abandoned: make(chan struct{}),
 	}
+	s.abandoned, s.endForwarding = context.WithCancel(context.Background())
 	s.useSettings(&cfg, names.suffixes)
-	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	if err := s.handler.metrics.register(cfg.Registerer, s.handler.collisions); err != nil {
@@ -141,21 +139,11 @@ func (s *Server) Run(ctx context.Context) error {
 	// The listeners finish the queries that they have, so the forwarder ends after them.
 	forwarding, endForwarding := context.WithCancel(context.WithoutCancel(ctx))
 	defer endForwarding()
+	defer context.AfterFunc(s.abandoned, endForwarding)()
 	var forwarder errgroup.Group
 	forwarder.Go(func() error { return s.handler.forwarder.Run(forwarding) })
-	forwarder.Go(func() error {
-		select {
-		case <-s.abandoned:
-			endForwarding()
-		case <-forwarding.Done():
-		}
-		return nil
-	})
-
-	forwarder.Go(func() error {
-		s.handler.seen.Run(forwarding)
-		return nil
-	})
+	var others sync.WaitGroup
+	others.Go(func() { s.handler.seen.Run(forwarding) })
 
 	close(s.ready) // packets that arrive before the sockets are read wait in the kernel
 	group, ctx := errgroup.WithContext(ctx)
@@ -168,6 +156,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	err := group.Wait()
 	endForwarding()
+	others.Wait()
 	return errors.Join(err, forwarder.Wait())
 }
 
