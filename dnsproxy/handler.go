@@ -221,7 +221,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		h.consult(t, r)
 	}
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
-		r = nil // the table answers, without a CNAME record: see writer.mesh
+		r = nil // the table answers, without a CNAME record: see writer.host
 	}
 	response, rcode := h.compose(dst, t, r)
 	if r != nil && r.via != nil {
