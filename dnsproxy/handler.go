@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // A handler answers queries. [handler.answerFast] answers queries that need not wait, and [handler.answerSlow] answers
@@ -36,6 +37,7 @@ type common struct {
 	version   string
 	id        string
 	log       *slog.Logger
+	nat64     *nat64.Finder
 
 	// origins finds the original destinations of captured queries.
 	origins *origins

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -17,6 +19,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // A Server answers DNS queries. Make one with [New], give it tables with [Server.Load] and
@@ -44,6 +47,12 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := new(Server)
+	finder := nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+		addrs, _, err := s.Resolve(ctx, nat64.Name, dns.TypeAAAA, false)
+		return addrs, err
+	})
+	cfg.Forward.Flushed = finder.Renew
 	forwarder, err := forward.New(cfg.Forward)
 	if err != nil {
 		return nil, err
@@ -55,9 +64,10 @@ func New(cfg Config) (*Server, error) {
 		version:   cfg.Version,
 		id:        cfg.ID,
 		log:       cfg.Logger,
+		nat64:     finder,
 		synced:    make(chan struct{}),
 	}
-	s := &Server{
+	*s = Server{
 		handler: front{common: shared},
 		config:  cfg,
 		cluster: names.cluster,
@@ -111,6 +121,7 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	s.handler.inUse.Store(&handler{
 		common: s.handler.common,
 		answerer: answerer{
+			nat64:       s.handler.nat64,
 			ttl:         ttl,
 			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
 			soaData:     newSOAData(s.cluster.Domain, ttl),
@@ -144,6 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 	forwarder.Go(func() error { return s.handler.forwarder.Run(forwarding) })
 	var others sync.WaitGroup
 	others.Go(func() { s.handler.seen.Run(forwarding) })
+	others.Go(func() { s.handler.nat64.Follow(forwarding, s.config.NAT64) })
 
 	close(s.ready) // packets that arrive before the sockets are read wait in the kernel
 	group, ctx := errgroup.WithContext(ctx)

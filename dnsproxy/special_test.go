@@ -1,7 +1,6 @@
 package dnsproxy_test
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // loopback6 is the PTR name of ::1.
@@ -54,11 +52,6 @@ func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 						t.Errorf("%s %s: %s, want NXDOMAIN %s", name, dns.TypeToString[qtype], got, zone)
 					}
 				}
-			}
-		}
-		for _, ask := range []string{"localhost A", "a.onion TXT", "_dns.resolver.arpa SVCB", "1.0.0.127.in-addr.arpa PTR"} {
-			if e := explain(t, p, ask); fmt.Sprint(e.Rows) != "[N7]" || e.Source != "self" || e.Rule != table.RuleNone {
-				t.Errorf("%s is explained by %v from %s: %s", ask, e.Rows, e.Source, e.Why)
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
 	"net"
@@ -12,10 +13,12 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
+	nat64       *nat64.Finder
 	ttl         uint32 // the TTL of every record, in seconds
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
@@ -237,6 +240,8 @@ func (w *writer) host(owner uint16, m *table.Match, t *table.Table) {
 	case qtype == dns.TypeANY:
 		w.addresses(target, dns.TypeA, &m.Host)
 		w.addresses(target, dns.TypeAAAA, &m.Host)
+	case qtype == dns.TypeAAAA && len(m.Host.V6) == 0:
+		w.translated(target, &m.Host)
 	case qtype == dns.TypeA, qtype == dns.TypeAAAA:
 		w.addresses(target, qtype, &m.Host)
 	}
@@ -412,6 +417,28 @@ func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	for _, packed := range [...][]byte{near, others} {
 		w.answers += w.shuffled(owner, rrtype, packed)
 	}
+}
+
+// translated writes the AAAA records of a host that has IPv4 addresses only: its A records, with the addresses that lead
+// there through the network's NAT64 (RFC 6147, section 5.1.7). There are none without a NAT64, and for a client that
+// validates (section 5.5).
+func (w *writer) translated(owner uint16, h *table.Host) {
+	prefix := w.nat64.Prefix()
+	if prefix == nil || w.query.CD {
+		return
+	}
+	start, before := len(w.buf), w.answers
+	w.addresses(owner, dns.TypeA, h)
+	records, cut := bytes.Clone(w.buf[start:]), w.truncated
+	w.buf, w.answers, w.truncated = w.buf[:start], before, false
+	for record := range slices.Chunk(records, fixedLen+net.IPv4len) {
+		address, ok := nat64.Translate(*prefix, [net.IPv4len]byte(record[fixedLen:]))
+		if ok && w.record(owner, dns.TypeAAAA, len(address)) {
+			w.buf = append(w.buf, address[:]...)
+			w.answers++
+		}
+	}
+	w.truncated = w.truncated || cut
 }
 
 // shuffled writes a record for each packed address, in random order. So clients that use only the first address are
