@@ -71,6 +71,10 @@ type Config struct {
 	MaxTCPConns int
 	// BeforeSync says how queries are answered before the first table. Default forward.
 	BeforeSync BeforeSync
+	// NAT64 reports whether AAAA queries for hosts that have IPv4 addresses only are answered with the addresses of the
+	// network's NAT64, if nameservers show one. After again, NAT64 is called and nameservers are asked again. Default
+	// none: there is no such answer.
+	NAT64 func() (again time.Duration, useful bool)
 	// Version and ID are the answers to queries for version.bind and id.server (RFC 4892). Default none: such queries
 	// are REFUSED.
 	Version, ID string

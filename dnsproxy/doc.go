@@ -60,7 +60,8 @@
 //  11. Any other name: forwarded, by the rules of package forward.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with
-// an SOA record if the name has no address of that family. HTTPS and SVCB: NODATA. SRV: the ports of a
+// an SOA record if the name has no address of that family. AAAA of a name that has IPv4 addresses only: these within the
+// prefix of the network's NAT64, if there is one. HTTPS and SVCB: NODATA. SRV: the ports of a
 // Kubernetes host, if the table has them. Any other type: NODATA for a Kubernetes host,
 // forwarded for other hosts. A name that is not the FQDN has a CNAME record to it, unless there is no record behind
 // it; the answer to CNAME is this record. Zone transfers of names that nametap answers

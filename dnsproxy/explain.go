@@ -46,11 +46,15 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		Name: dns.Fqdn(name), Type: wire.TypeName(code),
 		Rows: d.rows(q), Rule: d.match.Rule, Source: d.source(),
 	}
+	host := &d.match.Host
+	if last := len(e.Rows) - 1; code == dns.TypeAAAA && e.Rows[last] == "A2" && len(host.V4) > 0 && s.handler.nat64.Prefix() != nil {
+		e.Rows[last] = "A15"
+	}
 	if e.Rule == "" {
 		e.Rule = table.RuleNone
 	}
-	if d.match.Host.Name != wire.Root {
-		e.Host = d.match.Host.Key(&current.Cluster)
+	if host.Name != wire.Root {
+		e.Host = host.Key(&current.Cluster)
 	}
 	e.Why = explainDecision(d, q.Name, e.Host)
 	if d.action == actTarget && d.target != q.Name {

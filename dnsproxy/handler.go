@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // A handler answers queries. [handler.answerFast] answers queries that need not wait, and [handler.answerSlow] answers
@@ -36,6 +37,7 @@ type common struct {
 	version   string
 	id        string
 	log       *slog.Logger
+	nat64     *nat64.Finder
 
 	// origins finds the original destinations of captured queries.
 	origins *origins
@@ -221,7 +223,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		h.consult(t, r)
 	}
 	if d.action == actTarget && d.match.Target != wire.Root && found.Reply.Negative() && r.via == nil {
-		r = nil // the table answers, without a CNAME record: see writer.mesh
+		r = nil // the table answers, without a CNAME record: see writer.host
 	}
 	response, rcode := h.compose(dst, t, r)
 	if r != nil && r.via != nil {

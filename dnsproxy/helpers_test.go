@@ -193,8 +193,8 @@ func (p *proxy) bySource(tb testing.TB, source string) float64 {
 	return p.sum(tb, "nametap_dns_queries_total", "source", source)
 }
 
-// sum returns the sum of a metric's counters that have a label.
-func (p *proxy) sum(tb testing.TB, name, label, value string) float64 {
+// sum returns the sum of a metric's counters that have labels, which are names and values in turn.
+func (p *proxy) sum(tb testing.TB, name string, labels ...string) float64 {
 	tb.Helper()
 	families, err := p.metrics.Gather()
 	if err != nil {
@@ -206,10 +206,16 @@ func (p *proxy) sum(tb testing.TB, name, label, value string) float64 {
 			continue
 		}
 		for _, m := range family.GetMetric() {
+			found := 0
 			for _, l := range m.GetLabel() {
-				if l.GetName() == label && l.GetValue() == value {
-					sum += m.GetCounter().GetValue()
+				for label := range slices.Chunk(labels, 2) {
+					if l.GetName() == label[0] && l.GetValue() == label[1] {
+						found += 2
+					}
 				}
+			}
+			if found == len(labels) {
+				sum += m.GetCounter().GetValue()
 			}
 		}
 	}

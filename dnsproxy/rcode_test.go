@@ -10,30 +10,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 )
 
-// byRcode returns the number of queries answered with a response code from a source.
-func (p *proxy) byRcode(tb testing.TB, rcode, source string) (sum float64) {
-	tb.Helper()
-	families, err := p.metrics.Gather()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	for _, family := range families {
-		if family.GetName() != "nametap_dns_queries_total" {
-			continue
-		}
-		for _, m := range family.GetMetric() {
-			labels := map[string]string{}
-			for _, label := range m.GetLabel() {
-				labels[label.GetName()] = label.GetValue()
-			}
-			if labels["rcode"] == rcode && labels["source"] == source {
-				sum += m.GetCounter().GetValue()
-			}
-		}
-	}
-	return sum
-}
-
 // Extended response codes are counted under their names, on every path of an answer.
 func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
 	synctest.Test(t, func(t *testing.T) {
@@ -62,12 +38,11 @@ func TestExtendedRcodesAreCounted(t *testing.T) { // R4, A8
 		if resp := p.ask(t, "www.example", dns.TypeA); resp.Rcode != dns.RcodeServerFailure {
 			t.Errorf("%s, want SERVFAIL", dns.RcodeToString[resp.Rcode])
 		}
-		for _, c := range []struct {
-			rcode, source string
-			want          float64
-		}{{"BADVERS", "self", 2}, {"SERVFAIL", "upstream", 1}, {"BADCOOKIE", "upstream", 3}, {"NOERROR", "self", 0}, {"NOERROR", "upstream", 0}, {"YXRRSET", "upstream", 0}} {
-			if got := p.byRcode(t, c.rcode, c.source); got != c.want {
-				t.Errorf("%s from %s: counted %v, want %v", c.rcode, c.source, got, c.want)
+		for c, want := range map[[2]string]float64{
+			{"BADVERS", "self"}: 2, {"SERVFAIL", "upstream"}: 1, {"BADCOOKIE", "upstream"}: 3, {"NOERROR", "self"}: 0, {"NOERROR", "upstream"}: 0, {"YXRRSET", "upstream"}: 0,
+		} {
+			if got := p.sum(t, "nametap_dns_queries_total", "rcode", c[0], "source", c[1]); got != want {
+				t.Errorf("%s from %s: counted %v, want %v", c[0], c[1], got, want)
 			}
 		}
 	})

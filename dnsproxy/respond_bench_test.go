@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -185,26 +184,8 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 }
 
 // BenchmarkRespond measures a query on the fast path without the kernel's part.
-func BenchmarkRespond(b *testing.B) { benchmarkOwn(b, newBenchHandler(b, 10_000)) }
-
-// BenchmarkRespondWatched is BenchmarkRespond with a reader that wants other queries.
-func BenchmarkRespondWatched(b *testing.B) {
+func BenchmarkRespond(b *testing.B) {
 	h := newBenchHandler(b, 10_000)
-	filter, err := seen.ParseFilter(url.Values{seen.ParamName: {"nowhere.example"}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	reader, err := h.seen.Read(filter)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer reader.Close()
-	benchmarkOwn(b, h)
-}
-
-// benchmarkOwn measures each of ownQuestions.
-func benchmarkOwn(b *testing.B, h *front) {
-	b.Helper()
 	task, scratch := new(task), new(table.Scratch)
 	from := &arrival{protocol: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)

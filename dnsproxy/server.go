@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/miekg/dns"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -17,6 +19,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // A Server answers DNS queries. Make one with [New], give it tables with [Server.Load] and
@@ -32,8 +35,8 @@ type Server struct {
 	listeners listeners
 	ready     chan struct{} // closed when the listeners are open
 
-	endForwarding func()        // closes abandoned; may be called any number of times
-	abandoned     chan struct{} // closed when forwarded queries in flight must fail
+	abandoned     context.Context // ends when forwarded queries in flight must fail
+	endForwarding func()          // ends abandoned; may be called any number of times
 }
 
 // New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
@@ -44,6 +47,12 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := new(Server)
+	finder := nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+		addrs, _, err := s.Resolve(ctx, nat64.Name, dns.TypeAAAA, false)
+		return addrs, err
+	})
+	cfg.Forward.Flushed = finder.Renew
 	forwarder, err := forward.New(cfg.Forward)
 	if err != nil {
 		return nil, err
@@ -55,20 +64,19 @@ func New(cfg Config) (*Server, error) {
 		version:   cfg.Version,
 		id:        cfg.ID,
 		log:       cfg.Logger,
+		nat64:     finder,
 		synced:    make(chan struct{}),
 	}
-	s := &Server{
+	*s = Server{
 		handler: front{common: shared},
 		config:  cfg,
 		cluster: names.cluster,
 		log:     cfg.Logger,
 		empty:   table.Empty(names.cluster),
 		ready:   make(chan struct{}),
-
-		abandoned: make(chan struct{}),
 	}
+	s.abandoned, s.endForwarding = context.WithCancel(context.Background())
 	s.useSettings(&cfg, names.suffixes)
-	s.endForwarding = sync.OnceFunc(func() { close(s.abandoned) })
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	if err := s.handler.metrics.register(cfg.Registerer, s.handler.collisions); err != nil {
@@ -113,6 +121,7 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 	s.handler.inUse.Store(&handler{
 		common: s.handler.common,
 		answerer: answerer{
+			nat64:       s.handler.nat64,
 			ttl:         ttl,
 			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
 			soaData:     newSOAData(s.cluster.Domain, ttl),
@@ -141,21 +150,12 @@ func (s *Server) Run(ctx context.Context) error {
 	// The listeners finish the queries that they have, so the forwarder ends after them.
 	forwarding, endForwarding := context.WithCancel(context.WithoutCancel(ctx))
 	defer endForwarding()
+	defer context.AfterFunc(s.abandoned, endForwarding)()
 	var forwarder errgroup.Group
 	forwarder.Go(func() error { return s.handler.forwarder.Run(forwarding) })
-	forwarder.Go(func() error {
-		select {
-		case <-s.abandoned:
-			endForwarding()
-		case <-forwarding.Done():
-		}
-		return nil
-	})
-
-	forwarder.Go(func() error {
-		s.handler.seen.Run(forwarding)
-		return nil
-	})
+	var others sync.WaitGroup
+	others.Go(func() { s.handler.seen.Run(forwarding) })
+	others.Go(func() { s.handler.nat64.Follow(forwarding, s.config.NAT64) })
 
 	close(s.ready) // packets that arrive before the sockets are read wait in the kernel
 	group, ctx := errgroup.WithContext(ctx)
@@ -168,6 +168,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	err := group.Wait()
 	endForwarding()
+	others.Wait()
 	return errors.Join(err, forwarder.Wait())
 }
 

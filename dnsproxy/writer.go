@@ -1,8 +1,10 @@
 package dnsproxy
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math/rand/v2"
+	"net"
 	"slices"
 
 	"github.com/miekg/dns"
@@ -11,10 +13,12 @@ import (
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // An answerer makes the responses that do not come from a nameserver. It is immutable.
 type answerer struct {
+	nat64       *nat64.Finder
 	ttl         uint32 // the TTL of every record, in seconds
 	ednsUDPSize uint16 // length of the longest UDP response, in bytes
 	soaData     []byte // data of the SOA record of negative answers, in wire form
@@ -50,7 +54,7 @@ func (a *answerer) compose(dst []byte, t *task, r *received) ([]byte, int) {
 		if d.match.Rule == table.RulePTR {
 			w.pointers(d.match.Pointers)
 		} else {
-			w.mesh(&d.match, d.table)
+			w.host(questionName, &d.match, d.table)
 		}
 		return w.buf, w.end(wire.AA, dns.RcodeSuccess, nil)
 	}
@@ -90,14 +94,24 @@ func (a *answerer) compose(dst []byte, t *task, r *received) ([]byte, int) {
 // zone's SOA record gets that record as its answer.
 func (a *answerer) respondNegative(dst []byte, q *wire.Query, n negative, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
-	w.negative(n)
+	w.begin()
+	tail := len(q.Name) - len(n.zone)
+	w.soa(questionName + uint16(tail)) //nolint:gosec // within the question
+	if tail == 0 && q.Type == dns.TypeSOA && n.rcode == dns.RcodeSuccess {
+		w.answers, w.authority = w.authority, 0
+	}
+	w.end(wire.AA, n.rcode, nil)
 	return w.buf
 }
 
-// respondFailure appends to dst the response to q for a failure.
+// respondFailure appends to dst the response to q for a failure. It always fits, because maxReason bounds its length.
 func (a *answerer) respondFailure(dst []byte, q *wire.Query, f failure) []byte {
-	w := writer{answerer: a, query: q, buf: dst, start: len(dst)}
-	w.failure(f)
+	w := writer{answerer: a, query: q, buf: append(dst, q.Packet[:q.QuestionEnd]...), start: len(dst)}
+	var option []byte
+	if q.EDNS && f.err != nil {
+		option = wire.AppendExtendedError(nil, f.code, f.text())
+	}
+	w.end(0, f.rcode, option)
 	return w.buf
 }
 
@@ -116,8 +130,26 @@ func (a *answerer) respondText(q *wire.Query, text string, limit int) []byte {
 // respondSpecial appends to dst the response for a name in a special-use zone. The response has at most limit bytes.
 func (a *answerer) respondSpecial(dst []byte, q *wire.Query, zone wire.Name, limit int) []byte {
 	w := writer{answerer: a, query: q, buf: dst, start: len(dst), limit: limit}
-	w.special(zone)
-	return w.buf
+	n := negative{dns.RcodeNameError, zone}
+	switch every := q.Type == dns.TypeANY; {
+	case zone == wire.Localhost && (every || q.Type == dns.TypeA || q.Type == dns.TypeAAAA): // RFC 6761, section 6.3
+		var m table.Match
+		m.Host.V4, m.Host.V6 = net.IPv4(127, 0, 0, 1).To4(), net.IPv6loopback
+		w.begin()
+		w.host(questionName, &m, nil)
+		w.end(wire.AA, dns.RcodeSuccess, nil)
+		return w.buf
+	case (q.Name == wire.Localhost4 || q.Name == wire.Localhost6) && (every || q.Type == dns.TypePTR):
+		w.begin()
+		w.pointers([]wire.Name{wire.Localhost})
+		w.end(wire.AA, dns.RcodeSuccess, nil)
+		return w.buf
+	case zone == wire.Invalid || zone == wire.Onion:
+		n.zone = wire.Root // the answer of the root servers
+	case zone == wire.Localhost || q.Name == zone || zone == wire.ResolverArpa || wire.Localhost4.Below(q.Name):
+		n.rcode = dns.RcodeSuccess
+	}
+	return a.respondNegative(dst, q, n, limit)
 }
 
 // limit returns how long a response may be, in bytes. Over UDP, this is the size that the client offers (RFC
@@ -187,53 +219,43 @@ const questionName uint16 = wire.PointerBits | wire.HeaderLen
 // and data length.
 const fixedLen = 12
 
-// mesh writes the records for a mesh name; t is the table of its match. First come the CNAME records, then the records of
-// the host.
-//
-// If a CNAME record would lead to an FQDN without records of the queried type, mesh leaves it out. glibc would end its
-// search at a CNAME record, although with a later domain of the search list the name may have such records.
-func (w *writer) mesh(m *table.Match, t *table.Table) {
-	if m.Target != wire.Root && !w.hasRecords(m, t) {
-		w.soa(questionName)
-		return
-	}
-	w.host(questionName, m, t)
-}
-
-// host writes the CNAME records of a match for the name at owner, and the records of the queried type. If the host has
-// no such records, it writes the SOA record that lets clients cache the negative answer (RFC 2308).
+// host writes the CNAME records of a match for the name at owner, and the records of the queried type; t is the table of
+// the match. If the host has no such records, it writes the SOA record that lets clients cache the negative answer (RFC
+// 2308), without a CNAME record to an FQDN. glibc would end its search at a CNAME record, although with a later domain of
+// the search list the name may have such records.
 func (w *writer) host(owner uint16, m *table.Match, t *table.Table) {
-	owner = w.cnames(owner, m)
+	start, before, limit := len(w.buf), w.answers, w.limit
+	target := w.cnames(owner, m)
 	w.aliases = w.answers
-	switch qtype := w.query.Type; {
-	case qtype == dns.TypeCNAME && w.aliases > 0:
+	cut := w.truncated
+	if w.query.Type == dns.TypeCNAME && (w.aliases > 0 || cut) {
 		return // the CNAME record is the answer
+	}
+	if cut { // nothing more fits, and what is truncated now is a record of the queried type
+		w.limit, w.truncated = len(w.buf)-w.start, false
+	}
+	switch qtype := w.query.Type; {
 	case qtype == dns.TypeSRV:
-		w.services(owner, m, t)
+		w.services(target, m, t)
 	case qtype == dns.TypeANY:
-		w.addresses(owner, dns.TypeA, &m.Host)
-		w.addresses(owner, dns.TypeAAAA, &m.Host)
+		w.addresses(target, dns.TypeA, &m.Host)
+		w.addresses(target, dns.TypeAAAA, &m.Host)
+	case qtype == dns.TypeAAAA && len(m.Host.V6) == 0:
+		w.translated(target, &m.Host)
 	case qtype == dns.TypeA, qtype == dns.TypeAAAA:
-		w.addresses(owner, qtype, &m.Host)
+		w.addresses(target, qtype, &m.Host)
 	}
-	if w.answers == w.aliases && !w.truncated {
-		w.soa(w.apex(owner, m.Owner(w.query.Name)))
+	w.limit = limit
+	switch {
+	case w.answers > w.aliases || w.truncated:
+	case m.Target != wire.Root:
+		w.buf, w.answers = w.buf[:start], before
+		w.soa(owner)
+	case cut:
+		w.truncated = true
+	default:
+		w.soa(w.apex(target, m.Owner(w.query.Name)))
 	}
-}
-
-// hasRecords reports whether there is a record of the queried type at the end of the CNAME records of a match. t is the
-// table of the match.
-func (w *writer) hasRecords(m *table.Match, t *table.Table) bool {
-	v4, v6 := len(m.Host.V4) > 0, len(m.Host.V6) > 0
-	switch w.query.Type {
-	case dns.TypeCNAME:
-		return true
-	case dns.TypeSRV:
-		return hasServices(m, w.query.Name, t)
-	case dns.TypeANY:
-		return v4 || v6
-	}
-	return w.query.Type == dns.TypeA && v4 || w.query.Type == dns.TypeAAAA && v6
 }
 
 // received writes records of a nameserver's reply. owner points to the name that the reply is about. The result points
@@ -287,27 +309,6 @@ func (w *writer) begin() {
 	if w.query.EDNS {
 		w.limit -= wire.OPTLen
 	}
-}
-
-// failure writes a response without records. It always fits, because maxReason bounds its length.
-func (w *writer) failure(f failure) {
-	w.buf = append(w.buf, w.query.Packet[:w.query.QuestionEnd]...)
-	var option []byte
-	if w.query.EDNS && f.err != nil {
-		option = wire.AppendExtendedError(nil, f.code, f.text())
-	}
-	w.end(0, f.rcode, option)
-}
-
-// negative writes a response without answers. Only a query for the zone's SOA record gets an answer: this record.
-func (w *writer) negative(n negative) {
-	w.begin()
-	tail := len(w.query.Name) - len(n.zone)
-	w.soa(questionName + uint16(tail)) //nolint:gosec // within the question
-	if tail == 0 && w.query.Type == dns.TypeSOA && n.rcode == dns.RcodeSuccess {
-		w.answers, w.authority = w.authority, 0
-	}
-	w.end(wire.AA, n.rcode, nil)
 }
 
 // end writes the OPT record, with option as its options, and completes the header. flags has the AA and TC bits. end
@@ -418,6 +419,28 @@ func (w *writer) addresses(owner, rrtype uint16, h *table.Host) {
 	}
 }
 
+// translated writes the AAAA records of a host that has IPv4 addresses only: its A records, with the addresses that lead
+// there through the network's NAT64 (RFC 6147, section 5.1.7). There are none without a NAT64, and for a client that
+// validates (section 5.5).
+func (w *writer) translated(owner uint16, h *table.Host) {
+	prefix := w.nat64.Prefix()
+	if prefix == nil || w.query.CD {
+		return
+	}
+	start, before := len(w.buf), w.answers
+	w.addresses(owner, dns.TypeA, h)
+	records, cut := bytes.Clone(w.buf[start:]), w.truncated
+	w.buf, w.answers, w.truncated = w.buf[:start], before, false
+	for record := range slices.Chunk(records, fixedLen+net.IPv4len) {
+		address, ok := nat64.Translate(*prefix, [net.IPv4len]byte(record[fixedLen:]))
+		if ok && w.record(owner, dns.TypeAAAA, len(address)) {
+			w.buf = append(w.buf, address[:]...)
+			w.answers++
+		}
+	}
+	w.truncated = w.truncated || cut
+}
+
 // shuffled writes a record for each packed address, in random order. So clients that use only the first address are
 // spread over all addresses. If the records do not all fit, shuffled writes a random sample. It returns the number of
 // records that it has written.
@@ -497,52 +520,6 @@ func (w *writer) sample(owner, rrtype uint16, packed []byte, n int) {
 func (w *writer) address(owner, rrtype uint16, packed []byte) {
 	w.record(owner, rrtype, len(packed))
 	w.buf = append(w.buf, packed...)
-}
-
-// special writes the response for a name in a special-use zone.
-func (w *writer) special(zone wire.Name) {
-	name, qtype := w.query.Name, w.query.Type
-	switch zone {
-	case wire.Localhost:
-		w.localhost()
-		return
-	case wire.Invalid, wire.Onion:
-		w.negative(negative{dns.RcodeNameError, wire.Root}) // the answer of the root servers
-		return
-	case wire.Loopback4, wire.Localhost6:
-		if (name == wire.Localhost4 || name == wire.Localhost6) && (qtype == dns.TypePTR || qtype == dns.TypeANY) {
-			w.begin()
-			w.pointers([]wire.Name{wire.Localhost})
-			w.end(wire.AA, dns.RcodeSuccess, nil)
-			return
-		}
-	}
-	n := negative{dns.RcodeNameError, zone}
-	if name == zone || zone == wire.ResolverArpa || wire.Localhost4.Below(name) {
-		n.rcode = dns.RcodeSuccess
-	}
-	w.negative(n)
-}
-
-// localhost writes the response for localhost or a name below it (RFC 6761, section 6.3).
-func (w *writer) localhost() {
-	const v4, v6 = "\x7f\x00\x00\x01", "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x01"
-	qtype := w.query.Type
-	wants4, wants6 := qtype == dns.TypeA || qtype == dns.TypeANY, qtype == dns.TypeAAAA || qtype == dns.TypeANY
-	if !wants4 && !wants6 {
-		w.negative(negative{dns.RcodeSuccess, wire.Localhost})
-		return
-	}
-	w.begin()
-	if wants4 && w.record(questionName, dns.TypeA, len(v4)) {
-		w.buf = append(w.buf, v4...)
-		w.answers++
-	}
-	if wants6 && w.record(questionName, dns.TypeAAAA, len(v6)) {
-		w.buf = append(w.buf, v6...)
-		w.answers++
-	}
-	w.end(wire.AA, dns.RcodeSuccess, nil)
 }
 
 // srvFixedLen is the length in bytes of an SRV record's data before the target: priority, weight

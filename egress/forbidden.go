@@ -2,15 +2,13 @@ package egress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
-	"time"
 
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // An addressRange is a range of addresses to which no connection is made.
@@ -67,87 +65,23 @@ func translations() []translation {
 	}
 }
 
-// embedded returns the IPv4 address that is contained in an IPv6 address and begins at the byte with the index offset.
-// Byte 8 is no part of the IPv4 address (RFC 6052, section 2.2).
-func embedded(a netip.Addr, offset int) netip.Addr {
-	all, found := a.As16(), [4]byte{}
-	for i := range found {
-		if offset == 8 {
-			offset++
-		}
-		found[i] = all[offset]
-		offset++
-	}
-	return netip.AddrFrom4(found)
-}
-
-const (
-	// nat64Name has IPv6 addresses only where a nameserver makes them for a NAT64 (RFC 7050).
-	nat64Name = "ipv4only.arpa"
-	// nat64Timeout is how long the lookup of nat64Name may take, and nat64Hold how long its result is kept at
-	// least. The guard keeps the result because the forwarder does not cache every negative answer.
-	nat64Timeout, nat64Hold = time.Second, time.Minute
-)
-
 // A guard refuses addresses to which no connection may be made. It is safe for concurrent use.
 type guard struct {
 	ranges   []addressRange
 	ownPorts []uint16
-	resolve  func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error)
-
-	mu         sync.Mutex
-	nat64      []translation // the translations of this network's NAT64
-	nextLookup time.Time     // when nat64 is looked up again
+	nat64    *nat64.Finder
 }
 
 // newGuard returns the guard of a server.
 func newGuard(cfg *Config) *guard {
-	return &guard{ranges: forbidden(), ownPorts: cfg.OwnPorts, resolve: cfg.Resolve}
+	return &guard{forbidden(), cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+		addrs, _, err := cfg.Resolve(ctx, nat64.Name, family.IPv6, false)
+		return addrs, err
+	})}
 }
 
 // mayWait reports whether the method forbids may have to wait for nameservers.
-func (g *guard) mayWait(addr netip.Addr) bool {
-	if !addr.Unmap().Is6() {
-		return false
-	}
-	if !g.mu.TryLock() { // another connection waits for nameservers
-		return true
-	}
-	defer g.mu.Unlock()
-	return time.Now().After(g.nextLookup)
-}
-
-// nat64Translations returns the translations of this network's NAT64.
-func (g *guard) nat64Translations(ctx context.Context) []translation {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if time.Now().After(g.nextLookup) {
-		found, err := g.findNAT64(context.WithoutCancel(ctx)) // other connections wait for the result, too
-		hold := nat64Timeout                                  // after a timeout, the previous result is used for this time
-		if !errors.Is(err, context.DeadlineExceeded) {
-			g.nat64, hold = found, nat64Hold
-		}
-		g.nextLookup = time.Now().Add(hold)
-	}
-	return g.nat64
-}
-
-// findNAT64 asks nameservers for the translations of this network's NAT64. Each IPv6 address of [nat64Name] contains
-// one of two IPv4 addresses, at a place that follows from the length of the prefix.
-func (g *guard) findNAT64(ctx context.Context) (found []translation, err error) {
-	ctx, cancel := context.WithTimeout(ctx, nat64Timeout)
-	defer cancel()
-	addrs, _, err := g.resolve(ctx, nat64Name, family.IPv6, false)
-	for _, addr := range addrs {
-		for _, bits := range []int{32, 40, 48, 56, 64, 96} {
-			v4 := embedded(addr, bits/8)
-			if prefix, err := addr.Prefix(bits); err == nil && (v4 == netip.AddrFrom4([4]byte{192, 0, 0, 170}) || v4 == netip.AddrFrom4([4]byte{192, 0, 0, 171})) {
-				found = append(found, translation{prefix, bits / 8})
-			}
-		}
-	}
-	return found, err
-}
+func (g *guard) mayWait(addr netip.Addr) bool { return addr.Unmap().Is6() && g.nat64.MayWait() }
 
 // forbids returns an error if no connection may be made to the address and the port of to.
 func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
@@ -155,9 +89,14 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	plain := addr.WithZone("")
 	all := []netip.Addr{plain}
 	if plain.Is6() {
-		for _, t := range append(translations(), g.nat64Translations(ctx)...) {
+		known := translations()
+		prefixes, _ := g.nat64.Find(ctx)
+		for _, prefix := range prefixes {
+			known = append(known, translation{prefix, prefix.Bits() / 8})
+		}
+		for _, t := range known {
 			if t.prefix.Contains(plain) {
-				all = append(all, embedded(plain, t.offset))
+				all = append(all, nat64.Extract(plain, t.offset))
 			}
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/nat64"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
@@ -87,10 +88,8 @@ func (o *options) config() (agent.Config, error) {
 func (o *options) completeDNS(cfg *agent.Config) error {
 	dns := &cfg.DNS
 	dns.Namespace, dns.ID = cfg.XDS.Node.Namespace, cfg.XDS.Node.PodName
-	dns.Version = "nametap " + version.String()
-	if o.clusterDomain != "" {
-		dns.Domain = o.clusterDomain
-	}
+	dns.Version, dns.NAT64 = "nametap "+version.String(), nat64.Useful
+	dns.Domain = cmp.Or(o.clusterDomain, dns.Domain)
 	if dns.Forward.RootCA != "" {
 		if _, err := upstream.ReadRoots(dns.Forward.RootCA); err != nil {
 			return fmt.Errorf("upstream-root-ca: %w", err)

@@ -72,6 +72,8 @@ type Config struct {
 	// AddressesChanged receives a value when addresses of this host may have changed. If it is nil, changes
 	// take effect after up to 10 s.
 	AddressesChanged <-chan struct{}
+	// Flushed is called after replies were removed from the cache, as when nameservers have changed. Default none.
+	Flushed func()
 	// Logger logs what operators should know. Default slog.Default().
 	Logger *slog.Logger
 	// Registerer registers the metrics. Default none.

@@ -419,4 +419,7 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 func (f *Forwarder) flush(match func(cache.Key) bool) {
 	f.flights.shut()
 	f.cache.Flush(match)
+	if f.config.Flushed != nil {
+		f.config.Flushed()
+	}
 }

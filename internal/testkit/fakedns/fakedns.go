@@ -213,9 +213,10 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 	return s.handler, s.effects
 }
 
-// isProbe reports whether a question is a probe of a client: see [Server.Queries].
+// isProbe reports whether a question is the client's own, as a probe is: see [Server.Queries].
 func isProbe(q dns.Question) bool {
-	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS
+	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS ||
+		q.Name == "ipv4only.arpa." && q.Qtype == dns.TypeAAAA
 }
 
 // replies returns the packets for a query, sorted by their time.
