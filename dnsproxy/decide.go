@@ -2,8 +2,6 @@ package dnsproxy
 
 import (
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -161,20 +159,6 @@ func (d *decision) failure() failure {
 // forwards reports whether nameservers may be queried.
 func (d *decision) forwards() bool {
 	return d.action == actForward || d.action == actTarget || d.action == actUnless
-}
-
-// keep copies the names of an actUnless that are in the memory of a lookup, so that the memory can be used again.
-func (d *decision) keep() {
-	if d.action != actUnless {
-		return
-	}
-	d.target = wire.Name(strings.Clone(string(d.target)))
-	d.after = wire.Name(strings.Clone(string(d.after)))
-	d.match.Target = wire.Name(strings.Clone(string(d.match.Target)))
-	d.match.Pointers = slices.Clone(d.match.Pointers)
-	for i, name := range d.match.Pointers {
-		d.match.Pointers[i] = wire.Name(strings.Clone(string(name)))
-	}
 }
 
 // proceed turns an actUnless into the actTarget that follows it, if there is one and found says that the name does

@@ -109,6 +109,7 @@ type task struct {
 	found     *forward.Result // the result of the forwarder; nil if the forwarder was not asked
 	source    *Provenance     // where found came from; set if the client asks for it
 
+	names table.Scratch // memory for decision
 	// Memory for [handler.consult].
 	via     decision
 	alias   [wire.MaxNameLen]byte
@@ -133,7 +134,6 @@ func (t *task) keep(packet []byte, from *arrival) {
 	t.packet, t.from = packet, from
 	if t.usual {
 		t.query.Packet = packet
-		t.decision.keep()
 	}
 }
 
