@@ -62,7 +62,7 @@ func TestExplain(t *testing.T) { // R5
 		{"api.example.com.wild.example.com A", "N4", table.RuleWildcard, "*.wild.example.com", "self",
 			"below the wildcard *.wild.example.com, but made by a search domain from another mesh name: NXDOMAIN"},
 		{"x.peer.shop.svc.cluster.local A", "N9", table.RuleNone, "", "self",
-			"below the Service peer.shop.svc.cluster.local, and neither a port nor an endpoint of it: NXDOMAIN"},
+			"not in the mesh table, and such names below cluster.local. are not forwarded: NXDOMAIN"},
 		{"svc.cluster.local A", "N9", table.RuleNone, "", "self",
 			"an ancestor of mesh names: NODATA"},
 		{"x.api.example.com A", "N9", table.RuleNone, "", "upstream",

@@ -106,7 +106,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.outgoing, t.located = forward.Query{}, false
 	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
-	t.outgoing.Otherwise = t.decision.action == actUnless && t.decision.after == wire.Root
+	t.outgoing.Otherwise = t.decision.otherwise()
 	if !t.outgoing.Cacheable {
 		return nil, false
 	}

@@ -192,7 +192,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
-	unless := d.action == actUnless
+	unless := d.action == actUnless && !signed(q)
 	if found.Relayed != nil {
 		if signed(q) || isTransfer(q.Type) || t.packet[wire.FlagsOffset]&wire.OpcodeMask != 0 {
 			response := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), q.EDNS, h.ednsUDPSize)
@@ -204,15 +204,15 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
-	case unless && d.after == wire.Root && !found.Exists() && !signed(q):
+	case unless && (found.Denied() || d.otherwise() && !found.Exists()):
 		response, rcode := h.compose(dst, t, nil)
 		return response, outcome{rcode, sourceTable}
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
-	case unless && d.target != q.Name: // a search domain made the name of the question, and its target is elsewhere
-		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
-		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
+	case unless && d.target != q.Name && found.Exists(): // a search domain made the name of the question, and its target is elsewhere
+		d.zone = q.Name[min(len(d.target), len(q.Name)):]
+		return h.respondUnknown(dst, t)
 	}
 	elsewhere := t.outgoing.Server.IsValid()
 	r := &received{
@@ -236,20 +236,22 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 // name that does not exist for the nameserver, which may be an ancestor of mesh names (RFC 8020).
 func (h *handler) consult(t *task, r *received) {
 	q, current := &t.query, h.table.Load()
+	if current == nil {
+		return
+	}
 	for i := range r.Reply.Aliases() {
 		target, ok := r.Reply.Alias(i, &t.alias)
 		if !ok || q.Type == dns.TypeCNAME || q.Type == dns.TypeANY {
 			continue
 		}
-		via := h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
-		wild := via.match.Rule == table.RuleWildcard && via.action == actUnless // no search domain has made this name
-		if (via.action == actAddresses || wild) && via.match.Target == wire.Root {
-			t.via = via
+		via, found := current.Named(target, &h.suffixes, &t.scratch)
+		if found && h.answersFor(current, &via, wire.Question{Name: target, Type: q.Type, Class: q.Class}) {
+			t.via = decision{match: via, table: current}
 			r.aliases, r.via = i+1, &t.via
 			return
 		}
 	}
-	if r.Rcode() == dns.RcodeNameError && r.Reply.Answers() == 0 && current != nil && !h.suffixes.Bypasses(q.Name) {
+	if found := r.Result; found.Denied() && !h.suffixes.Bypasses(q.Name) {
 		r.exists = r.exists || current.HasBelow(q.Name)
 	}
 }

@@ -3,6 +3,8 @@ package dnsproxy_test
 import (
 	"testing"
 
+	"github.com/miekg/dns"
+
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
@@ -93,33 +95,40 @@ func TestShortNames(t *testing.T) { // N2
 
 func TestWildcards(t *testing.T) { // N4, N6
 	t.Parallel()
-	p, _ := startMesh(t, hosts{
-		"*.example.com":      external("192.0.2.1"),
-		"*.deep.example.com": external("192.0.2.2"),
-		"a.deep.example.com": external("192.0.2.3"),
-		"b.example.com":      external("192.0.2.4"),
-	})
-	p.converse(t, []dialogue{
-		{"x.example.com A", "x.example.com. A 192.0.2.1"},
-		{"x.y.z.example.com A", "x.y.z.example.com. A 192.0.2.1"},
-		{"example.com A", "NODATA example.com."}, // a wildcard does not match its suffix
-		{"xexample.com A", forwarded},
-		{"x.deep.example.com A", "x.deep.example.com. A 192.0.2.2"}, // the longest suffix
-		{"deep.example.com A", "deep.example.com. A 192.0.2.1"},
-		{"a.deep.example.com A", "a.deep.example.com. A 192.0.2.3"}, // an exact name
-		{"x.b.example.com A", "x.b.example.com. A 192.0.2.1"},
-		// The CNAME's target is the name without the search domain, not the wildcard.
-		{"x.y.Example.com.corp.example A", "x.y.Example.com.corp.example. CNAME x.y.Example.com.; x.y.Example.com. A 192.0.2.1"},
-		{"x.example.com.corp.example AAAA", "NODATA x.example.com.corp.example."},
-	})
-	p.load(t, hosts{
-		"*.corp.example":               external("192.0.2.6"),
+	p, fake := startMesh(t, hosts{
+		"*.corp.example":               external("192.0.2.1"),
+		"*.Deep.corp.example":          external("192.0.2.2"),
+		"a.deep.corp.example":          external("192.0.2.3"),
+		"*.example":                    external("192.0.2.4"),
 		"web.shop.svc.cluster.local":   service("web", "shop", "10.0.0.1"),
 		"empty.shop.svc.cluster.local": service("empty", "shop"),
 	})
+	// A client that has the first of the cluster's domains added has written the rest.
+	const whole = "A.b.Corp.example."
 	p.converse(t, []dialogue{
-		// From the short name of a Service, a client makes such a name only if the Service has no address.
-		{"web.shop.corp.example A", "web.shop.corp.example. A 192.0.2.6"},
-		{"empty.shop.corp.example A", "NODATA empty.shop.corp.example."},
+		{"deep.corp.example A", "deep.corp.example. A 192.0.2.1"}, // a wildcard does not match its suffix
+		{"x.deep.corp.example A", "x.deep.corp.example. A 192.0.2.2"},
+		{"a.deep.corp.example A", "a.deep.corp.example. A 192.0.2.3"}, // an exact name
+		{whole + "shop.svc.cluster.local. A", whole + "shop.svc.cluster.local. CNAME " + whole + "; " + whole + " A 192.0.2.1"},
+		// A domain of the search list has made the name from that of a Service.
+		{"gone.shop.svc.cluster.local.corp.example A", "NXDOMAIN"},
+		{"gone.shop.svc.cluster.local.example A", "NXDOMAIN"},             // also a domain that the agent does not know
+		{"web.shop.corp.example A", "web.shop.corp.example. A 192.0.2.1"}, // a walk ends before this
 	})
+	wantAsked(t, 0, fake)
+	p.converse(t, []dialogue{
+		{"empty.shop.corp.example A", "NODATA empty.shop.corp.example."}, // a walk goes on after NODATA
+		{"x.y.deep.corp.example A", "x.y.deep.corp.example. A 192.0.2.2"},
+		{"x.a.deep.corp.example AAAA", "NODATA x.a.deep.corp.example."},
+		{whole + " A", whole + " A 192.0.2.1"}, {"x.y.example A", "x.y.example. A 192.0.2.4"},
+	})
+	fake.Handle(fakedns.Answer("www.example.com. 60 IN A 192.0.2.9"))
+	p.converse(t, []dialogue{{"www.example.com.corp.example A", "NXDOMAIN"}, {"www.example.com.example A", "NXDOMAIN"}})
+	fake.Handle(fakedns.Rcode(dns.RcodeRefused)) // which does not say that there is no www.example.org
+	p.converse(t, []dialogue{
+		{"www.example.org.corp.example A", "REFUSED"}, {"www.example.org.example A", "www.example.org.example. A 192.0.2.4"},
+		{"x.corp.example A", "x.corp.example. A 192.0.2.1"},
+	})
+	p.load(t, hosts{"*.example": external("192.0.2.4")}) // above the domain
+	p.converse(t, []dialogue{{"www.example.org.corp.example A", "REFUSED"}, {"x.corp.example A", "x.corp.example. A 192.0.2.4"}})
 }
