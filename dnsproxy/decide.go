@@ -241,6 +241,9 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 		return decision{action: actForward, match: m, reason: errBypass}
 	case m.Denied != wire.Root:
 		d.zone, d.local, d.reason = m.Denied, q.Name, errDenied
+		if m.Outside != wire.Root {
+			d.action, d.target = actUnless, m.Outside
+		}
 	case none:
 		return decision{action: actForward, match: m}
 	default:

@@ -56,9 +56,9 @@
 //     asked first for the labels before the suffix of a wildcard, or before a search domain below it, if there are
 //     several: if they or the table have this name, or it is below svc.DOMAIN, the answer is NXDOMAIN.
 //  10. A name that is nowhere: a local-only name, with or without a search domain after it; a name below svc.DOMAIN
-//     with a search domain after it; a name below a Service of the cluster domain of which the ports are known; an
-//     ancestor of mesh names at or below the cluster domain. NODATA if the name is a local-only suffix itself or an
-//     ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
+//     with a search domain after it; a name below a Service of the cluster domain of which the ports are known, and a
+//     name with underscores below its other names; an ancestor of mesh names at or below the cluster domain. NODATA
+//     if the name is a local-only suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with

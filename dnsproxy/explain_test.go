@@ -63,6 +63,8 @@ func TestExplain(t *testing.T) { // R5
 			"below the wildcard *.wild.example.com, but made by a search domain from another mesh name: NXDOMAIN"},
 		{"x.peer.shop.svc.cluster.local A", "N9", table.RuleNone, "", "self",
 			"not in the mesh table, and such names below cluster.local. are not forwarded: NXDOMAIN"},
+		{"_x._tcp.peer.corp.example SRV", "N9", table.RuleNone, "", "upstream",
+			"not in the mesh table, and such names below peer.corp.example. are not forwarded: NXDOMAIN, if nameservers do not have _x._tcp.peer.corp.example"},
 		{"svc.cluster.local A", "N9", table.RuleNone, "", "self",
 			"an ancestor of mesh names: NODATA"},
 		{"x.api.example.com A", "N9", table.RuleNone, "", "upstream",

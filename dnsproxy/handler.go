@@ -204,6 +204,8 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
+	case unless && !found.Exists() && d.match.Denied != wire.Root:
+		return h.respondUnknown(dst, t)
 	case unless && (found.Denied() || d.otherwise() && !found.Exists()):
 		response, rcode := h.compose(dst, t, nil)
 		return response, outcome{rcode, sourceTable}

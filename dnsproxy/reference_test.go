@@ -356,8 +356,20 @@ func (r *reference) checkRest(f *refFound, labels []string) {
 
 // deny sets denied if a name that the table does not have is nowhere else (N9).
 func (r *reference) deny(f *refFound, name string) {
+	owner := name
+	for strings.HasPrefix(owner, "_") {
+		_, owner, _ = strings.Cut(owner, ".")
+	}
 	if r.denied(name) {
 		*f = refFound{denied: r.domain}
+	} else if f.host == nil && owner != name && owner != "" {
+		of := r.lookup(dns.SplitDomainName(owner))
+		if of.host == nil || of.denied != "" || !r.whole("x."+of.host.name) {
+			return
+		}
+		if f.denied = owner; of.outside != "" {
+			f.outside = name
+		}
 	}
 }
 
@@ -484,6 +496,9 @@ func (r *reference) answer(q *refQuery) (resp *dns.Msg, outside string) {
 		return r.pointer(q), outside
 	}
 	f := r.lookup(labels)
+	if f.denied != "" && f.outside != "" && !r.hasZone(name) {
+		return r.selfAnswer(q), f.outside
+	}
 	if f.host == nil || f.denied != "" {
 		return nil, ""
 	}

@@ -117,7 +117,9 @@ func explainDecision(d decision, name wire.Name, key string) string {
 		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
 			"; forwarded, because the table has no records of this type"
 	case actUnless:
-		d.action = actAddresses
+		if d.action = actAddresses; d.match.Denied != wire.Root {
+			d.action = actUnknown
+		}
 		return explainDecision(d, name, key) + ", if nameservers do not have " + strings.TrimSuffix(d.target.String(), ".")
 	case actForward:
 		switch {

@@ -10,6 +10,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
 // withPorts adds ports to an entry, in the form NAME=NUMBER/PROTOCOL; without a protocol TCP.
@@ -130,7 +131,7 @@ func TestServices(t *testing.T) { // D22
 		{"none SRV", "NODATA none."}, // a table without ports, such as istiod's
 	})
 	wantAsked(t, 0, fake)
-	for _, name := range []string{"_http._tcp.none", "_http._tcp.", "_http.", "_h2._tcp.dual", "_http._tcp.api.example.com"} {
+	for _, name := range []string{"_http._tcp.none", "_http._tcp.", "_http.", "_http._tcp.api.example.com"} {
 		p.converse(t, []dialogue{{name + " SRV", forwarded}})
 	}
 	p.converse(t, []dialogue{{"api.example.com SRV", "NODATA api.example.com."}})
@@ -139,8 +140,13 @@ func TestServices(t *testing.T) { // D22
 	for _, name := range []string{"_http._udp.", "_https._tcp.", "_._udp.", "__tcp.", "http.tcp.", "x._http._tcp.", "_grpc_config."} {
 		p.converse(t, []dialogue{{name + srvWeb + " SRV", "NXDOMAIN"}, {name + srvWeb + " TXT", "NXDOMAIN"}})
 	}
-	p.converse(t, []dialogue{{"_tcp." + srvWeb + " A", "NODATA cluster.local."}})
+	p.converse(t, []dialogue{{"_tcp." + srvWeb + " A", "NODATA cluster.local."}, {"_tcp.web A", "NODATA web."}})
+	for _, owner := range []string{"web.", "web.shop.", srvWeb + "corp.example.", srvWeb + "shop.svc.cluster.local.", "web.shop.shop.svc.cluster.local."} {
+		p.converse(t, []dialogue{{"_grpc_config." + owner + " TXT", "NXDOMAIN"}, {"_x._tcp." + owner + " SRV", "NXDOMAIN"}})
+	}
 	wantAsked(t, 0, fake)
+	fake.Handle(fakedns.Rcode(dns.RcodeServerFailure))
+	p.converse(t, []dialogue{{"_grpc_config.web.corp.example TXT", "NXDOMAIN"}, {"_grpc_config.api.example.com TXT", "SERVFAIL"}})
 }
 
 // cname returns the records of a short name of one of the agent's Services.

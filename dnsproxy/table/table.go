@@ -45,8 +45,8 @@ func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s
 	if !l.autopath(&m, name) && l.bypassed {
 		return Match{Rule: RuleNone, Bypassed: true}
 	}
-	if (m.Rule == RuleNone && m.Denied == wire.Root || m.Outside == name) && l.denies(name) {
-		m = Match{Rule: RuleNone, Denied: l.Cluster.Domain}
+	if m.Rule == RuleNone && m.Denied == wire.Root || m.Outside == name {
+		l.deny(&m, name)
 	}
 	return m
 }
@@ -144,6 +144,27 @@ func (l *lookup) checkRest(m *Match, name wire.Name) {
 		m.Denied = domain
 	default:
 		m.Outside = rest
+	}
+}
+
+// deny sets m.Denied if name has no records anywhere, although the table does not have it: if denies says so, or if it
+// is an attribute of a Service below which all names are known. Attributes of a name have labels before it that begin
+// with an underscore (RFC 8552). The name of the Service may have any form that Lookup finds.
+func (l *lookup) deny(m *Match, name wire.Name) {
+	if l.denies(name) {
+		*m = Match{Rule: RuleNone, Denied: l.Cluster.Domain}
+	}
+	owner := name
+	for owner != wire.Root && owner[1] == '_' {
+		owner = owner.Parent()
+	}
+	if owner == name || m.Rule != RuleNone || m.Denied != wire.Root {
+		return
+	}
+	if of := l.Lookup(owner, l.search, l.suffixes, l.s); of.Denied == wire.Root && l.knowsBelow(of.Host.Name) {
+		if m.Denied = owner; of.Outside != wire.Root {
+			m.Outside = name
+		}
 	}
 }
 
