@@ -63,9 +63,7 @@ func isService(name, domain wire.Name) bool {
 	if !below {
 		return false
 	}
-	for len(rest) > 1 && rest[1] == '_' {
-		rest = rest.Parent()
-	}
+	rest = rest.Owner()
 	for range 2 {
 		if rest == wire.Root {
 			return false

@@ -347,30 +347,39 @@ func (r *reference) checkRest(f *refFound, labels []string) {
 			return
 		}
 	}
+	f.outside = rest
 	if of != nil || refLongest(rest, []string{"svc." + r.domain}) != "" {
-		f.denied = domain
-	} else {
-		f.outside = rest
+		f.denied, f.outside = domain, ""
+	} else if _, attribute := r.attributed(rest); attribute && f.doubtful {
+		f.denied, f.outside = domain, name
 	}
 }
 
 // deny sets denied if a name that the table does not have is nowhere else (N9).
 func (r *reference) deny(f *refFound, name string) {
-	owner := name
-	for strings.HasPrefix(owner, "_") {
-		_, owner, _ = strings.Cut(owner, ".")
-	}
 	if r.denied(name) {
 		*f = refFound{denied: r.domain}
-	} else if f.host == nil && owner != name && owner != "" {
-		of := r.lookup(dns.SplitDomainName(owner))
-		if of.host == nil || of.denied != "" || !r.whole("x."+of.host.name) {
-			return
-		}
-		if f.denied = owner; of.outside != "" {
+	} else if of, found := r.attributed(name); found && f.host == nil {
+		if f.denied = refOwner(name); of.outside != "" {
 			f.outside = name
 		}
 	}
+}
+
+// refOwner returns the name that a name is an attribute of.
+func refOwner(name string) string {
+	for strings.HasPrefix(name, "_") {
+		_, name, _ = strings.Cut(name, ".")
+	}
+	return name
+}
+
+// attributed finds the Service that a name is an attribute of, if all names below the Service are known.
+func (r *reference) attributed(name string) (of refFound, found bool) {
+	if owner := refOwner(name); owner != name && owner != "" {
+		of = r.lookup(dns.SplitDomainName(owner))
+	}
+	return of, of.host != nil && of.denied == "" && r.whole("x."+of.host.name)
 }
 
 // denied reports whether a name of the cluster domain that the table does not have is nowhere else (N9).

@@ -58,7 +58,9 @@ func (m *Match) BaseRule() Rule {
 
 // Doubtful reports whether a search domain may have made the name from Outside. Then the match counts only if nameservers
 // say that Outside does not exist, and not if they fail.
-func (m *Match) Doubtful() bool { return m.Rule == RuleWildcard && m.Searched != wire.Root }
+func (m *Match) Doubtful() bool {
+	return m.Rule == RuleWildcard && m.Searched != wire.Root && m.Denied == wire.Root
+}
 
 // Alias returns the name of the host of which m's host is an alias. The answer for name has a CNAME record with this
 // name as its target. Alias returns the root if m's host is no alias. It also returns the root if the CNAME record

@@ -142,30 +142,36 @@ func (l *lookup) checkRest(m *Match, name wire.Name) {
 	case own.Short && !first && (m.Searched == wire.Root || len(own.Host.V4)+len(own.Host.V6) > 0):
 	case found || rest.Below(l.Cluster.services):
 		m.Denied = domain
+	case m.Searched != wire.Root && l.attributed(rest).Denied != wire.Root:
+		m.Denied, m.Outside = domain, name
 	default:
 		m.Outside = rest
 	}
 }
 
-// deny sets m.Denied if name has no records anywhere, although the table does not have it: if denies says so, or if it
-// is an attribute of a Service below which all names are known. Attributes of a name have labels before it that begin
-// with an underscore (RFC 8552). The name of the Service may have any form that Lookup finds.
+// deny sets m.Denied if name has no records anywhere, although the table does not have it.
 func (l *lookup) deny(m *Match, name wire.Name) {
 	if l.denies(name) {
 		*m = Match{Rule: RuleNone, Denied: l.Cluster.Domain}
+	} else if m.Rule == RuleNone {
+		*m = l.attributed(name)
 	}
-	owner := name
-	for owner != wire.Root && owner[1] == '_' {
-		owner = owner.Parent()
-	}
-	if owner == name || m.Rule != RuleNone || m.Denied != wire.Root {
-		return
+}
+
+// attributed returns a match with Denied set if name is an attribute of a Service, and all names below the Service are
+// known. Attributes of a name have labels before it that begin with an underscore (RFC 8552). The name of the Service may
+// have any form that Lookup finds.
+func (l *lookup) attributed(name wire.Name) Match {
+	m, owner := Match{Rule: RuleNone}, name.Owner()
+	if owner == name {
+		return m
 	}
 	if of := l.Lookup(owner, l.search, l.suffixes, l.s); of.Denied == wire.Root && l.knowsBelow(of.Host.Name) {
 		if m.Denied = owner; of.Outside != wire.Root {
 			m.Outside = name
 		}
 	}
+	return m
 }
 
 // denies reports whether a name of the cluster domain that the table does not have has no records anywhere: an ancestor
