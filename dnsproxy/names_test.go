@@ -47,7 +47,6 @@ func TestExactNames(t *testing.T) { // N1, N9
 		// Below a host, and below a Service whose ports are not known.
 		{"x.y.api.example.com A", forwarded},
 		{"x.api.example.com.corp.example A", forwarded},
-		{"x.web.shop A", forwarded},
 		{"x.web.shop.svc.cluster.local A", forwarded},
 	})
 }
@@ -67,29 +66,19 @@ func TestShortNames(t *testing.T) { // N2
 		{"web A", webAddress},
 		{"WEB A", "WEB. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"web.shop A", "web.shop. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
-		{"web.shop.svc A", "web.shop.svc. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
-		{"web-0.web A", "web-0.web. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
 		{"web-0.web.shop A", "web-0.web.shop. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
-		{"web-0.web.shop.svc A", "web-0.web.shop.svc. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
 		{"web-0 A", forwarded},
 		// Another namespace: the bare name is not found.
 		{"db A", forwarded},
-		{"db.bank A", "db.bank. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.3"},
-		{"db.bank.svc A", "db.bank.svc. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.3"},
 		{"db-0.db A", forwarded},
 		{"db-0.db.bank A", "db-0.db.bank. CNAME db-0.db.bank.svc.cluster.local.; db-0.db.bank.svc.cluster.local. A 10.0.0.4"},
 		// Another registry: only the FQDN is found.
 		{"vm A", forwarded},
-		{"vm.shop A", forwarded},
-		{"vm.shop.svc A", forwarded},
 		{"vm.shop.svc.cluster.local A", "vm.shop.svc.cluster.local. A 10.0.0.5"},
-		{"mixed A", "mixed. CNAME mixed.shop.svc.cluster.local.; mixed.shop.svc.cluster.local. A 10.0.0.6"},
 		{"mixed.shop A", "mixed.shop. CNAME mixed.shop.svc.cluster.local.; mixed.shop.svc.cluster.local. A 10.0.0.6"},
 		// A short name must agree with the FQDN.
 		{"y.bank A", forwarded},
 		{"x A", forwarded},
-		{"x.shop A", forwarded},
-		{"x.shop.svc A", forwarded},
 	})
 }
 
