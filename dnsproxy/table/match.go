@@ -66,13 +66,6 @@ func (m *Match) Doubtful() bool {
 // name as its target. Alias returns the root if m's host is no alias. It also returns the root if the CNAME record
 // would make a loop: if its target is name, or m.Target, which the answer has already.
 func (m *Match) Alias(name wire.Name) wire.Name {
-	if !m.Host.isAlias() {
-		return wire.Root
-	}
-	return m.aliasUnlessLoop(name)
-}
-
-func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
 	if alias := m.Host.Alias(); alias != name && alias != m.Target {
 		return alias
 	}
