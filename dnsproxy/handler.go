@@ -204,11 +204,8 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
-	case unless && !found.Exists() && d.match.Denied != wire.Root:
-		return h.respondUnknown(dst, t)
 	case unless && (found.Denied() || d.otherwise() && !found.Exists()):
-		response, rcode := h.compose(dst, t, nil)
-		return response, outcome{rcode, sourceTable}
+		return h.respondInstead(dst, t)
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
@@ -232,6 +229,15 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		t.via = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
 	return response, outcome{rcode, found.Source}
+}
+
+// respondInstead appends the response for an actUnless if nameservers do not have the name.
+func (h *handler) respondInstead(dst []byte, t *task) ([]byte, outcome) {
+	if t.decision.match.Denied != wire.Root {
+		return h.respondUnknown(dst, t)
+	}
+	response, rcode := h.compose(dst, t, nil)
+	return response, outcome{rcode, sourceTable}
 }
 
 // consult looks the names of a reply up in the table: the targets of its CNAME records, which may be mesh hosts, and a

@@ -31,21 +31,16 @@ func TestExactNames(t *testing.T) { // N1, N9
 		"UPPER.example.com":          external("192.0.2.2"),
 	})
 	p.converse(t, []dialogue{
-		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"WEB.Shop.SVC.cluster.LOCAL A", "WEB.Shop.SVC.cluster.LOCAL. A 10.0.0.1"},
 		{"api.example.com A", "api.example.com. A 192.0.2.1"},
-		{"api.example.com AAAA", "api.example.com. AAAA 2001:db8::1"},
 		{"upper.example.com A", "upper.example.com. A 192.0.2.2"},
 	})
 	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{
 		{"example.com A", "NODATA example.com."},
-		{"other.example.com A", forwarded},
-		{"com A", "NODATA com."},
 		{". A", "NODATA ."},
 		{`api\.example.com A`, forwarded}, // one label that contains a dot
 		// Below a host, and below a Service whose ports are not known.
-		{"x.y.api.example.com A", forwarded},
 		{"x.api.example.com.corp.example A", forwarded},
 		{"x.web.shop.svc.cluster.local A", forwarded},
 	})
@@ -64,13 +59,10 @@ func TestShortNames(t *testing.T) { // N2
 	})
 	p.converse(t, []dialogue{
 		{"web A", webAddress},
-		{"WEB A", "WEB. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"web.shop A", "web.shop. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
 		{"web-0.web.shop A", "web-0.web.shop. CNAME web-0.web.shop.svc.cluster.local.; web-0.web.shop.svc.cluster.local. A 10.0.0.2"},
-		{"web-0 A", forwarded},
 		// Another namespace: the bare name is not found.
 		{"db A", forwarded},
-		{"db-0.db A", forwarded},
 		{"db-0.db.bank A", "db-0.db.bank. CNAME db-0.db.bank.svc.cluster.local.; db-0.db.bank.svc.cluster.local. A 10.0.0.4"},
 		// Another registry: only the FQDN is found.
 		{"vm A", forwarded},
@@ -78,7 +70,6 @@ func TestShortNames(t *testing.T) { // N2
 		{"mixed.shop A", "mixed.shop. CNAME mixed.shop.svc.cluster.local.; mixed.shop.svc.cluster.local. A 10.0.0.6"},
 		// A short name must agree with the FQDN.
 		{"y.bank A", forwarded},
-		{"x A", forwarded},
 	})
 }
 

@@ -59,11 +59,10 @@ func truncated(response []byte) bool {
 // the search list: with ndots:5, a pod asks for three of them before each name outside of the mesh. Some of these
 // also have the form of a Service's name: for example.org, the pod asks for example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
-	rest, below := name.CutSuffix(domain)
+	rest, below := name.Owner().CutSuffix(domain)
 	if !below {
 		return false
 	}
-	rest = rest.Owner()
 	for range 2 {
 		if rest == wire.Root {
 			return false

@@ -402,12 +402,9 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	content, err := f.CacheContent(selection, 0)
-	if err != nil {
-		return 0, err
-	}
+	_, total := f.cache.Entries(match, 0, f.clock.Now())
 	f.flush(match)
-	return content.Total, nil
+	return total, nil
 }
 
 // flush removes from the cache the replies to the questions for which match returns true.
