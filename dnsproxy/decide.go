@@ -90,7 +90,7 @@ func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
 // answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,
 // because nameservers may have records of other types for a host that is not a Service, and all records of the host
-// outside of the mesh that an alias without addresses leads to. It is not forwarded if it would be for a local-only name.
+// outside of the mesh that an alias without addresses leads to. Local-only names are not forwarded.
 func (r *rules) answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
 		return true // the answer to A has a CNAME record
@@ -169,6 +169,11 @@ func (d *decision) otherwise() bool {
 	return d.action == actUnless && d.after == wire.Root && !d.match.Doubtful()
 }
 
+// instead reports whether this answer takes the place of what nameservers say.
+func (d *decision) instead(found *forward.Result) bool {
+	return found.Denied() || d.otherwise() && !found.Exists()
+}
+
 // proceed turns an actUnless into the actTarget that follows it, if there is one and found says that the name does
 // not exist. It reports whether it has done so.
 func (d *decision) proceed(found *forward.Result) bool {
@@ -179,8 +184,8 @@ func (d *decision) proceed(found *forward.Result) bool {
 	return true
 }
 
-// exists reports whether the answer for an unknown name is NODATA, and not NXDOMAIN. This is so if the name is the zone itself
-// or an ancestor of mesh names.
+// exists reports whether the answer for an unknown name is NODATA, and not NXDOMAIN. This is so if the name is the zone
+// itself or an ancestor of mesh names.
 func (d *decision) exists(name wire.Name) bool {
 	return name == d.zone || d.table.HasBelow(d.local)
 }

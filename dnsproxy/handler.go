@@ -204,12 +204,12 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
-	case unless && (found.Denied() || d.otherwise() && !found.Exists()):
+	case unless && d.instead(found):
 		return h.respondInstead(dst, t)
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
-	case unless && d.target != q.Name && found.Exists(): // a search domain made the name of the question, and its target is elsewhere
+	case unless && d.target != q.Name && found.Exists(): // a search domain made the question's name from the target
 		d.zone = q.Name[min(len(d.target), len(q.Name)):]
 		return h.respondUnknown(dst, t)
 	}
