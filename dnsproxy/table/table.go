@@ -125,8 +125,7 @@ func (l *lookup) checkRest(m *Match, name wire.Name) {
 	if m.Rule != RuleWildcard {
 		return
 	}
-	suffix := m.Host.Name.Parent()
-	domain, walked, first := suffix, false, false
+	domain, walked, first := m.Host.Name.Parent(), false, false
 	for _, searched := range l.search {
 		if searched.Below(domain) && searched != m.Searched && name.Below(searched) && name != searched {
 			domain, m.Searched, first = searched, searched, !walked
