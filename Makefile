@@ -39,7 +39,7 @@ test: ## run the tests that need nothing but Go; they pass on any machine
 
 system: ## test the real binaries in network namespaces: capture, kills, floods (needs root; ARGS=-run=Name selects tests)
 	@tools/need-root
-	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool ssh-keygen unshare
+	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool ssh-keygen unshare gcc musl-gcc
 	$(SYSTEM) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
 
 lint: ## run the linters, and check the sizes of the agent and of each room, and the generated code

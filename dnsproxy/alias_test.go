@@ -31,19 +31,12 @@ func TestAlias(t *testing.T) { // D9
 		const addresses = "; " + db + " A 10.0.0.2"
 		p.converse(t, []dialogue{
 			{old + " A", old + " CNAME " + db + addresses},
-			{"OLD.Shop.svc.cluster.LOCAL. A", "OLD.Shop.svc.cluster.LOCAL. CNAME " + db + addresses},
 			{"old A", "old. CNAME " + old + "; " + old + " CNAME " + db + addresses},
 			{ext + " A", ext + " CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
 			{old + " AAAA", old + " CNAME " + db + "; NODATA " + db},
-			{old + " HTTPS", old + " CNAME " + db + "; NODATA " + db},
-			{old + " ANY", old + " CNAME " + db + addresses},
 			{old + " CNAME", old + " CNAME " + db + "; NODATA"},
 			// With a search domain: first its CNAME record.
 			{old + "shop.svc.cluster.local A", old + "shop.svc.cluster.local. CNAME " + old + "; " + old + " CNAME " + db + addresses},
-			{"Old.Shop.svc.cluster.local.Shop.svc.cluster.local A",
-				"Old.Shop.svc.cluster.local.Shop.svc.cluster.local. CNAME Old.Shop.svc.cluster.local.; Old.Shop.svc.cluster.local. CNAME " + db + addresses},
-			{"old.shop.shop.svc.cluster.local AAAA", "NODATA old.shop.shop.svc.cluster.local."},
-			{"old.shop.shop.svc.cluster.local CNAME", "old.shop.shop.svc.cluster.local. CNAME " + old + "; NODATA"},
 			// An address belongs to the host, not to its aliases.
 			{"2.0.0.10.in-addr.arpa PTR", "2.0.0.10.in-addr.arpa. PTR " + db},
 		})
@@ -55,8 +48,6 @@ func TestAlias(t *testing.T) { // D9
 		fake.Handle(fakedns.Answer(db+` 60 IN TXT "x"`, `api.example.com. 60 IN TXT "y"`))
 		p.converse(t, []dialogue{
 			{old + " TXT", old + " CNAME " + db + "; NODATA " + db},
-			{old + " SRV", old + " CNAME " + db + "; NODATA " + db},
-			{"old.shop.shop.svc.cluster.local TXT", "NODATA old.shop.shop.svc.cluster.local."},
 			{"ext TXT", "ext. CNAME " + ext + "; " + ext + ` CNAME api.example.com.; api.example.com. TXT "y"`},
 			{ext + " MX", ext + " CNAME api.example.com.; NODATA api.example.com."}, // NXDOMAIN of the nameserver
 			{"ext MX", "NODATA ext."},

@@ -23,7 +23,6 @@ func TestAutopath(t *testing.T) { // N5
 			{long + " A", long + " CNAME api.example.com.; api.example.com. A 192.0.2.1; api.example.com. A 192.0.2.2"},
 			{long + " AAAA", long + " CNAME api.example.com.; api.example.com. AAAA 2001:db8::1"},
 			{wild + " A", wild + " CNAME B.wild.example.com.; B.wild.example.com. A 192.0.2.3"},
-			{wild + " AAAA", "NODATA " + wild},
 		})
 		if domain == "shop.svc.cluster.local" {
 			wantAsked(t, 0, fake)
@@ -33,22 +32,11 @@ func TestAutopath(t *testing.T) { // N5
 		// A short name, where no FQDN and no shorter expansion matches: the CNAME's target
 		// is the FQDN, because systemd-resolved treats a single label as a loop.
 		{"web.corp.example A", "web.corp.example. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
-		{"WEB.Corp.example AAAA", "NODATA WEB.Corp.example."},
-		{"db.bank.svc.corp.example A", "db.bank.svc.corp.example. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
 		{"db.bank.shop.svc.cluster.local A",
 			"db.bank.shop.svc.cluster.local. CNAME db.bank.svc.cluster.local.; db.bank.svc.cluster.local. A 10.0.0.2"},
-		// A mesh name without a search domain needs no CNAME.
-		{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
-		{"db.bank.svc.cluster.local A", "db.bank.svc.cluster.local. A 10.0.0.2"},
-		{"corp.example A", forwarded},
-		{"wild.example.com.corp.example A", forwarded},
-		{"api.example.com.other.example A", forwarded},
-		{"api.example.com.xcorp.example A", forwarded},
 		{"api.example.com.corp.example.corp.example A", forwarded}, // a search domain is appended once
 		// A walk through the search list has ended before these names of the cluster.
 		{"api.example.com.svc.cluster.local A", forwarded},
-		{"web.cluster.local A", "web.cluster.local. CNAME web.shop.svc.cluster.local.; web.shop.svc.cluster.local. A 10.0.0.1"},
-		{"shop.svc.cluster.local A", "NODATA cluster.local."},
 	})
 	// The nameserver has names below its domain that are mesh names without it.
 	fake.Handle(fakedns.Answer("db.bank.corp.example. 60 IN A 192.0.2.9"))
@@ -73,9 +61,6 @@ func TestPointers(t *testing.T) { // N8
 	const v6 = "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.8.B.d.0.1.0.0.2.ip6.arpa."
 	p.converse(t, []dialogue{
 		{"1.0.0.10.in-addr.arpa PTR", "1.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"1.0.0.10.IN-ADDR.arpa PTR", "1.0.0.10.IN-ADDR.arpa. PTR web.shop.svc.cluster.local."},
-		{"1.0.0.10.in-addr.arpa ANY", "1.0.0.10.in-addr.arpa. PTR web.shop.svc.cluster.local."},
-		{"1.0.0.10.in-addr.arpa A", "NODATA 1.0.0.10.in-addr.arpa."},
 		{v6 + " PTR", v6 + " PTR web.shop.svc.cluster.local."},
 	})
 	wantAsked(t, 0, fake)
@@ -96,17 +81,5 @@ func TestPointers(t *testing.T) { // N8
 	}
 	p.converse(t, []dialogue{
 		{"2.2.0.192.in-addr.arpa PTR", forwarded}, // a wildcard has no FQDN
-		{"0.0.10.in-addr.arpa PTR", forwarded},
-		{"1.1.0.0.10.in-addr.arpa PTR", forwarded},
-		{"01.0.0.10.in-addr.arpa PTR", forwarded},
-		{"257.0.0.10.in-addr.arpa PTR", forwarded},
-		{"b._dns-sd._udp.0.0.0.10.in-addr.arpa PTR", forwarded},
-		{"in-addr.arpa PTR", forwarded},
-		{"ip6.arpa PTR", forwarded},
-		{"0." + v6[2:] + " PTR", forwarded},
-		{"10." + v6[2:] + " PTR", forwarded},
-		{"g." + v6[2:] + " PTR", forwarded},
-		{v6[2:] + " PTR", forwarded},
-		{"api.example.net PTR", forwarded},
 	})
 }

@@ -2,8 +2,6 @@ package dnsproxy
 
 import (
 	"errors"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -41,7 +39,7 @@ type decision struct {
 	// zone is the owner of the SOA record in negative answers. It is the local-only suffix or the special-use zone
 	// of the name. If the name has a search domain after the local-only suffix, zone includes this domain. If the name
 	// has neither of these, zone is the root, and the owner of the record is the name itself. For other names of
-	// actUnknown, zone is the cluster domain or, if match.Made is set, the wildcard's suffix.
+	// actUnknown, zone is match.Denied.
 	zone wire.Name
 	// local is the name without its search domain, for actUnknown.
 	local wire.Name
@@ -92,10 +90,13 @@ func signed(q *wire.Query) bool { return q.Sent != nil && reply.Signed(q.Sent) }
 
 // answersFor reports whether the table answers a question for a mesh name. If it does not, the question is forwarded,
 // because nameservers may have records of other types for a host that is not a Service, and all records of the host
-// outside of the mesh that an alias without addresses leads to.
-func answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
+// outside of the mesh that an alias without addresses leads to. Local-only names are not forwarded.
+func (r *rules) answersFor(t *table.Table, m *table.Match, q wire.Question) bool {
 	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
 		return true // the answer to A has a CNAME record
+	}
+	if _, local := r.suffixes.Local(m.Owner(q.Name)); local {
+		return true
 	}
 	outside := m.Host.Alias() != wire.Root && len(m.Host.V4)+len(m.Host.V6) == 0 // unless aliased is a Service
 	if !outside && answersAlways(q.Type) {
@@ -163,35 +164,30 @@ func (d *decision) forwards() bool {
 	return d.action == actForward || d.action == actTarget || d.action == actUnless
 }
 
-// keep copies the names of an actUnless that are in the memory of a lookup, so that the memory can be used again.
-func (d *decision) keep() {
-	if d.action != actUnless {
-		return
-	}
-	d.target = wire.Name(strings.Clone(string(d.target)))
-	d.after = wire.Name(strings.Clone(string(d.after)))
-	d.match.Target = wire.Name(strings.Clone(string(d.match.Target)))
-	d.match.Pointers = slices.Clone(d.match.Pointers)
-	for i, name := range d.match.Pointers {
-		d.match.Pointers[i] = wire.Name(strings.Clone(string(name)))
-	}
+// otherwise reports whether there is an answer without nameservers, for an actUnless, if they fail.
+func (d *decision) otherwise() bool {
+	return d.action == actUnless && d.after == wire.Root && !d.match.Doubtful()
+}
+
+// instead reports whether this answer takes the place of what nameservers say.
+func (d *decision) instead(found *forward.Result) bool {
+	return found.Denied() || d.otherwise() && !found.Exists()
 }
 
 // proceed turns an actUnless into the actTarget that follows it, if there is one and found says that the name does
 // not exist. It reports whether it has done so.
 func (d *decision) proceed(found *forward.Result) bool {
-	denied := found.Err == nil && found.Rcode() == dns.RcodeNameError && (found.Relayed != nil || found.Reply.Answers() == 0)
-	if d.after == wire.Root || !denied {
+	if d.after == wire.Root || !found.Denied() {
 		return false
 	}
 	d.action, d.target, d.after = actTarget, d.after, wire.Root
 	return true
 }
 
-// exists reports whether the answer of actUnknown is NODATA, and not NXDOMAIN. This is so if the name is the zone itself
-// or an ancestor of mesh names.
+// exists reports whether the answer for an unknown name is NODATA, and not NXDOMAIN. This is so if the name is the zone
+// itself or an ancestor of mesh names.
 func (d *decision) exists(name wire.Name) bool {
-	return d.action == actUnknown && (name == d.zone || d.table.HasBelow(d.local))
+	return name == d.zone || d.table.HasBelow(d.local)
 }
 
 // askedName returns the name that nameservers are asked for. If the query is signed, this is the query's own name.
@@ -245,14 +241,14 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 	m = current.Lookup(q.Name, r.resolvConf.Search(), &r.suffixes, s)
 	d := decision{action: actUnknown, match: m, zone: zone, local: local, table: current}
 	switch none := m.Rule == table.RuleNone; {
-	case m.Made:
-		d.zone, d.local = q.Name[len(m.Outside):], q.Name
 	case none && localOnly:
 	case none && (bypassed || m.Bypassed):
 		return decision{action: actForward, match: m, reason: errBypass}
-	case (none || m.Outside == q.Name) && current.Denies(q.Name):
-		d.match = table.Match{Rule: table.RuleNone}
-		d.zone, d.local, d.reason = r.cluster.Domain, q.Name, errDenied
+	case m.Denied != wire.Root:
+		d.zone, d.local, d.reason = m.Denied, q.Name, errDenied
+		if m.Outside != wire.Root {
+			d.action, d.target = actUnless, m.Outside
+		}
 	case none:
 		return decision{action: actForward, match: m}
 	default:
@@ -265,9 +261,9 @@ func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) 
 // forwarded.
 func (r *rules) decideMesh(d *decision, q wire.Question, localOnly bool) {
 	owner, outside := d.match.Owner(q.Name), d.match.Outside
-	zone, ownerLocal := r.suffixes.Local(owner)
-	answers := ownerLocal || answersFor(d.table, &d.match, q)
-	d.action, d.zone = actAddresses, zone
+	answers := r.answersFor(d.table, &d.match, q)
+	d.action = actAddresses
+	d.zone, _ = r.suffixes.Local(owner)
 	if !answers {
 		d.action, d.target = actTarget, owner
 	}

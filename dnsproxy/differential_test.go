@@ -21,7 +21,6 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
-	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // firstSeed selects other tables and queries for the differential test:
@@ -180,7 +179,7 @@ func (w *world) compare(packet []byte, over transport) error {
 // fast is the fast path for one query. It reports whether the query was answered.
 func (w *world) fast(dst, packet []byte, over transport) (response []byte, ok bool) {
 	w.task.begin(packet, &arrival{protocol: over, client: noClient})
-	response, verdict := w.server.handler.answerFast(dst, w.task, new(table.Scratch))
+	response, verdict := w.server.handler.answerFast(dst, w.task)
 	return response, verdict == answered
 }
 

@@ -49,13 +49,15 @@
 //     name.namespace.svc, name in the agent's namespace, alternative names; d. and a part of a Service followed by
 //     such a name; e. and the FQDN of an external host; f. a wildcard, the longest suffix first, if it is below the
 //     cluster domain or svc just as the name is; g. autopath: one of a to f, followed by a domain of the search list.
-//     With any domain but the first of the cluster's own domains in the list, nameservers are asked first, and this is
-//     the answer if they do not have the name. External hosts have no names with the later ones of the cluster's
-//     domains, nor names that rule 10 denies. Autopath answers with a CNAME record. Its target is an FQDN if c or d
-//     applies, otherwise the name without the search domain. Nameservers are also asked first for the labels before the
-//     suffix of a wildcard, if there are several: if they have this name, or the table has it, the answer is NXDOMAIN.
-//  10. A name that is nowhere: a local-only name, with or without a search domain after it; a name below a Service of
-//     the cluster domain of which the ports are known; an ancestor of mesh names at or below the cluster domain. NODATA
+//     With any domain but the first of the cluster's own domains in the list, nameservers are asked first, unless the
+//     name is below svc.DOMAIN without it, and this is the answer if they do not have the name. External hosts have no
+//     names with the later ones of the cluster's domains, nor names that rule 10 denies. Autopath answers with a CNAME
+//     record. Its target is an FQDN if c or d applies, otherwise the name without the search domain. Nameservers are also
+//     asked first for the labels before the suffix of a wildcard, or before a search domain below it, if there are
+//     several: if they or the table have this name, or it is below svc.DOMAIN, the answer is NXDOMAIN.
+//  10. A name that is nowhere: a local-only name, with or without a search domain after it; a name below svc.DOMAIN
+//     with a search domain after it; a name below a Service of the cluster domain of which the ports are known, and a
+//     name with underscores below its other names; an ancestor of mesh names at or below the cluster domain. NODATA
 //     if the name is a local-only suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
 //

@@ -32,36 +32,19 @@ func TestEndpoints(t *testing.T) { // D21
 	const one = "10-244-1-7." + web
 	p.converse(t, []dialogue{
 		{one + " A", one + " A 10.244.1.7"},
-		{one + " ANY", one + " A 10.244.1.7"},
-		{one + " AAAA", "NODATA " + one},
-		{one + " TXT", "NODATA " + one},
 		{"2001-db8--7." + web + " AAAA", "2001-db8--7." + web + " AAAA 2001:db8::7"},
-		{"2001-DB8--7.Web.shop.SVC.cluster.local. AAAA", "2001-DB8--7.Web.shop.SVC.cluster.local. AAAA 2001:db8::7"},
-		{"2001-db8--0." + web + " AAAA", "2001-db8--0." + web + " AAAA 2001:db8::"},
 		{"10-244-1-7.web A", "10-244-1-7.web. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
-		{"10-244-1-7.web.shop A", "10-244-1-7.web.shop. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
-		{"10-244-1-7.web.shop.svc A", "10-244-1-7.web.shop.svc. CNAME 10-244-1-7.web.shop.svc.cluster.local.; 10-244-1-7.web.shop.svc.cluster.local. A 10.244.1.7"},
-		{"10-244-1-9.all.bank A", "10-244-1-9.all.bank. CNAME 10-244-1-9.all.bank.svc.cluster.local.; 10-244-1-9.all.bank.svc.cluster.local. A 10.244.1.9"},
 		{"10-244-1-8." + web + " A", "10-244-1-8." + web + " A 10.244.1.8"}, // of a pod with a host name
 		{"10-244-1-8.all.bank A", "10-244-1-8.all.bank. CNAME 10-244-1-8.all.bank.svc.cluster.local.; 10-244-1-8.all.bank.svc.cluster.local. A 10.244.1.8"},
 		// With a search domain.
 		{one + "shop.svc.cluster.local A", one + "shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},
-		{"10-244-1-7.web.shop.shop.svc.cluster.local A", "10-244-1-7.web.shop.shop.svc.cluster.local. CNAME " + one + "; " + one + " A 10.244.1.7"},
-		{"10-244-1-7.web.shop.shop.svc.cluster.local AAAA", "NODATA 10-244-1-7.web.shop.shop.svc.cluster.local."},
 	})
 	wantAsked(t, 0, fake)
 	for _, name := range []string{
 		"10-244-1-9." + web, // an endpoint of another Service
-		"10-244-1-07." + web,
 		"10-244-1-7.web-0." + web,
-		"x.10-244-1-7." + web,
-		"2001-db8--." + web,
-		"2001-db8-0-0-0-0-0-7." + web,
-		"2001-0db8--7." + web,
-		"--ffff-10-244-1-7." + web,
 		"10-0-0-1.vip.shop.svc.cluster.local.",
 		"10-244-1-9.all.",
-		"10-244-1-7.",
 	} {
 		p.converse(t, []dialogue{{name + " A", forwarded}})
 	}

@@ -3,8 +3,6 @@ package dnsproxy
 import (
 	"context"
 	"time"
-
-	"github.com/nametap/nametap/dnsproxy/table"
 )
 
 // productTimeouts are the timeouts that connections of clients have without patience.
@@ -25,7 +23,7 @@ func (s *Server) Serve(network string, packet []byte) []byte {
 		from.protocol = overTCP
 	}
 	t.begin(packet, from)
-	if response, verdict := s.handler.answerFast(nil, t, new(table.Scratch)); verdict != deferred {
+	if response, verdict := s.handler.answerFast(nil, t); verdict != deferred {
 		return response
 	}
 	return t.handler.answerSlow(t)

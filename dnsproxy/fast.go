@@ -5,7 +5,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -30,9 +29,8 @@ const measuredOf = 1024
 // within the limit of its transport.
 //
 // All other queries are left to [handler.answerSlow], and dst is unchanged. Such queries are forwarded queries, queries
-// before the first table, and rare or malformed queries. The scratch s belongs to the goroutine; t does not refer to s
-// after answerFast has returned.
-func (h *handler) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+// before the first table, and rare or malformed queries.
+func (h *handler) answerFast(dst []byte, t *task) ([]byte, verdict) {
 	t.began, t.measured = h.seen.Start(), false
 	if t.count++; t.count%measuredOf == 0 {
 		t.measure()
@@ -49,7 +47,7 @@ func (h *handler) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, ver
 	if t.from.protocol == overTCP {
 		h.seen.Retried(t.from.client().Addr().Unmap(), t.query.Name, t.query.Type)
 	}
-	t.decision = h.decide(t.query.Question, h.table.Load(), s)
+	t.decision = h.decide(t.query.Question, h.table.Load(), &t.names)
 	response, result, ok := h.respond(dst, t)
 	if !ok {
 		t.measure()
@@ -108,7 +106,7 @@ func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
 	q := &t.query
 	t.outgoing, t.located = forward.Query{}, false
 	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
-	t.outgoing.Otherwise = t.decision.action == actUnless && t.decision.after == wire.Root
+	t.outgoing.Otherwise = t.decision.otherwise()
 	if !t.outgoing.Cacheable {
 		return nil, false
 	}

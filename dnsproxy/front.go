@@ -3,7 +3,6 @@ package dnsproxy
 import (
 	"sync/atomic"
 
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -14,9 +13,9 @@ type front struct {
 }
 
 // answerFast is [handler.answerFast].
-func (f *front) answerFast(dst []byte, t *task, s *table.Scratch) ([]byte, verdict) {
+func (f *front) answerFast(dst []byte, t *task) ([]byte, verdict) {
 	t.handler = f.inUse.Load()
-	return t.handler.answerFast(dst, t, s)
+	return t.handler.answerFast(dst, t)
 }
 
 // newPacer returns the Pacer by which a listener waits before it retries after a transient error.

@@ -109,6 +109,7 @@ type task struct {
 	found     *forward.Result // the result of the forwarder; nil if the forwarder was not asked
 	source    *Provenance     // where found came from; set if the client asks for it
 
+	names table.Scratch // memory for decision
 	// Memory for [handler.consult].
 	via     decision
 	alias   [wire.MaxNameLen]byte
@@ -133,7 +134,6 @@ func (t *task) keep(packet []byte, from *arrival) {
 	t.packet, t.from = packet, from
 	if t.usual {
 		t.query.Packet = packet
-		t.decision.keep()
 	}
 }
 
@@ -192,7 +192,7 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	if q.Provenance {
 		t.source = provenanceOf(found, q.Trace)
 	}
-	unless := d.action == actUnless
+	unless := d.action == actUnless && !signed(q)
 	if found.Relayed != nil {
 		if signed(q) || isTransfer(q.Type) || t.packet[wire.FlagsOffset]&wire.OpcodeMask != 0 {
 			response := reply.Hop(reply.Cut(bytes.Clone(found.Relayed), limit-wire.OPTLen), q.EDNS, h.ednsUDPSize)
@@ -204,15 +204,14 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
-	case unless && d.after == wire.Root && !found.Exists() && !signed(q):
-		response, rcode := h.compose(dst, t, nil)
-		return response, outcome{rcode, sourceTable}
+	case unless && d.instead(found):
+		return h.respondInstead(dst, t)
 	case found.Err != nil:
 		failed := failureOf(found.Err)
 		return h.respondFailure(dst, q, failed), outcome{failed.rcode, found.Source}
-	case unless && d.target != q.Name: // a search domain made the name of the question, and its target is elsewhere
-		n := negative{dns.RcodeNameError, q.Name[min(len(d.target), len(q.Name)):]}
-		return h.respondNegative(dst, q, n, limit), outcome{n.rcode, sourceSelf}
+	case unless && d.target != q.Name && found.Exists(): // a search domain made the question's name from the target
+		d.zone = q.Name[min(len(d.target), len(q.Name)):]
+		return h.respondUnknown(dst, t)
 	}
 	elsewhere := t.outgoing.Server.IsValid()
 	r := &received{
@@ -232,24 +231,35 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 	return response, outcome{rcode, found.Source}
 }
 
+// respondInstead appends the response for an actUnless if nameservers do not have the name.
+func (h *handler) respondInstead(dst []byte, t *task) ([]byte, outcome) {
+	if t.decision.match.Denied != wire.Root {
+		return h.respondUnknown(dst, t)
+	}
+	response, rcode := h.compose(dst, t, nil)
+	return response, outcome{rcode, sourceTable}
+}
+
 // consult looks the names of a reply up in the table: the targets of its CNAME records, which may be mesh hosts, and a
 // name that does not exist for the nameserver, which may be an ancestor of mesh names (RFC 8020).
 func (h *handler) consult(t *task, r *received) {
 	q, current := &t.query, h.table.Load()
+	if current == nil {
+		return
+	}
 	for i := range r.Reply.Aliases() {
 		target, ok := r.Reply.Alias(i, &t.alias)
 		if !ok || q.Type == dns.TypeCNAME || q.Type == dns.TypeANY {
 			continue
 		}
-		via := h.decide(wire.Question{Name: target, Type: q.Type, Class: q.Class}, current, &t.scratch)
-		wild := via.match.Rule == table.RuleWildcard && via.action == actUnless // no search domain has made this name
-		if (via.action == actAddresses || wild) && via.match.Target == wire.Root {
-			t.via = via
+		via, found := current.Named(target, &h.suffixes, &t.scratch)
+		if found && h.answersFor(current, &via, wire.Question{Name: target, Type: q.Type, Class: q.Class}) {
+			t.via = decision{match: via, table: current}
 			r.aliases, r.via = i+1, &t.via
 			return
 		}
 	}
-	if r.Rcode() == dns.RcodeNameError && r.Reply.Answers() == 0 && current != nil && !h.suffixes.Bypasses(q.Name) {
+	if found := r.Result; found.Denied() && !h.suffixes.Bypasses(q.Name) {
 		r.exists = r.exists || current.HasBelow(q.Name)
 	}
 }

@@ -21,47 +21,6 @@ func negative(tb testing.TB, resp *dns.Msg) string {
 	return dns.RcodeToString[resp.Rcode] + " " + resp.Ns[0].Header().Name
 }
 
-// A local-only name followed by a search domain is not forwarded either.
-func TestLocalOnlyWithSearchDomain(t *testing.T) { // F12, N5
-	synctest.Test(t, func(t *testing.T) {
-		world := nameserver(t, fakedns.Answer())
-		p := start(t, dnsproxy.Config{
-			Forward:   forward.Config{ResolvConf: expandConf(t), Upstreams: servers(world)},
-			LocalOnly: []string{"svc.cluster.local"}, Bypass: []string{"corp.example", "open.svc.cluster.local"},
-		})
-		if e := explain(t, p, "nope.shop.svc.cluster.local.corp.example A"); e.Source != "self" {
-			t.Errorf("before the first table: %+v", e)
-		}
-		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		for name, want := range map[string]string{
-			"nope.shop.svc.cluster.local.corp.example":  "NXDOMAIN svc.cluster.local.corp.example.",
-			"nope.shop.svc.cluster.local.cluster.local": "NXDOMAIN svc.cluster.local.cluster.local.",
-			"x.y.svc.cluster.local.Corp.example":        "NXDOMAIN svc.cluster.local.Corp.example.",
-			"shop.svc.cluster.local.corp.example":       "NOERROR svc.cluster.local.corp.example.",
-			"svc.cluster.local.corp.example":            "NOERROR svc.cluster.local.corp.example.",
-		} {
-			for _, qtype := range []uint16{dns.TypeA, dns.TypeMX} {
-				if got := negative(t, p.ask(t, name, qtype)); got != want {
-					t.Errorf("%s: %s, want %s", name, got, want)
-				}
-			}
-			if e := explain(t, p, name+" MX"); len(e.Rows) != 1 || e.Rows[0] != "F12" || e.Source != "self" {
-				t.Errorf("%s is explained by %v from %s: %s", name, e.Rows, e.Source, e.Why)
-			}
-		}
-		for _, q := range world.Queries() {
-			if dns.IsSubDomain("svc.cluster.local.corp.example.", q.Name) || dns.IsSubDomain("svc.cluster.local.", q.Name) {
-				t.Errorf("%s left", q.Name)
-			}
-		}
-		// A bypassed name within the suffix is forwarded, also with a search domain.
-		world.Reset()
-		p.ask(t, "a.open.svc.cluster.local.corp.example", dns.TypeMX)
-		p.ask(t, "a.svc.cluster.local.elsewhere.example", dns.TypeMX)
-		wantAsked(t, 2, world)
-	})
-}
-
 func TestLocalOnlyForOneClient(t *testing.T) { // F12
 	synctest.Test(t, func(t *testing.T) {
 		changes := map[string]func(*dns.Msg){

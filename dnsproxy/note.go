@@ -59,12 +59,9 @@ func truncated(response []byte) bool {
 // the search list: with ndots:5, a pod asks for three of them before each name outside of the mesh. Some of these
 // also have the form of a Service's name: for example.org, the pod asks for example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
-	rest, below := name.CutSuffix(domain)
+	rest, below := name.Owner().CutSuffix(domain)
 	if !below {
 		return false
-	}
-	for len(rest) > 1 && rest[1] == '_' {
-		rest = rest.Parent()
 	}
 	for range 2 {
 		if rest == wire.Root {

@@ -137,12 +137,10 @@ func (r *reference) selfAnswer(q *refQuery) *dns.Msg {
 	base, zone := r.zone(name)
 	known := f.host != nil || len(r.pointers[name]) > 0
 	switch {
-	case f.made:
-		base, zone, known = name, strings.TrimPrefix(name, f.outside), false
 	case r.bypassed(name) && zone == "":
 		return nil
-	case (f.host == nil && zone == "" && !f.bypassed || f.outside == name) && r.denied(name):
-		base, zone, known = name, r.domain, false
+	case f.denied != "" && (f.host != nil || zone == ""):
+		base, zone, known = name, f.denied, false
 	}
 	switch transfer := q.qtype == dns.TypeAXFR || q.qtype == dns.TypeIXFR; {
 	case transfer && (known || zone != ""):

@@ -247,9 +247,12 @@ func refDecimal(b byte) string {
 type refFound struct {
 	host   *refHost // nil if it is not
 	target int      // the number of labels of the autopath target, 0 if the name itself is the host's
-	// outside is the name that nameservers are asked for first, and made says that the table has it.
-	outside string
-	made    bool
+	// outside is the name that nameservers are asked for first. A search domain may have made the name from it if doubtful
+	// is set: then the host does not answer if nameservers fail.
+	outside  string
+	doubtful bool
+	// denied is a zone of the name if this is nowhere else.
+	denied string
 	// bypassed says that the name, or the name before its search domain, is of a bypassed host.
 	bypassed bool
 }
@@ -262,11 +265,20 @@ func (r *reference) lookup(labels []string) refFound {
 	}
 	var direct refFound
 	direct.host, direct.bypassed = r.find(labels)
-	if r.checkRest(&direct, labels); direct.host != nil && !direct.made {
+	if r.checkRest(&direct, labels); direct.host != nil && direct.denied == "" {
 		return direct
 	}
+	f := r.autopath(direct, labels, name)
+	if f.host == nil && f.denied == "" && !f.bypassed || f.outside == name {
+		r.deny(&f, name)
+	}
+	return f
+}
+
+// autopath finds the host that answers a name with a search domain (N5). direct says how the name itself is found.
+func (r *reference) autopath(direct refFound, labels []string, name string) refFound {
 	first := slices.IndexFunc(r.search, r.ownDomain)
-	for i, domain := range r.search { // N5
+	for i, domain := range r.search {
 		base, ok := strings.CutSuffix(name, "."+domain)
 		if !ok {
 			continue
@@ -274,8 +286,11 @@ func (r *reference) lookup(labels []string) refFound {
 		found := refFound{target: dns.CountLabel(base)}
 		found.host, found.bypassed = r.find(labels[:found.target])
 		h := r.claimant(labels[:found.target], base+".")
-		own := r.ownDomain(domain)
-		if h != nil && !own && direct.made && (h.wildcard || h.name == base+".") {
+		own, made := r.ownDomain(domain), refLongest(base+".", []string{"svc." + r.domain}) != ""
+		if h == nil && made && !refSpecial(base+".") && !r.bypassed(base+".") {
+			direct.denied = domain
+		}
+		if h != nil && !own && direct.denied != "" && (h.wildcard || h.name == base+".") {
 			continue
 		}
 		if h != nil && own && !h.kubernetes && (i != first || r.denied(name)) {
@@ -284,13 +299,13 @@ func (r *reference) lookup(labels []string) refFound {
 		if direct.bypassed = direct.bypassed || found.bypassed; found.host == nil {
 			continue
 		}
-		if r.checkRest(&found, labels[:found.target]); i != first {
-			found.outside, found.made = name, false
+		if i != first && !made {
+			found.outside = name
 		}
 		return found
 	}
 	if direct.bypassed {
-		direct.host, direct.made = nil, false
+		direct.host, direct.denied = nil, ""
 	}
 	return direct
 }
@@ -314,36 +329,73 @@ func (r *reference) checkRest(f *refFound, labels []string) {
 	if f.host == nil || !f.host.wildcard {
 		return
 	}
-	labels = labels[:len(labels)-dns.CountLabel(f.host.name)]
+	name, domain := strings.Join(labels, ".")+".", f.host.name
+	for _, searched := range r.search {
+		if strings.HasSuffix(name, "."+searched) && dns.IsSubDomain(domain, searched) {
+			domain, f.doubtful = searched, true
+		}
+	}
+	labels = labels[:len(labels)-dns.CountLabel(domain)]
 	rest := strings.Join(labels, ".") + "."
 	if len(labels) < 2 || refSpecial(rest) {
 		return
 	}
 	of := r.claimant(labels, rest)
-	f.outside, f.made = rest, of != nil
-	if of == nil || of.wildcard || of.name == rest {
-		return
+	if of != nil && !of.wildcard && of.name != rest { // a short name of a Service
+		at := slices.Index(r.search, domain)
+		if at < 0 || len(of.v4)+len(of.v6) > 0 && slices.ContainsFunc(r.search[:at], r.ownDomain) {
+			return
+		}
 	}
-	// A short name of a Service.
-	empty := len(of.v4)+len(of.v6) == 0
-	wildcards := func(domain string) bool { return domain == f.host.name || !empty && r.ownDomain(domain) }
-	if i := slices.IndexFunc(r.search, wildcards); i < 0 || r.search[i] != f.host.name {
-		f.outside, f.made = "", false
+	f.outside = rest
+	if of != nil || refLongest(rest, []string{"svc." + r.domain}) != "" {
+		f.denied, f.outside = domain, ""
+	} else if _, attribute := r.attributed(rest); attribute && f.doubtful {
+		f.denied, f.outside = domain, name
 	}
+}
+
+// deny sets denied if a name that the table does not have is nowhere else (N9).
+func (r *reference) deny(f *refFound, name string) {
+	if r.denied(name) {
+		*f = refFound{denied: r.domain}
+	} else if of, found := r.attributed(name); found && f.host == nil {
+		if f.denied = refOwner(name); of.outside != "" {
+			f.outside = name
+		}
+	}
+}
+
+// refOwner returns the name that a name is an attribute of.
+func refOwner(name string) string {
+	for strings.HasPrefix(name, "_") {
+		_, name, _ = strings.Cut(name, ".")
+	}
+	return name
+}
+
+// attributed finds the Service that a name is an attribute of, if all names below the Service are known.
+func (r *reference) attributed(name string) (of refFound, found bool) {
+	if owner := refOwner(name); owner != name && owner != "" {
+		of = r.lookup(dns.SplitDomainName(owner))
+	}
+	return of, of.host != nil && of.denied == "" && r.whole("x."+of.host.name)
 }
 
 // denied reports whether a name of the cluster domain that the table does not have is nowhere else (N9).
 func (r *reference) denied(name string) bool {
-	if refLongest(name, []string{r.domain}) == "" {
-		return false
-	}
+	return refLongest(name, []string{r.domain}) != "" && (r.whole(name) || r.hasBelow(name))
+}
+
+// whole reports whether all names below a Service that a name is below are known.
+func (r *reference) whole(name string) bool {
 	for service, h := range r.hosts {
 		if h.kubernetes && (h.headless || len(h.ports) > 0) && service != name && dns.IsSubDomain(service, name) &&
 			strings.HasSuffix(service, ".svc."+r.domain) {
 			return true
 		}
 	}
-	return r.hasBelow(name)
+	return false
 }
 
 // shortName reports whether a name of the host is neither its FQDN nor below its wildcard.
@@ -453,7 +505,10 @@ func (r *reference) answer(q *refQuery) (resp *dns.Msg, outside string) {
 		return r.pointer(q), outside
 	}
 	f := r.lookup(labels)
-	if f.host == nil || f.made || f.outside == name && r.denied(name) {
+	if f.denied != "" && f.outside != "" && !r.hasZone(name) {
+		return r.selfAnswer(q), f.outside
+	}
+	if f.host == nil || f.denied != "" {
 		return nil, ""
 	}
 	resp, served := r.mesh(q, &f)
@@ -461,6 +516,9 @@ func (r *reference) answer(q *refQuery) (resp *dns.Msg, outside string) {
 		return nil, ""
 	}
 	if f.outside != "" && !r.hasZone(name) && !r.local(f.outside) {
+		if f.doubtful {
+			resp = nil // there are no nameservers
+		}
 		return resp, f.outside
 	}
 	return resp, ""

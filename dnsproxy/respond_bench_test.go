@@ -17,7 +17,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/seen"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
@@ -104,7 +103,7 @@ func packedQuestion(tb testing.TB, name string, qtype uint16) []byte {
 
 // Answers from the table do not allocate, over either transport, while a reader reads failures (R21).
 func TestOwnNamesAllocateNothing(t *testing.T) {
-	h, task, scratch := newBenchHandler(t, 100), new(task), new(table.Scratch)
+	h, task := newBenchHandler(t, 100), new(task)
 	defer h.seen.ReadOwn(seen.Failures()).Close()
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
@@ -113,7 +112,7 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 			from := &arrival{protocol: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task); verdict != answered {
 					t.Fatalf("%s is passed on", q.kind)
 				}
 			})
@@ -144,7 +143,7 @@ func newForwardingHandler(tb testing.TB) *front {
 // Answers from the cache do not allocate.
 func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 	h := newForwardingHandler(t)
-	task, scratch := new(task), new(table.Scratch)
+	task := new(task)
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, edns := range []bool{false, true} {
 		msg := new(dns.Msg).SetQuestion("www.example.", dns.TypeA)
@@ -153,7 +152,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 		}
 		packet := packed(t, msg)
 		task.begin(packet, &arrival{protocol: overUDP, client: noClient})
-		if _, verdict := h.answerFast(out, task, scratch); verdict != deferred {
+		if _, verdict := h.answerFast(out, task); verdict != deferred {
 			t.Fatal("it was in the cache already")
 		}
 		if resp := task.handler.answerSlow(task); reply.Rcode(resp) != dns.RcodeSuccess {
@@ -163,7 +162,7 @@ func TestCacheHitsAllocateNothing(t *testing.T) { // F8
 			from := &arrival{protocol: over, client: noClient}
 			allocs := testing.AllocsPerRun(100, func() {
 				task.begin(packet, from)
-				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task); verdict != answered {
 					t.Fatal("passed on")
 				}
 			})
@@ -186,7 +185,7 @@ func packed(tb testing.TB, msg *dns.Msg) []byte {
 // BenchmarkRespond measures a query on the fast path without the kernel's part.
 func BenchmarkRespond(b *testing.B) {
 	h := newBenchHandler(b, 10_000)
-	task, scratch := new(task), new(table.Scratch)
+	task := new(task)
 	from := &arrival{protocol: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	for _, q := range ownQuestions {
@@ -195,7 +194,7 @@ func BenchmarkRespond(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
-				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}
@@ -228,7 +227,7 @@ func BenchmarkRespondRead(b *testing.B) {
 		},
 	} {
 		b.Run(name, func(b *testing.B) {
-			h, task, scratch := newBenchHandler(b, 10_000), new(task), new(table.Scratch)
+			h, task := newBenchHandler(b, 10_000), new(task)
 			defer read(b.Context(), h.seen)()
 			from := &arrival{protocol: overUDP, client: noClient, local: noClient}
 			out := make([]byte, 0, dns.MaxMsgSize)
@@ -236,7 +235,7 @@ func BenchmarkRespondRead(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				task.begin(packet, from)
-				if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
+				if _, verdict := h.answerFast(out, task); verdict != answered {
 					b.Fatal("passed on")
 				}
 			}
@@ -246,19 +245,19 @@ func BenchmarkRespondRead(b *testing.B) {
 
 // BenchmarkRespondCached is BenchmarkRespond for an answer from the cache.
 func BenchmarkRespondCached(b *testing.B) {
-	h, task, scratch := newForwardingHandler(b), new(task), new(table.Scratch)
+	h, task := newForwardingHandler(b), new(task)
 	from := &arrival{protocol: overUDP, client: noClient}
 	out := make([]byte, 0, dns.MaxMsgSize)
 	packet := packedQuestion(b, "www.example.", dns.TypeA)
 	task.begin(packet, from)
-	if _, verdict := h.answerFast(out, task, scratch); verdict != deferred {
+	if _, verdict := h.answerFast(out, task); verdict != deferred {
 		b.Fatal("it was in the cache already")
 	}
 	task.handler.answerSlow(task)
 	b.ReportAllocs()
 	for b.Loop() {
 		task.begin(packet, from)
-		if _, verdict := h.answerFast(out, task, scratch); verdict != answered {
+		if _, verdict := h.answerFast(out, task); verdict != answered {
 			b.Fatal("passed on")
 		}
 	}

@@ -95,9 +95,7 @@ func TestLocalOnly(t *testing.T) { // F12
 		p.converse(t, []dialogue{
 			{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 10.0.0.1"},
 			{"none.shop.svc.cluster.local A", "NXDOMAIN"},
-			{"none.shop.svc.cluster.local TXT", "NXDOMAIN"},
 			{"db.example.com MX", "NODATA db.example.com."}, // known, and not asked for elsewhere
-			{"x.db.example.com A", "NXDOMAIN"},
 			{"www.example A", "www.example. A 192.0.2.1"},
 		})
 		req := withEDNS(question("nOne.svc.cluster.local", dns.TypeA), 1232)

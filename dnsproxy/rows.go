@@ -14,6 +14,9 @@ import (
 // rows returns the rows of docs/behaviour.md by which a question was decided: first the rows
 // for its name, then the row for its type.
 func (d *decision) rows(q wire.Question) []string {
+	if errors.Is(d.reason, errDenied) {
+		return nameRows(d.match)
+	}
 	switch d.action {
 	case actHold:
 		return []string{"C6"}
@@ -25,12 +28,6 @@ func (d *decision) rows(q wire.Question) []string {
 		}
 		return append(nameRows(d.match), d.typeRows(q)...)
 	case actUnknown:
-		switch {
-		case d.match.Made:
-			return nameRows(d.match)
-		case errors.Is(d.reason, errDenied):
-			return []string{"N9"}
-		}
 		return []string{"F12"}
 	case actForward, actReject:
 		switch {
@@ -100,6 +97,9 @@ func nameRows(m table.Match) []string {
 	case table.RuleAutopath:
 		return append([]string{"N5"}, nameRows(table.Match{Rule: m.Base})...)
 	case table.RulePTR, table.RuleNone:
+		if m.Denied != wire.Root {
+			return []string{"N9"}
+		}
 	}
 	return nil
 }
@@ -117,8 +117,10 @@ func explainDecision(d decision, name wire.Name, key string) string {
 		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
 			"; forwarded, because the table has no records of this type"
 	case actUnless:
-		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
-			", if nameservers do not have " + strings.TrimSuffix(d.target.String(), ".")
+		if d.action = actAddresses; d.match.Denied != wire.Root {
+			d.action = actUnknown
+		}
+		return explainDecision(d, name, key) + ", if nameservers do not have " + strings.TrimSuffix(d.target.String(), ".")
 	case actForward:
 		switch {
 		case errors.Is(d.reason, errNotSynced):
@@ -128,15 +130,13 @@ func explainDecision(d decision, name wire.Name, key string) string {
 		}
 		return "not in the mesh table: forwarded"
 	case actUnknown:
-		switch service, below := d.table.Above(name); {
-		case d.match.Made:
+		switch {
+		case d.match.Rule == table.RuleWildcard:
 			return explainName(d.match.Rule, d.match, key) + ", but made by a search domain from another mesh name: NXDOMAIN"
 		case d.exists(name):
 			return "an ancestor of mesh names: NODATA"
-		case below && d.reason != nil:
-			return "below the Service " + service.Key(&d.table.Cluster) + ", and neither a port nor an endpoint of it: NXDOMAIN"
 		}
-		return fmt.Sprintf("not in the mesh table, and names below %s are not forwarded: NXDOMAIN", d.zone)
+		return fmt.Sprintf("not in the mesh table, and such names below %s are not forwarded: NXDOMAIN", d.zone)
 	case actReject, actChaos, actSpecial:
 	}
 	if d.reason != nil {

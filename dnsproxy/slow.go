@@ -8,7 +8,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/reply"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
@@ -74,7 +73,7 @@ func (h *handler) hold(t *task) decision {
 	defer timer.Stop()
 	select {
 	case <-h.synced:
-		return h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
+		return h.decide(t.query.Question, h.table.Load(), &t.names)
 	case <-timer.C:
 	}
 	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
@@ -135,7 +134,7 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	case !usual:
 		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}
 	default: // a query with more than a question and an OPT record, such as a signed one
-		t.decision = h.decide(t.query.Question, h.table.Load(), new(table.Scratch))
+		t.decision = h.decide(t.query.Question, h.table.Load(), &t.names)
 		if response, result, ok := h.respond(nil, t); ok {
 			return response, result
 		}

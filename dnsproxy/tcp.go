@@ -19,7 +19,6 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/sockets"
@@ -187,8 +186,7 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
-	task     *task // the task of the query that is being read
-	scratch  table.Scratch
+	task     *task         // the task of the query that is being read
 	brief    bool          // the connection ends after its first answers
 	readDone chan struct{} // closed when reading has ended
 
@@ -294,7 +292,7 @@ func (c *tcpConn) releaseQuery(query []byte) bool {
 func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
-	response, verdict := c.handler.answerFast(append(answers, 0, 0), c.task, &c.scratch)
+	response, verdict := c.handler.answerFast(append(answers, 0, 0), c.task)
 	reserved := false
 	if verdict == deferred {
 		reserved = c.pendingCost.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))

@@ -17,7 +17,6 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
-	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -190,9 +189,8 @@ type udpReader struct {
 	from    *arrival         // how the packet came
 	message *sockets.Message // the message with the packet
 	buffer  []byte           // memory for the response
-	scratch *table.Scratch
-	left    int   // how many packets may still be read after stop
-	err     error // the error that ended reading; nil for none
+	left    int              // how many packets may still be read after stop
+	err     error            // the error that ended reading; nil for none
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -201,7 +199,6 @@ func (l *udpListener) newReader() udpReader {
 		udpListener: l, task: newTask(), left: udpLastPackets,
 		from: l.arrival(func() *sockets.Message { return message }, (*origins).ofUDP), message: message, buffer: make([]byte, 0,
 			dns.MaxMsgSize),
-		scratch: new(table.Scratch),
 	}
 }
 
@@ -231,7 +228,7 @@ func (r *udpReader) readAll(fd uintptr) (done bool) {
 // answer answers a packet or passes it to a worker.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
 	r.task.begin(packet, r.from)
-	response, verdict := r.handler.answerFast(r.buffer[:0], r.task, r.scratch)
+	response, verdict := r.handler.answerFast(r.buffer[:0], r.task)
 	switch verdict {
 	case answered:
 	case dropped:

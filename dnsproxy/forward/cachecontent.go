@@ -1,6 +1,7 @@
 package forward
 
 import (
+	"cmp"
 	"fmt"
 	"sort"
 	"time"
@@ -15,22 +16,16 @@ type CacheSelection struct {
 	Suffix string // the questions for this name and all names below it
 }
 
-// match returns a function that reports whether s selects a question. If s selects all questions, match returns nil.
+// match returns a function that reports whether s selects a question.
 func (s CacheSelection) match() (func(cache.Key) bool, error) {
-	text := s.Name
-	switch {
-	case s.Name != "" && s.Suffix != "":
+	if s.Name != "" && s.Suffix != "" {
 		return nil, fmt.Errorf("name %q and suffix %q: want one of them", s.Name, s.Suffix)
-	case s.Name == "" && s.Suffix == "":
-		return nil, nil //nolint:nilnil // documented
-	case s.Name == "":
-		text = s.Suffix
 	}
-	name, err := wire.ParseName(text)
+	name, err := wire.ParseName(cmp.Or(s.Name, s.Suffix, "."))
 	if err != nil {
 		return nil, err
 	}
-	if s.Suffix != "" {
+	if s.Name == "" {
 		return func(k cache.Key) bool { return wire.Name(k.Name).Below(name) }, nil
 	}
 	return func(k cache.Key) bool { return wire.Name(k.Name) == name }, nil

@@ -391,9 +391,6 @@ func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheCont
 	if err != nil {
 		return CacheContent{}, err
 	}
-	if match == nil {
-		match = func(cache.Key) bool { return true }
-	}
 	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
 }
 
@@ -405,15 +402,12 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	content, err := f.CacheContent(selection, 0)
-	if err != nil {
-		return 0, err
-	}
+	_, total := f.cache.Entries(match, 0, f.clock.Now())
 	f.flush(match)
-	return content.Total, nil
+	return total, nil
 }
 
-// flush removes replies from the cache: those to the questions for which match returns true, or all if match is nil.
+// flush removes from the cache the replies to the questions for which match returns true.
 // Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
 // nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {

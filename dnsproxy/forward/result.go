@@ -80,11 +80,14 @@ func (r *Result) Rcode() int {
 	return r.Reply.Rcode()
 }
 
-// Exists reports whether a nameserver has the name of the question: it has answered, but not NXDOMAIN. If the name is
-// that of a CNAME record, NXDOMAIN is about another name (RFC 6604). Relayed must be nil.
-func (r *Result) Exists() bool {
-	return r.usable() && (r.Rcode() == dns.RcodeSuccess || r.Reply.Answers() > 0)
+// Denied reports whether nameservers say that the name of the question does not exist. If the name is that of a CNAME
+// record, NXDOMAIN is about another name (RFC 6604).
+func (r *Result) Denied() bool {
+	return r.Err == nil && r.Rcode() == dns.RcodeNameError && (r.Relayed != nil || r.Reply.Answers() == 0)
 }
+
+// Exists reports whether a nameserver has the name of the question.
+func (r *Result) Exists() bool { return r.usable() && !r.Denied() }
 
 // Failure says why nameservers have not answered. It is empty if they have answered, and may be empty for a stale
 // reply.

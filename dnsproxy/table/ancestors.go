@@ -35,47 +35,26 @@ type ancestorEditor struct {
 	copied [partCount]bool // parts that were copied
 }
 
-// replace replaces the hosts of a shard by the hosts of another shard. Both shards have their hosts
-// in the order of their names.
+// replace replaces the hosts of a shard by the hosts of another shard. It adds names before it removes others, so that
+// common ancestors stay.
 func (e *ancestorEditor) replace(c *Cluster, previous, next *shard) {
-	oldRecords, newRecords := previous.records, next.records
-	for len(oldRecords)+len(newRecords) > 0 {
-		var x, y Host
-		switch {
-		case len(oldRecords) > 0 && len(newRecords) > 0:
-			x, y = viewHost(oldRecords), viewHost(newRecords)
-		case len(oldRecords) > 0:
-			x = viewHost(oldRecords)
-		default:
-			y = viewHost(newRecords)
-		}
-		removed := y.Name == "" || x.Name != "" && x.Name <= y.Name
-		added := x.Name == "" || y.Name != "" && y.Name <= x.Name
-		if removed {
-			oldRecords = oldRecords[recordLen(oldRecords):]
-		}
-		if added {
-			newRecords = newRecords[recordLen(newRecords):]
-		}
-		if removed && added && x.derived() == y.derived() {
-			continue // the same names
-		}
-		if added { // added before the other is removed, so that common ancestors stay
-			e.host(c, &y, e.add)
-		}
-		if removed {
-			e.host(c, &x, e.remove)
-		}
-	}
+	e.lacking(c, next, previous, e.add)
+	e.lacking(c, previous, next, e.remove)
 }
 
-// host calls edit for the FQDN of a host and the short names that are derived from it.
-func (e *ancestorEditor) host(c *Cluster, h *Host, edit func(wire.Name)) {
-	edit(h.Name)
-	if h.derived() {
-		var heads [3]wire.Name
-		for _, name := range c.heads(h.Name, heads[:0]) {
-			edit(name)
+// lacking calls edit for the FQDNs of the hosts of a shard that another shard does not have, and for the short names
+// that are derived from them.
+func (e *ancestorEditor) lacking(c *Cluster, s, other *shard, edit func(wire.Name)) {
+	for h := range s.all {
+		if same, found := other.find(maphash.String(e.seed, string(h.Name)), h.Name); found && same.derived() == h.derived() {
+			continue
+		}
+		edit(h.Name)
+		if h.derived() {
+			var heads [3]wire.Name
+			for _, name := range c.heads(h.Name, heads[:0]) {
+				edit(name)
+			}
 		}
 	}
 }

@@ -31,7 +31,8 @@ type Match struct {
 	Prefix wire.Name
 	// For RuleAutopath, Searched is the domain of the search list, and Base is the rule by which the name without
 	// this domain was found. Target is the target of the CNAME record: an FQDN if Short is set, otherwise, for
-	// RuleAutopath, the name without the search domain.
+	// RuleAutopath, the name without the search domain. For RuleWildcard, Searched is a domain of the search list that
+	// may have been added to Outside.
 	Base             Rule
 	Target, Searched wire.Name
 	// Pointers are the FQDNs for RulePTR, sorted.
@@ -39,8 +40,9 @@ type Match struct {
 	// Outside is the name that nameservers are asked for first. If they have it, the match does not count. Outside is
 	// the root if the match counts whatever nameservers have.
 	Outside wire.Name
-	// Made is true if the table has Outside. Then only a search domain can have made the name, and it does not exist.
-	Made bool
+	// Denied is a zone that the name is in, if the name is known not to be anywhere else: then a negative answer has the
+	// SOA record of this zone. It is the root if this is not known.
+	Denied wire.Name
 	// Bypassed is true if Rule is RuleNone although the table has the name, because the settings say that the name is
 	// forwarded.
 	Bypassed bool
@@ -54,17 +56,16 @@ func (m *Match) BaseRule() Rule {
 	return m.Rule
 }
 
+// Doubtful reports whether a search domain may have made the name from Outside. Then the match counts only if nameservers
+// say that Outside does not exist, and not if they fail.
+func (m *Match) Doubtful() bool {
+	return m.Rule == RuleWildcard && m.Searched != wire.Root && m.Denied == wire.Root
+}
+
 // Alias returns the name of the host of which m's host is an alias. The answer for name has a CNAME record with this
 // name as its target. Alias returns the root if m's host is no alias. It also returns the root if the CNAME record
 // would make a loop: if its target is name, or m.Target, which the answer has already.
 func (m *Match) Alias(name wire.Name) wire.Name {
-	if !m.Host.isAlias() {
-		return wire.Root
-	}
-	return m.aliasUnlessLoop(name)
-}
-
-func (m *Match) aliasUnlessLoop(name wire.Name) wire.Name {
 	if alias := m.Host.Alias(); alias != name && alias != m.Target {
 		return alias
 	}

@@ -51,21 +51,6 @@ const (
 	maxPointersLookedAt = 256 // how many hosts are looked at for an answer at most
 )
 
-// A hostRef identifies a host in pointers: by its shard, and the hash of its name.
-type hostRef struct {
-	shard int
-	name  uint64
-}
-
-// newPointer returns the pointer from a key to a host, and the index of its part. hash is the hash of the key.
-func newPointer(hash uint64, host hostRef, external bool) (part int, p pointer) {
-	p = keyTag(hash) | pointer(host.shard)<<pointerNameBits | pointer(uint32(host.name)) //nolint:gosec // the low half
-	if external {
-		p |= pointerExternal
-	}
-	return partOf(hash), p
-}
-
 // keyTag returns the tag of the key with this hash. The highest bits of the hash choose the part, and the bits below
 // them are the tag.
 func keyTag(key uint64) pointer {
@@ -97,11 +82,12 @@ func appendPointers(dst []partPointer, hosts *hostSet, number int) []partPointer
 		if h.isAlias() {
 			continue
 		}
-		host := hostRef{number, maphash.String(hosts.seed, string(h.Name))}
-		add := func(key uint64) {
-			part, p := newPointer(key, host, !h.Kubernetes())
-			dst = append(dst, partPointer{part, p})
+		name := uint32(maphash.String(hosts.seed, string(h.Name))) //nolint:gosec // the low half
+		host := pointer(number)<<pointerNameBits | pointer(name)
+		if !h.Kubernetes() {
+			host |= pointerExternal
 		}
+		add := func(key uint64) { dst = append(dst, partPointer{partOf(key), keyTag(key) | host}) }
 		var services [2]wire.Name
 		if h.mayBePod(&hosts.Cluster) {
 			services[0], services[1] = h.servicesOfPod()

@@ -33,22 +33,29 @@ func (t *Table) Len() int { return int(t.hosts + t.wildcards) }
 //
 // A client that walks the search list never gets past the first of the cluster's domains in it, because autopath
 // answers there. So with any other domain, the client may have written the whole name, and nameservers are asked first
-// (Match.Outside). No external host has a name with a later one of the cluster's domains.
+// (Match.Outside), unless the rest is below svc.DOMAIN. No external host has a name with a later one of the cluster's
+// domains.
 func (t *Table) Lookup(name wire.Name, search []wire.Name, suffixes *Suffixes, s *Scratch) (m Match) {
-	m.Rule = RuleNone
-	if name.Special() {
-		return m
-	}
 	l := lookup{t, search, suffixes, s, false}
-	if t.direct(&m, name, s) {
-		if l.checkRest(&m, name); !l.bypasses(name, &m.Host) && !m.Made {
+	if l.written(&m, name) {
+		if l.checkRest(&m, name); m.Denied == wire.Root {
 			return m
 		}
 	}
 	if !l.autopath(&m, name) && l.bypassed {
 		return Match{Rule: RuleNone, Bypassed: true}
 	}
+	if m.Rule == RuleNone && m.Denied == wire.Root || m.Outside == name {
+		l.deny(&m, name)
+	}
 	return m
+}
+
+// Named is Lookup for the name in a record, which has no search domain. It does not find short names.
+func (t *Table) Named(name wire.Name, suffixes *Suffixes, s *Scratch) (m Match, found bool) {
+	l := lookup{t, nil, suffixes, s, false}
+	found = l.written(&m, name) && !m.Short
+	return m, found
 }
 
 // A lookup is a call of Lookup.
@@ -67,6 +74,12 @@ func (l *lookup) bypasses(name wire.Name, h *Host) bool {
 	return bypassed
 }
 
+// written finds the host with name as it is written. Otherwise it reports false.
+func (l *lookup) written(m *Match, name wire.Name) bool {
+	m.Rule = RuleNone
+	return !name.Special() && l.direct(m, name, l.s) && !l.bypasses(name, &m.Host)
+}
+
 // autopath finds the host with name without a domain of the search list, and sets m to it. If there is none, autopath
 // reports false. m is the match of name itself, if this was made by the search list.
 func (l *lookup) autopath(m *Match, name wire.Name) bool {
@@ -75,21 +88,26 @@ func (l *lookup) autopath(m *Match, name wire.Name) bool {
 		later, own := walked, l.Cluster.searched(domain)
 		walked = walked || own
 		target, ok := name.CutSuffix(domain)
-		var found Match
-		if !ok || target.Special() || !l.direct(&found, target, l.s) {
+		if !ok || name.Special() || target.Special() {
 			continue
 		}
+		made := target.Below(l.Cluster.services) // nobody has such a name with a domain after it
+		var found Match
+		has := l.direct(&found, target, l.s)
 		switch external := !found.Host.Kubernetes(); {
-		case own && external && (later || l.Denies(name)): // no external host has a name of the cluster
-		case !own && m.Made && !found.Short: // made by the search list from the FQDN of an external host
+		case !has && (!made || l.suffixes.Bypasses(target)):
+		case !has:
+			m.Denied = domain
+		case own && external && (later || l.denies(name)): // no external host has a name of the cluster
+		case !own && m.Denied != wire.Root && !found.Short: // made by the search list from the FQDN of a host
 		case l.bypasses(target, &found.Host):
 		default:
 			found.Base, found.Rule, found.Searched = found.Rule, RuleAutopath, domain
 			if !found.Short {
 				found.Target = target
 			}
-			if l.checkRest(&found, target); !own || later {
-				found.Outside, found.Made = name, false
+			if (!own || later) && !made {
+				found.Outside = name
 			}
 			*m = found
 			return true
@@ -98,30 +116,82 @@ func (l *lookup) autopath(m *Match, name wire.Name) bool {
 	return false
 }
 
-// checkRest sets m.Outside and m.Made if m is the match of a wildcard, and the labels of name before the wildcard's
-// suffix are several: a client's resolver may have made name from them, by a search domain that the agent need not
-// know. If they are a short name of a Service, only a domain in search that comes before the cluster's domains counts:
-// from a short name, a resolver makes no name below other domains, unless the Service has no address.
+// checkRest sets m.Outside or m.Denied if m is the match of a wildcard, and a client's resolver may have made name by a
+// search domain: a domain in search, or the wildcard's suffix, because the agent need not know the domain. There
+// must be several labels before it. If they are a short name of a Service, only a domain in search that comes before
+// the cluster's domains counts: from a short name, a resolver makes no name below other domains, unless the Service has
+// no address.
 func (l *lookup) checkRest(m *Match, name wire.Name) {
-	if m.BaseRule() != RuleWildcard {
+	if m.Rule != RuleWildcard {
 		return
 	}
-	suffix := m.Host.Name.Parent()
-	rest := name[:len(name)-len(suffix)]
+	domain, walked, first := m.Host.Name.Parent(), false, false
+	for _, searched := range l.search {
+		if searched.Below(domain) && searched != m.Searched && name.Below(searched) && name != searched {
+			domain, m.Searched, first = searched, searched, !walked
+		}
+		walked = walked || l.Cluster.searched(searched)
+	}
+	rest := name[:len(name)-len(domain)]
 	if rest.Parent() == wire.Root || rest.Special() {
 		return
 	}
 	var own Match
-	m.Made = l.direct(&own, rest, l.s)
-	if m.Outside = rest; own.Short {
-		empty := len(own.Host.V4)+len(own.Host.V6) == 0
-		at := slices.IndexFunc(l.search, func(domain wire.Name) bool {
-			return domain == suffix || !empty && l.Cluster.searched(domain)
-		})
-		if m.Made = at >= 0 && l.search[at] == suffix; !m.Made {
-			m.Outside = wire.Root
+	switch found := l.direct(&own, rest, l.s); {
+	case own.Short && !first && (m.Searched == wire.Root || len(own.Host.V4)+len(own.Host.V6) > 0):
+	case found || rest.Below(l.Cluster.services):
+		m.Denied = domain
+	case m.Searched != wire.Root && l.attributed(rest).Denied != wire.Root:
+		m.Denied, m.Outside = domain, name
+	default:
+		m.Outside = rest
+	}
+}
+
+// deny sets m.Denied if name has no records anywhere, although the table does not have it.
+func (l *lookup) deny(m *Match, name wire.Name) {
+	if l.denies(name) {
+		*m = Match{Rule: RuleNone, Denied: l.Cluster.Domain}
+	} else if m.Rule == RuleNone {
+		*m = l.attributed(name)
+	}
+}
+
+// attributed returns a match with Denied set if name is an attribute of a Service, and all names below the Service are
+// known. Attributes of a name have labels before it that begin with an underscore (RFC 8552). The name of the Service may
+// have any form that Lookup finds.
+func (l *lookup) attributed(name wire.Name) Match {
+	m, owner := Match{Rule: RuleNone}, name.Owner()
+	if owner == name {
+		return m
+	}
+	if of := l.Lookup(owner, l.search, l.suffixes, l.s); of.Denied == wire.Root && l.knowsBelow(of.Host.Name) {
+		if m.Denied = owner; of.Outside != wire.Root {
+			m.Outside = name
 		}
 	}
+	return m
+}
+
+// denies reports whether a name of the cluster domain that the table does not have has no records anywhere: an ancestor
+// of mesh names, or a name below a Service below which all names are known.
+func (t *Table) denies(name wire.Name) bool {
+	return name.Below(t.Cluster.Domain) && (t.knowsBelow(name.Parent()) || t.HasBelow(name))
+}
+
+// knowsBelow reports whether all names below name are known: whether name is, or is below, a Service of the cluster domain
+// of which the control plane sends the ports.
+func (t *Table) knowsBelow(name wire.Name) bool {
+	services := t.Cluster.services
+	if t.headless+t.ported == 0 || !name.Below(services) {
+		return false
+	}
+	for ; name != services; name = name.Parent() {
+		if service, found := t.find(name); found && (service.headless() || service.hasPorts()) {
+			return true
+		}
+	}
+	return false
 }
 
 // direct is like Lookup, but without a search list and without suffixes. If the table does not have the name, direct
@@ -457,28 +527,6 @@ func (t *Table) hostsAtKey(key uint64, packed []byte, yield func(Host) bool) {
 // Then name exists, but has no records (RFC 8020, RFC 4592).
 func (t *Table) HasBelow(name wire.Name) bool {
 	return t.ancestors.has(name, t.seed) || t.hasPortBelow(name)
-}
-
-// Denies reports whether a name that the table does not have has no records anywhere: in the cluster domain, an
-// ancestor of mesh names, and a name below a Service that Above finds.
-func (t *Table) Denies(name wire.Name) bool {
-	_, found := t.Above(name)
-	return found || name.Below(t.Cluster.Domain) && t.HasBelow(name)
-}
-
-// Above returns the Service that name is below, if all names below it are known: a Service of the cluster domain of
-// which the control plane sends the ports.
-func (t *Table) Above(name wire.Name) (service Host, found bool) {
-	services := t.Cluster.services
-	if t.headless+t.ported == 0 || name == services || !name.Below(services) {
-		return Host{}, false
-	}
-	for name = name.Parent(); name != services; name = name.Parent() {
-		if service, found = t.find(name); found && (service.headless() || service.hasPorts()) {
-			return service, true
-		}
-	}
-	return Host{}, false
 }
 
 // hasPortBelow reports whether name is _protocol followed by the FQDN or a short name of a Service

@@ -174,6 +174,15 @@ func (n Name) String() string { return Presentation(string(n)) }
 // Parent returns the name without its first label; n must not be the root.
 func (n Name) Parent() Name { return n[1+int(n[0]):] }
 
+// Owner returns the name that n is an attribute of: n without the labels at its beginning that begin with an underscore
+// (RFC 8552).
+func (n Name) Owner() Name {
+	for n != Root && n[1] == '_' {
+		n = n.Parent()
+	}
+	return n
+}
+
 // Below reports whether n is suffix itself or a name below it.
 func (n Name) Below(suffix Name) bool {
 	if !strings.HasSuffix(string(n), string(suffix)) {
