@@ -76,6 +76,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.silent.Store(new([]string))
 	a.quit = sync.OnceFunc(func() { close(a.quitting) })
 	a.hasten = sync.OnceFunc(func() { close(a.hastened) })
 	if cfg.Capture != nil {
@@ -146,6 +147,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return a.capture.run(capturing)
 	})
 	group.Go(func() error { return notifySystemd(serving, a.core) })
+	group.Go(func() error { return watchListeners(serving, a.core) })
 	group.Go(func() error {
 		defer stop()
 		timeout := a.drain(ctx, serving, release)

@@ -25,7 +25,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -353,7 +352,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
 	// Only the families with listeners are tested.
-	if len(got.Redirected) != 1 || got.Redirected[0].Family != family.IPv4 || got.Redirected[0].State != agent.NotRedirected {
+	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != problems.ProbeClosed {
 		t.Errorf("captured by another process: %+v", got.Redirected)
 	}
 	if len(got.Diagnosis.Passed) == 0 {

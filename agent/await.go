@@ -9,11 +9,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
@@ -39,6 +39,7 @@ type Awaited struct {
 	// Logger is the log.
 	Logger    *slog.Logger
 	transport http.RoundTripper // connects to StatusAddr; nil for TCP
+	starts    bool              // whether the agent may have to start first
 }
 
 // Await waits until listeners answer, over UDP and TCP, at the addresses to which the rules redirect. Then it waits
@@ -91,12 +92,15 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 	var firstAnswer time.Time // when a family first answered
 	var silent error          // why listeners did not answer when they were last probed
 	for logged := false; ; {
-		errs := probeAll(ctx, w.listeners(), probeAgent)
+		found := w.probeListeners(ctx)
 		if ctx.Err() != nil && silent != nil {
-			return w.Rules, silent // the errors in errs only say that ctx has ended
+			return w.Rules, silent // the errors in found only say that ctx has ended
 		}
-		rules, served, missing := w.fit(errs)
-		silent = errors.Join(errs...)
+		rules, served, missing := w.fit(found)
+		silent = nil
+		for _, p := range found {
+			silent = errors.Join(silent, p.Err)
+		}
 		if served && firstAnswer.IsZero() {
 			firstAnswer = time.Now()
 		}
@@ -117,33 +121,32 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 }
 
 // fit returns the rules without the families that do not answer. The result missing says why they do not answer, and
-// served is true if any family answers. errs are the results of probing w.listeners. If the host has no address of a
-// family, fit keeps the rules of the family: no query uses them.
-func (w Awaited) fit(errs []error) (rules iptables.Config, served bool, missing error) {
+// served is true if any family answers. The parameter found is a result of probeListeners. If the host has no address
+// of a family, fit keeps the rules of the family: no query uses them.
+func (w Awaited) fit(found []problems.Probe) (rules iptables.Config, served bool, missing error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
-		both := errs[2*i : 2*i+2]
-		switch err := errors.Join(both...); {
+		udp, tcp := found[2*i], found[2*i+1]
+		switch err := errors.Join(udp.Err, tcp.Err); {
 		case err == nil:
 			served = true
 		// If one of the two listeners answers, the host has the family. The error of the other probe can still be
 		// EADDRNOTAVAIL, because the kernel also returns this error if no local port is free.
-		case !noRoute(err) || slices.Contains(both, nil):
+		case udp.State != problems.ProbeAbsent && tcp.State != problems.ProbeAbsent || udp.Err == nil || tcp.Err == nil:
 			rules, missing = rules.Without(f), errors.Join(missing, err)
 		}
 	}
 	return rules, served, missing
 }
 
-// listeners returns the listeners to which queries of this host are redirected: for each family the UDP listener,
+// probeListeners probes the listeners to which queries of this host are redirected: for each family the UDP listener,
 // and then the TCP listener.
-func (w Awaited) listeners() []dnsproxy.Addr {
+func (w Awaited) probeListeners(ctx context.Context) []problems.Probe {
 	var all []dnsproxy.Addr
 	for _, f := range w.Rules.Families() {
-		at := netip.AddrPortFrom(f.Loopback(), w.Rules.Port).String()
-		all = append(all, dnsproxy.Addr{Network: "udp", Address: at}, dnsproxy.Addr{Network: "tcp", Address: at})
+		all = append(all, listenersAt(f, w.Rules.Port)...)
 	}
-	return all
+	return probeAll(ctx, listenerQuestions(askVersion, all...), isNametap)
 }
 
 // awaitReady waits until the response of /healthz/ready has the status 200: the agent has a table, or has waited for a
@@ -163,7 +166,7 @@ func (w Awaited) awaitReady(ctx context.Context) (user string, err error) {
 			user, reason = agentUser, err
 		case ctx.Err() != nil:
 			return user, cmp.Or(reason, err)
-		case time.Since(began) >= awaitStatus:
+		case time.Since(began) >= awaitStatus && !w.starts:
 			return user, fmt.Errorf("the status address does not answer; both containers need the same --status-addr: %w", err)
 		}
 		if time.Since(began) >= awaitQuiet && !logged {
@@ -209,20 +212,7 @@ func (w Awaited) statusAddr() string {
 // AwaitReady waits until an agent is ready: it has a table, or has waited for a table for [Config.ReadyTimeout].
 // transport connects to the agent. If ctx ends first, the error says why the agent is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
-	client := http.Client{Transport: transport, Timeout: probeTimeout}
-	defer client.CloseIdleConnections()
-	w, last := Awaited{StatusAddr: "localhost:80"}, errors.New("the time was over before the agent could answer")
-	for {
-		_, _, err := w.notReady(ctx, &client)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return last
-		}
-		last = err
-		if !clock.Sleep(ctx, awaitInterval) {
-			return last
-		}
-	}
+	w := Awaited{StatusAddr: "localhost:80", Logger: slog.New(slog.DiscardHandler), transport: transport, starts: true}
+	_, err := w.awaitReady(ctx)
+	return err
 }

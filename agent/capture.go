@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +33,7 @@ type capture struct {
 	file   *resolvconf.Config // resolv.conf as read at the start; nil if it had no nameservers
 	ways   *ways
 	clock  *clock.Clock
+	seat   *seat
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
@@ -43,7 +46,7 @@ type capture struct {
 func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*capture, error) {
 	cfg, log := *agent.Capture, agent.Logger
 	c := &capture{
-		log: log, proxy: proxy, clock: pollClock,
+		log: log, proxy: proxy, clock: pollClock, seat: &seat{log: log, users: cfg.Config.AgentUIDs, waits: make(chan struct{}), peers: map[net.Conn]string{}},
 		inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}},
 	}
 	initial := cfg.Config
@@ -63,7 +66,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	c.ways = &ways{
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
 		targets: c.probed, probeDirect: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
-		renew: c.kernel.Renew, onMiss: c.kernel.Look, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
+		renew: c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(f family.Family, to []netip.Prefix) {
 			c.tryChange(func(in *inputs) {
 				in.passing = maps.Clone(in.passing)
@@ -74,8 +77,8 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	return c, nil
 }
 
-// run keeps the kernel in the desired state until ctx ends. Then it removes the rules, unless they stay for the
-// next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
+// run waits for the seat, and then keeps the kernel in the desired state until ctx ends. Then it removes the rules,
+// unless they stay for the next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
 // retries later failures.
 //
 // A hand-over to the next agent needs rules with a lease: if no agent renews the lease in time, the kernel ends the
@@ -83,6 +86,12 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 // lease after this agent has answered its last query. Finally, the next agent renews the lease in the method takeOver.
 func (c *capture) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	release := c.seat.take(ctx)
+	if release == nil {
+		return nil
+	}
+	defer release()
 	var followers sync.WaitGroup
 	alive := c.takeOver()
 	followers.Go(func() { c.ways.run(ctx, alive) })
@@ -105,8 +114,19 @@ func (c *capture) run(ctx context.Context) error {
 // takeOver renews the lease of the rules that the previous agent has left. The queries that they redirect wait in the
 // sockets that systemd holds, until this agent answers. After a failed start, takeOver does not renew the lease: an
 // agent that fails at each start must not keep the capture alive. The result is true if the lease of any family has not
-// expired.
-func (c *capture) takeOver() (alive bool) { return c.extend(firstStart()) }
+// expired. If there are rules, but all leases have expired, no agent has answered for a time.
+func (c *capture) takeOver() (alive bool) {
+	if alive = c.extend(firstStart()); alive {
+		return true
+	}
+	for _, f := range c.current().Config.Families() {
+		if left, err := c.kernel.EndLease(f); err == nil && left {
+			c.ways.lapses.add(problems.LapseDead)
+			break
+		}
+	}
+	return false
+}
 
 // extend reports whether any family has a lease that has not expired. If renew is true, it also renews each such lease.
 func (c *capture) extend(renew bool) (alive bool) {
@@ -119,7 +139,7 @@ func (c *capture) extend(renew bool) (alive bool) {
 		if !renew {
 			continue
 		}
-		if err := c.kernel.Renew(f); err != nil {
+		if _, err := c.kernel.Renew(f); err != nil {
 			c.log.Warn("the lease was not renewed: queries may go to nameservers until an agent answers", "family", f, "error", err)
 		}
 	}
@@ -146,39 +166,40 @@ func (c *capture) awaitListening(ctx context.Context) {
 	case <-ctx.Done():
 	}
 	for logged := ""; ctx.Err() == nil; {
-		var errs []error
+		var errs []string
 		for _, f := range c.current().Config.Families() {
 			if c.listenError(f) != nil {
 				continue
 			}
-			err := c.probeListener(ctx, f, "udp")
-			if err == nil {
+			p := c.probe(ctx, f, "udp")
+			if p.Answered() {
 				return
 			}
-			errs = append(errs, err)
+			errs = append(errs, p.To+": "+p.Error)
 		}
 		if len(errs) == 0 {
 			return // there is no listener to wait for
 		}
-		if causes := causes(errs); causes != logged {
-			logged = causes
-			c.log.Warn("DNS is not captured yet: no listener answers", "error", errors.Join(errs...))
+		if silent := strings.Join(errs, "; "); silent != logged {
+			logged = silent
+			c.log.Warn("DNS is not captured yet: no listener answers", "error", silent)
 		}
-		clock.Sleep(ctx, listenInterval)
+		clock.Sleep(ctx, time.Second/4)
 	}
 }
 
-// listenInterval is how often listeners are probed before the first rules.
-const listenInterval = 250 * time.Millisecond
+// probe probes the listener to which the rules of family f redirect queries over network, which is udp or tcp.
+func (c *capture) probe(ctx context.Context, f family.Family, network string) problems.Probe {
+	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
+	return probe(ctx, listenerQuestions(askID, dnsproxy.Addr{Network: network, Address: at})[0], nil)
+}
 
-// probeListener sends a probe to the listener to which the rules of family f redirect queries over network, which is
-// udp or tcp. It returns an error if there is no such listener or no answer.
+// probeListener is like probe, but returns an error if there is no such listener or no answer.
 func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
 	if err := c.listenError(f); err != nil {
 		return err
 	}
-	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
-	return probeOne(ctx, dnsproxy.Addr{Network: network, Address: at})
+	return c.probe(ctx, f, network).Err
 }
 
 // listenError returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family
@@ -247,11 +268,16 @@ func (c *capture) barred() (all bool) {
 	return all
 }
 
+// waits reports whether this agent waits for another one, which captures.
+func (c *capture) waits() bool { return chans.Closed(c.seat.waits) && !chans.Closed(c.kernel.Begun()) }
+
 // awaitBegun waits until the first rules are installed. If capture is off, it waits until the removal of rules has
 // begun. If capture is on, it then waits until an answer to a probe has renewed the lease of the rules, but no longer
-// than iptables.LeaseTime. It returns early if ctx ends.
+// than iptables.LeaseTime. It returns early if ctx ends, or if this agent waits for another one.
 func (c *capture) awaitBegun(ctx context.Context) {
 	select {
+	case <-c.seat.waits:
+		return
 	case <-c.kernel.Begun():
 	case <-ctx.Done():
 	}
@@ -267,11 +293,11 @@ func (c *capture) awaitBegun(ctx context.Context) {
 }
 
 // endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
-// agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the rules and
+// agent follows, the kernel ends their capture. So do those of the previous agent, which this one has not replaced yet. Otherwise, before an end without a drain, run removes the rules and
 // waits only briefly for replies. The parameter drains is true if the settings want a drain after rules were removed.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
-	case handOver && c.kernel.Leased():
+	case handOver && (c.kernel.Leased() || !chans.Closed(c.kernel.Begun())):
 		c.kernel.SetEnding(iptables.Leave)
 		return true
 	case drains || !c.kernel.Captured():
@@ -393,8 +419,9 @@ func (c *capture) reading() *problems.Capture {
 	stats := c.kernel.Stats()
 	found := &problems.Capture{
 		On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{},
-		Ways: c.ways.states(), Repairs: stats.Repairs, Drift: stats.Drift,
+		Ways: c.ways.states(), Lapses: c.ways.lapses.list(), Repairs: stats.Repairs, Drift: stats.Drift,
 	}
+	found.Others, found.Waits = c.seat.others(), c.waits()
 	if !chans.Closed(c.kernel.Begun()) {
 		found.Active = true // until then, rules that are not installed are no problem
 	}
@@ -415,7 +442,8 @@ func (c *capture) reading() *problems.Capture {
 func (c *capture) status(ctx context.Context) *CaptureStatus {
 	in := c.current()
 	status := &CaptureStatus{On: in.On, Because: in.Because, Repairs: c.kernel.Stats().Repairs, Remaining: c.kernel.Remaining()}
-	status.Ways, status.Resolved = c.ways.states(), c.registrar.Status()
+	status.Ways, status.Lapses, status.Resolved = c.ways.states(), c.ways.lapses.list(), c.registrar.Status()
+	status.Others = c.seat.others()
 	rules, err := c.kernel.Status(ctx)
 	if err != nil {
 		status.Error = err.Error()

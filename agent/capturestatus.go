@@ -19,8 +19,12 @@ type CaptureStatus struct {
 	// Rules is the state of the rules in the kernel now; Error says why it cannot be read.
 	Rules *iptables.Status `json:"rules,omitempty"`
 	Error string           `json:"error,omitempty"`
+	// Others are other agents of this network namespace that want to capture.
+	Others []string `json:"others,omitempty"`
 	// Ways says for each nameserver whether clients' queries to it reach the agent.
 	Ways []problems.Way `json:"ways,omitempty"`
+	// Lapses are the interruptions of the capture since the start.
+	Lapses []problems.Lapse `json:"lapses,omitempty"`
 	// Resolved is the registration with systemd-resolved.
 	Resolved resolved.Status `json:"resolved"`
 }

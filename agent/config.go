@@ -64,8 +64,10 @@ type Config struct {
 	Records RecordsConfig
 	// Identity is the name of this agent in messages of dnstap.
 	Identity string
-	// Restarts is how often the supervisor has restarted the agent.
+	// Restarts is how often the supervisor has restarted the agent. The agent writes to Heart while it answers; Heart may
+	// be nil.
 	Restarts int
+	Heart    *os.File
 	// Settings returns, by name, the settings that affect capture and differ from their defaults.
 	// The commands for capture read them. Settings may be nil.
 	Settings func() map[string][]string

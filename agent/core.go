@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -26,7 +27,8 @@ type core struct {
 	started  time.Time
 	clock    *clock.Clock
 	draining atomic.Bool
-	quit     func() // ends the agent; may be called any number of times
+	silent   atomic.Pointer[[]string] // why listeners have not answered the last probes of watchListeners
+	quit     func()                   // ends the agent; may be called any number of times
 }
 
 // open reports whether the DNS listeners are open.
@@ -51,7 +53,10 @@ func (c *core) hangError(ctx context.Context) error {
 	if !c.open() || c.draining.Load() {
 		return nil
 	}
-	return probeAny(ctx, udpListeners(c.proxy))
+	if !hangs(map[string]bool{}, probeAll(ctx, listenerQuestions(askID, udpListeners(c.proxy)...), nil)) {
+		return nil
+	}
+	return errors.New("the UDP listeners are silent")
 }
 
 // fileSettings returns which changes of the settings files are refused or wait for a restart.

@@ -9,7 +9,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent/problems"
-	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/clock"
 )
@@ -26,8 +25,6 @@ type diagnosis struct {
 	mu       sync.Mutex
 	refused  uint64      // number of queries that were refused because of a limit, as of the last tick
 	refusing bool        // whether refused grew at the last tick
-	silent   bool        // whether a listener was silent in the last reading
-	ticks    int         // number of ticks so far
 	repairs  uint64      // number of repairs of capture rules, as of the last reading
 	repaired []time.Time // when readings found that repairs had grown
 	refusals map[upstream.Spec]refusals
@@ -65,35 +62,20 @@ func (d *diagnosis) run(ctx context.Context) {
 	for {
 		select {
 		case <-due:
-			d.tick(ctx)
+			d.tick()
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// probeEvery is the number of ticks from one probe of the UDP listeners to the next.
-const probeEvery = 4
-
-// tick takes a reading. Only every probeEvery-th tick probes the UDP listeners, because probes cost more than the rest
-// of a reading. But if a listener was silent in the last reading, tick probes all listeners.
-func (d *diagnosis) tick(ctx context.Context) {
+// tick takes a reading.
+func (d *diagnosis) tick() {
 	refused := d.core.proxy.Overflows()
 	d.mu.Lock()
 	d.refusing, d.refused = refused > d.refused, refused
-	d.ticks++
-	var listeners []dnsproxy.Addr
-	switch {
-	case d.silent:
-		listeners = d.core.proxy.Addrs()
-	case d.ticks%probeEvery == 0:
-		listeners = udpListeners(d.core.proxy)
-	}
 	d.mu.Unlock()
-	texts := silentListeners(ctx, listeners)
-	if ctx.Err() == nil {
-		d.add(texts)
-	}
+	d.add(*d.core.silent.Load())
 }
 
 // add takes a reading and returns the report. The parameter silent has a text for each listener that does not answer.
@@ -106,7 +88,6 @@ func (d *diagnosis) add(silent []string) problems.Report {
 	}
 	now := time.Now()
 	d.mu.Lock()
-	d.silent = len(silent) > 0
 	refused, refusing := d.refused, d.refusing
 	d.mu.Unlock()
 	reading := &problems.Agent{

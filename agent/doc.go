@@ -7,7 +7,7 @@
 //	statuspart.go     a part of the status server, whose listener is opened again when it fails
 //	diagnose.go       problems of the agent: readings for package problems
 //	resources.go      resources that can run out: connection tracking, descriptors, memory
-//	systemd.go        notifications to systemd
+//	systemd.go        notifications to systemd, and heartbeats to the supervisor
 //	readings.go       the state of the kernel, read once for all requests of a second
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
@@ -15,6 +15,8 @@
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf, the families that the agent listens on, and the probes of way.go
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
+//	lapses.go         why the capture was interrupted, and how often
+//	seat.go           which of several agents in a network namespace captures
 //	capturestatus.go  the state of capture, as status and metrics
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
@@ -28,8 +30,6 @@
 //	memory.go         returning memory to the kernel when pushes pause
 //	config.go         the settings, and their validation
 //	lookup.go         looking up the control plane if resolv.conf names the agent
-//	redirected.go     a test query that shows whether queries are redirected to the agent
-//	asprogram.go      queries as programs send them
 //	probe.go          probes of listeners and nameservers: queries about the server itself
 //
 // # Goroutines
@@ -54,8 +54,8 @@
 //	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query
 //	                     log, one or two for dnstap; with capture one that keeps the rules as desired, one that keeps
 //	                     the registration (two more while systemd-resolved runs), one that probes the way
-//	                     of clients' queries and one for each probe, one that follows changes of nft rules, and one
-//	                     that follows resolv.conf
+//	                     of clients' queries and one for each probe, one that follows changes of nft rules, one
+//	                     that follows resolv.conf, and one that notices other agents (one more for each)
 //
 // The command nametap agent has more goroutines outside of the errgroup: one that writes the log,
 // one that waits for a second signal, two that follow the settings files, and in a container

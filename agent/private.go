@@ -123,26 +123,31 @@ func notePeer(ctx context.Context, conn net.Conn) context.Context {
 
 // checkPeer returns an error unless the client of a connection runs as root or as the user of this process.
 func checkPeer(conn net.Conn) error {
-	socket, ok := conn.(*net.UnixConn)
-	if !ok {
-		return fmt.Errorf("%T is not a unix socket", conn)
-	}
-	raw, err := socket.SyscallConn()
+	peer, err := peerOf(conn)
 	if err != nil {
 		return err
-	}
-	var peer *unix.Ucred
-	var optErr error
-	if err := raw.Control(func(fd uintptr) { peer, optErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil { //nolint:gosec // a descriptor
-		return err
-	}
-	if optErr != nil {
-		return os.NewSyscallError("reading the user of a client", optErr)
 	}
 	if own := uint32(os.Getuid()); peer.Uid != 0 && peer.Uid != own { //nolint:gosec // a user
 		return fmt.Errorf("for root and user %d only, not for user %d", own, peer.Uid)
 	}
 	return nil
+}
+
+// peerOf returns the process and the user at the other end of a unix socket.
+func peerOf(conn net.Conn) (peer *unix.Ucred, err error) {
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return nil, fmt.Errorf("%T is not a unix socket", conn)
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) //nolint:gosec // a descriptor
+	if err = cmp.Or(controlErr, os.NewSyscallError("reading the user of a client", err)); err != nil {
+		return nil, err
+	}
+	return peer, nil
 }
 
 // peersOnly returns a handler that refuses clients for which notePeer has added a reason to the context.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,8 @@ import (
 	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/iptables"
 )
 
 const (
@@ -26,62 +29,113 @@ const (
 	probeTimeout = time.Second
 	// probeRetry is the time after which an unanswered probe over UDP is sent again.
 	probeRetry = probeTimeout / 10
+	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
+	// queries like queries of any program.
+	ProgramUser = 65534
 )
 
-// probeAll probes all listeners at the same time. It returns the errors of the calls of the function probe, in the
-// order of listeners: nil for a listener that answers.
-func probeAll(ctx context.Context, listeners []dnsproxy.Addr, probe func(context.Context, dnsproxy.Addr) error) []error {
-	errs := make([]error, len(listeners))
+// probeAll sends all questions at the same time, and returns the results in the same order. A text that isAgent accepts is
+// the wanted agent's; nil accepts all. An agent answers without a table and without a nameserver (RFC 4892).
+func probeAll(ctx context.Context, questions []question, isAgent func(text string) bool) []problems.Probe {
+	found := make([]problems.Probe, len(questions))
 	var probing sync.WaitGroup
-	for i, l := range listeners {
-		probing.Go(func() { errs[i] = probe(ctx, l) })
+	for i, q := range questions {
+		probing.Go(func() { found[i] = probe(ctx, q, isAgent) })
 	}
 	probing.Wait()
-	return errs
+	return found
 }
 
-// probeOne returns an error unless a listener answers. It sends a query for id.server (RFC 4892), because the agent
-// answers it without a table and without a nameserver.
-func probeOne(ctx context.Context, l dnsproxy.Addr) error {
-	_, err := ask(ctx, listenerQuestion(l, askID))
-	return err
-}
-
-// probeAgent returns an error unless an agent of nametap answers. Another program may listen at the address, such as
-// Istio's agent, which uses the same port.
-func probeAgent(ctx context.Context, l dnsproxy.Addr) error {
-	q := listenerQuestion(l, askVersion)
+// probe sends one question.
+func probe(ctx context.Context, q question, isAgent func(text string) bool) problems.Probe {
+	found, op := problems.Probe{Network: q.network, To: q.to}, new(net.OpError)
 	text, err := ask(ctx, q)
-	if err == nil && !isNametap(text) {
-		err = fmt.Errorf("%s: %w", q.description, errOtherServer)
+	unsent := errors.As(err, &op) && op.Op != "read"
+	switch {
+	case err == nil && (isAgent == nil || isAgent(text)):
+		found.State = problems.ProbeAgent
+		return found
+	case err == nil:
+		found.State, err = problems.ProbeOther, fmt.Errorf("%s: another DNS server answers", q.description)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		found.State = problems.ProbeClosed
+	case unsent && noRoute(err):
+		found.State = problems.ProbeAbsent
+	case unsent:
+		found.State = problems.ProbeUnsent
+	default:
+		found.State = problems.ProbeSilent
 	}
-	return err
+	found.Err, found.Error = err, err.Error()
+	if op.Err != nil { // the whole text has the address
+		found.Error = withCause(op.Err).Error()
+	}
+	return found
 }
 
-// silentListeners returns a text for each listener that does not answer, with the reason.
-func silentListeners(ctx context.Context, listeners []dnsproxy.Addr) (texts []string) {
-	for _, err := range probeAll(ctx, listeners, probeOne) {
-		if err != nil {
-			texts = append(texts, err.Error())
+// silentTexts returns a text for each listener that has not answered, with the reason.
+func silentTexts(found []problems.Probe) (texts []string) {
+	for _, p := range found {
+		if p.Err != nil {
+			texts = append(texts, p.Err.Error())
 		}
 	}
 	return texts
 }
 
-// probeAny returns an error if queries were sent to UDP listeners and no listener has answered.
-func probeAny(ctx context.Context, listeners []dnsproxy.Addr) error {
-	errs := probeAll(ctx, listeners, probeOne)
-	sent := slices.ContainsFunc(errs, func(err error) bool { return !unsent(err) })
-	if !sent || slices.Contains(errs, nil) {
-		return nil
+// Redirections sends a test query over each of the families to [iptables.TestAddr]. The rules of nametap redirect the
+// query to the agent's listener. A test query needs no capability, so it works in the agent's container of a pod.
+func Redirections(ctx context.Context, families []family.Family) []problems.Probe {
+	const testTimeout = 500 * time.Millisecond
+	questions := make([]question, 0, len(families))
+	for _, f := range families {
+		to := netip.AddrPortFrom(iptables.TestAddr(f), 53).String()
+		q := question{description: "a test query to " + to, network: "udp", to: to, name: askVersion, limit: testTimeout}
+		if f == family.IPv6 {
+			q.hops = 1 // if the query is not redirected, the first router discards it
+		}
+		questions = append(questions, q)
 	}
-	return errors.Join(errs...)
+	return probeAll(ctx, questions, isNametap)
 }
 
-// The names of questions.
+// Listeners sends queries, over UDP and TCP, to the listeners to which the rules of a family redirect. port is the port
+// of these listeners.
+func Listeners(ctx context.Context, f family.Family, port uint16) []problems.Probe {
+	return probeAll(ctx, listenerQuestions(askVersion, listenersAt(f, port)...), isNametap)
+}
+
+// AsProgram queries a nameserver, over UDP and over TCP, as a program of another user would. The wanted agent is the one
+// with these listeners; the error says why none of them answers. AsProgram must run as root to send the queries as
+// another user.
+func AsProgram(ctx context.Context, server netip.AddrPort, listeners []dnsproxy.Addr) ([]problems.Probe, error) {
+	own, err := "", errors.New("it has no DNS listener")
+	for _, q := range listenerQuestions(askIdentity, listeners...) {
+		if own, err = ask(ctx, q); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	questions := listenerQuestions(askIdentity, dnsproxy.Addr{Network: "udp", Address: server.String()}, dnsproxy.Addr{Network: "tcp", Address: server.String()})
+	for i := range questions {
+		questions[i].description, questions[i].limit, questions[i].asProgram = "a query of a program", 2*probeTimeout, true
+	}
+	return probeAll(ctx, questions, func(text string) bool { return text == own }), nil
+}
+
+// listenersAt returns the addresses of the listeners to which rules of a family redirect.
+func listenersAt(f family.Family, port uint16) []dnsproxy.Addr {
+	at := netip.AddrPortFrom(f.Loopback(), port).String()
+	return []dnsproxy.Addr{{Network: "udp", Address: at}, {Network: "tcp", Address: at}}
+}
+
+// The names of questions. A nameserver on a host with the same name may have the same ID, but not the same version.
 const (
-	askID      = "id.server."
-	askVersion = "version.server."
+	askID       = "id.server."
+	askVersion  = "version.server."
+	askIdentity = askID + " " + askVersion // two questions, one after the other
 )
 
 // A question is a query to a server about the server itself, in class CHAOS (RFC 4892). An agent needs neither a
@@ -92,20 +146,29 @@ type question struct {
 	name        string
 	hops        int           // TTL or hop limit of the packets; 0 means the system's default
 	limit       time.Duration // how long the answer may take; 0 means probeTimeout
+	asProgram   bool          // whether the socket belongs to ProgramUser; only root can do that
 }
 
-// listenerQuestion returns the question with this name for a listener.
-func listenerQuestion(l dnsproxy.Addr, name string) question {
-	return question{description: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name}
+// listenerQuestions returns a question with this name for each listener.
+func listenerQuestions(name string, listeners ...dnsproxy.Addr) (questions []question) {
+	for _, l := range listeners {
+		questions = append(questions, question{description: "probing the listener " + l.String(), network: l.Network, to: reachable(l.Address), name: name})
+	}
+	return questions
 }
-
-// errOtherServer is the error for an answer that is not the agent's.
-var errOtherServer = errors.New("another DNS server answers")
 
 // ask sends a question. Over UDP it sends the question again every probeRetry until there is an answer, because the
 // kernel drops a question while the buffer of the listener is full. ask returns the text of the answer, or "" if the
-// answer is not exactly one TXT record. [unsent], [isTimeout] and [noRoute] distinguish the errors.
+// answer is not exactly one TXT record. [noRoute] distinguishes errors.
 func ask(ctx context.Context, q question) (text string, err error) {
+	if q.asProgram && os.Geteuid() == 0 {
+		q.asProgram = false
+		err = sockets.AsUser(ProgramUser, ProgramUser, func() error {
+			text, err = ask(ctx, q)
+			return err
+		})
+		return text, err
+	}
 	defer func() {
 		if err = withCause(err); err != nil {
 			err = fmt.Errorf("%s: %w", q.description, err)
@@ -126,17 +189,21 @@ func ask(ctx context.Context, q question) (text string, err error) {
 	if q.network == "udp" {
 		client.Timeout = probeRetry
 	}
-	query := new(dns.Msg).SetQuestion(q.name, dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
-	for {
-		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
-		switch {
-		case err == nil:
-			return textOf(reply), nil
-		case !isTimeout(err) || ctx.Err() != nil || time.Since(began) >= limit:
-			return "", err
+	var texts []string
+	for _, name := range strings.Fields(q.name) {
+		query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
+		query.Question[0].Qclass = dns.ClassCHAOS
+		for answered := false; !answered; {
+			reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
+			switch {
+			case err == nil:
+				texts, answered = append(texts, textOf(reply)), true
+			case !errors.Is(err, os.ErrDeadlineExceeded) || ctx.Err() != nil || time.Since(began) >= limit:
+				return "", err
+			}
 		}
 	}
+	return strings.Join(texts, " "), nil
 }
 
 // textOf returns the text of a reply that has exactly one TXT record. For other replies it returns "".
@@ -184,38 +251,10 @@ func withCause(err error) error {
 	return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, table.Used, table.Limit)
 }
 
-// causes returns the causes of failed probes as text. It leaves out the ports of the probes, because these differ
-// each time.
-func causes(errs []error) string {
-	var text strings.Builder
-	for _, err := range errs {
-		if op := new(net.OpError); errors.As(err, &op) {
-			err = op.Err
-		}
-		text.WriteString(err.Error() + "\n")
-	}
-	return text.String()
-}
-
 // noRoute reports whether an error means that the host has no address of a family or no route.
 func noRoute(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
 		func(absent error) bool { return errors.Is(err, absent) })
-}
-
-// unsent reports whether a probe failed before its query was sent. That is so if the kernel dropped the packet (for
-// example because conntrack is full), if the process has no descriptor left, or if the host lacks the address. Such
-// an error says nothing about a UDP listener.
-func unsent(err error) bool {
-	op := new(net.OpError)
-	return errors.As(err, &op) && op.Op != "read"
-}
-
-// isTimeout reports whether a listener has not answered a probe in time. Any other error
-// means that the listener cannot be reached.
-func isTimeout(err error) bool {
-	timeout := net.Error(nil)
-	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // listeningFamilies returns the families that a query path listens on.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/agent/problems"
 )
 
 // A reading is the part of the status that comes from outside the process: from iptables and
@@ -12,7 +14,7 @@ type reading struct {
 	silent           []string
 	capture          *CaptureStatus
 	onlyNameserverOf string
-	redirected       []Redirection
+	redirected       []problems.Probe
 }
 
 // readingAge is how long a reading is kept.
@@ -41,7 +43,7 @@ func (r *readings) current(ctx context.Context) reading {
 
 // read takes a reading for c.
 func read(ctx context.Context, c *core) reading {
-	found := reading{silent: silentListeners(ctx, c.proxy.Addrs())}
+	found := reading{silent: silentTexts(probeAll(ctx, listenerQuestions(askID, c.proxy.Addrs()...), nil))}
 	if c.capture != nil {
 		found.capture = c.capture.status(ctx)
 		return found

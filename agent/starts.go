@@ -13,21 +13,18 @@ import (
 // SteadyTime is how long a process must be ready before its start counts as good.
 const SteadyTime = time.Second
 
-// ForgetStarts deletes two files from dir, the runtime directory of a unit: the count of starts and the message of the
+// forgetStarts deletes two files from the runtime directory of nametap.service: the count of starts and the message of the
 // last failure. The script deploy/systemd/back-off reads the count. If there is no count, the script does not pause
 // before the next start.
-func ForgetStarts(dir string, log *slog.Logger) {
+func forgetStarts(log *slog.Logger) {
 	for _, name := range []string{"starts", failureName} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		path := runtimePath(name)
+		if path == "" {
+			return
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			log.Warn("the next restart of the unit may wait", "error", err)
 		}
-	}
-}
-
-// forgetStarts calls ForgetStarts for nametap.service.
-func forgetStarts(log *slog.Logger) {
-	if dir := runtimePath(""); dir != "" {
-		ForgetStarts(dir, log)
 	}
 }
 

@@ -237,7 +237,7 @@ type Status struct {
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
 	// Redirected is for an agent whose rules another process installs, as in a pod. It says whether queries are
 	// redirected to the agent. It is nil if Capture or OnlyNameserverOf is set.
-	Redirected []Redirection `json:"redirected,omitempty"`
+	Redirected []problems.Probe `json:"redirected,omitempty"`
 	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
 }

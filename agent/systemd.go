@@ -10,20 +10,14 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/clock"
 )
 
 // notifySystemd notifies systemd, if systemd runs the agent. First it notifies systemd that the agent is ready: the
 // listeners are open, and capture is on or off, as configured. It does not wait for a table, because units that need
 // DNS wait for this notification at boot.
-//
-// Then it notifies the watchdog as long as any UDP listener answers. It also notifies the watchdog if no probe can be
-// sent, because then a restart would not help.
 func notifySystemd(ctx context.Context, c *core) error {
-	interval, err := daemon.SdWatchdogEnabled(false)
-	if err != nil {
-		return fmt.Errorf("reading the interval of systemd's watchdog: %w", err)
-	}
 	select {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
@@ -32,38 +26,80 @@ func notifySystemd(ctx context.Context, c *core) error {
 	if c.capture != nil {
 		c.capture.awaitBegun(ctx)
 	}
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		if err := notify(ctx, daemon.SdNotifyReady); err != nil {
+			return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
+		}
 	}
-	if err := notify(ctx, daemon.SdNotifyReady); err != nil {
-		return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
+	if clock.Sleep(ctx, SteadyTime) {
+		forgetStarts(c.log)
 	}
-	steady := time.NewTimer(SteadyTime)
-	defer steady.Stop()
-	var tick <-chan time.Time
-	if interval > 0 {
-		const attempts = 3 // notifications in each interval of the watchdog
-		ticker := time.NewTicker(interval / attempts)
-		defer ticker.Stop()
-		tick = ticker.C
+	return nil
+}
+
+// watchListeners probes the UDP listeners until ctx ends: even after a signal to end, because the agent should answer
+// until it closes its sockets. While they answer, it notifies the supervisor and systemd's watchdog. While one of them
+// is silent, it probes the TCP listeners, too. It waits for no disk, unlike polls of the agent's clock.
+func watchListeners(ctx context.Context, c *core) error {
+	watchdog, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		return fmt.Errorf("reading the interval of systemd's watchdog: %w", err)
 	}
-	for {
+	interval := 4 * time.Second
+	if watchdog > 0 {
+		interval = min(interval, watchdog/3)
+	}
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for answered := map[string]bool{}; ; {
+		listeners := udpListeners(c.proxy)
+		if len(*c.silent.Load()) > 0 {
+			listeners = c.proxy.Addrs()
+		}
+		found := probeAll(ctx, listenerQuestions(askID, listeners...), nil)
+		if ctx.Err() != nil {
+			return nil
+		}
+		texts := silentTexts(found)
+		c.silent.Store(&texts)
+		if hangs(answered, found) {
+			c.log.Warn("DNS listeners do not answer: the agent is restarted unless they do")
+		} else if err := c.saysAnswers(ctx, watchdog > 0); err != nil {
+			c.log.Warn("saying that the agent answers has failed", "error", err)
+		}
 		select {
+		case <-ticker.C:
 		case <-ctx.Done():
 			return nil
-		case <-steady.C:
-			forgetStarts(c.log)
-			continue
-		case <-tick:
-		}
-		if err := probeAny(ctx, udpListeners(c.proxy)); err != nil {
-			c.log.Warn("no DNS listener answers: systemd's watchdog is not notified", "error", err)
-			continue
-		}
-		if err := notify(ctx, daemon.SdNotifyWatchdog); err != nil {
-			c.log.Warn("notifying systemd's watchdog failed", "error", err)
 		}
 	}
+}
+
+// saysAnswers notifies the supervisor, and systemd if it has a watchdog.
+func (c *core) saysAnswers(ctx context.Context, watchdog bool) (err error) {
+	if c.config.Heart != nil {
+		_, err = c.config.Heart.Write([]byte{0})
+	}
+	if watchdog {
+		err = errors.Join(err, notify(ctx, daemon.SdNotifyWatchdog))
+	}
+	return err
+}
+
+// hangs reports whether UDP listeners are silent: one that has answered before, or all. One of two families may never work
+// on this host. If no probe could be sent, a restart would not help. hangs adds the listeners that answer to answered.
+func hangs(answered map[string]bool, found []problems.Probe) bool {
+	works, silent, stopped := false, false, false
+	for _, p := range found {
+		switch {
+		case p.Network != "udp":
+		case p.Answered():
+			works, answered[p.To] = true, true
+		case p.Sent():
+			silent, stopped = true, stopped || answered[p.To]
+		}
+	}
+	return stopped || silent && !works
 }
 
 // notify sends state to systemd, if systemd runs the agent. While the socket of systemd is full, notify retries. It

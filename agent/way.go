@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +31,9 @@ const (
 	// comes less than wayMissPause after the previous failure that counted.
 	wayMisses    = 3
 	wayMissPause = wayInterval * 3 / 4
+	// wayPatience is how long the lease is renewed after the last answer of a listener, while this process runs: queries
+	// wait in the socket of a slow listener, as over a restart. So the capture ends 5 s after the last answer.
+	wayPatience = 5*time.Second - iptables.LeaseTime
 )
 
 // ways probes the way that a client's query takes to each nameserver of resolv.conf: a probe has the route, the source
@@ -39,8 +41,8 @@ const (
 // so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]).
 //
 // One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
-// without delay: any answer shows that the agent is alive, and renews the lease of the rules. If no probe is answered,
-// the lease ends. Then the kernel ends the capture.
+// without delay: any answer shows that the agent is alive. The lease of the rules is renewed at each answer, and every
+// wayInterval until wayPatience after the last answer. Then the kernel ends the capture.
 type ways struct {
 	log         *slog.Logger
 	clock       *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
@@ -48,7 +50,8 @@ type ways struct {
 	targets     func(family.Family) []netip.Addr
 	probeDirect func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
 	isBarred    func() bool                                                      // reports whether a firewall drops all queries of the agent to nameservers
-	renew       func(family.Family) error
+	renew       func(family.Family) (emptied bool, err error)
+	drops       func() uint64   // returns how many queries the kernel has dropped because the queue of a listener was full
 	onMiss      func()          // is called after the first failed probe in a row: the rules may be gone
 	begun       <-chan struct{} // closed when the rules are first installed
 	rules       <-chan struct{} // gets a value when the rules were installed or changed
@@ -57,12 +60,21 @@ type ways struct {
 	// may have changed.
 	setPassing func(family.Family, []netip.Prefix)
 
-	known      map[netip.Addr]*way
-	results    chan probed
-	status     atomic.Pointer[[]problems.Way]
-	closeAlive sync.Once
-	renewal    map[family.Family]*logonce.Failure
-	alive      chan struct{} // closed when a lease was renewed after the rules were installed
+	known   map[netip.Addr]*way
+	results chan probed
+	answers chan family.Family // the families whose listeners have answered
+	leases  map[family.Family]*leaseState
+	looked  time.Time // when the leases were last looked at
+	lapses  lapses
+	status  atomic.Pointer[[]problems.Way]
+	alive   chan struct{} // closed when a lease was renewed after the rules were installed
+}
+
+// A leaseState is what is known of the lease of a family.
+type leaseState struct {
+	answered time.Time // when a listener last answered; zero before the first answer and after wayPatience
+	drops    uint64    // the drops when a probe first failed after that
+	failure  logonce.Failure
 }
 
 // A way is the state of the way to one nameserver.
@@ -83,28 +95,21 @@ type probed struct {
 	nameserver netip.Addr
 	state      problems.WayState
 	err        error
-	renewed    bool  // whether renewOnce has called renew, because the agent has answered
-	lease      error // the error of renew
-}
-
-// renewOnce renews the lease of family f, unless renewOnce has done so for this probe.
-func (r *probed) renewOnce(renew func(family.Family) error, f family.Family) {
-	if !r.renewed {
-		r.renewed, r.lease = true, renew(f)
-	}
 }
 
 // run probes until ctx ends. If installed is true, rules of the previous agent are already installed, and the first
 // probe is sent at once. Otherwise run waits until the rules are installed.
 func (w *ways) run(ctx context.Context, installed bool) {
-	w.known, w.results = make(map[netip.Addr]*way), make(chan probed)
-	w.renewal = map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}
+	w.known, w.results, w.answers = make(map[netip.Addr]*way), make(chan probed), make(chan family.Family)
+	w.leases, w.looked = map[family.Family]*leaseState{family.IPv4: {}, family.IPv6: {}}, time.Now()
 	begun := w.begun
 	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
 	defer stop()
 	for {
 		w.beforeRound()
+		w.noteStandstill()
 		for _, f := range family.All() {
+			w.renewLease(f)
 			if installed {
 				w.next(ctx, f)
 			}
@@ -113,6 +118,10 @@ func (w *ways) run(ctx context.Context, installed bool) {
 			select {
 			case r := <-w.results:
 				w.record(ctx, r)
+			case f := <-w.answers:
+				w.noteStandstill()
+				w.leases[f].answered = time.Now()
+				w.renewLease(f)
 			case <-due:
 				waiting = false
 			case <-begun:
@@ -178,12 +187,12 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
 			if r.state == problems.WayReached {
-				r.renewOnce(w.renew, f)
+				w.noteAnswer(ctx, f)
 				continue
 			}
 			silent := w.probeDirect(ctx, f, network)
 			if silent == nil && r.state != problems.WayBroken {
-				r.renewOnce(w.renew, f)
+				w.noteAnswer(ctx, f)
 			}
 			switch {
 			case noRoute(silent):
@@ -201,6 +210,14 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 		}
 		w.results <- r
 	}()
+}
+
+// noteAnswer passes an answer of a listener to the method run.
+func (w *ways) noteAnswer(ctx context.Context, f family.Family) {
+	select {
+	case w.answers <- f:
+	case <-ctx.Done():
+	}
 }
 
 // ask sends a probe to a nameserver as a client would, and returns the state that the answer shows.
@@ -246,15 +263,13 @@ func (w *ways) record(ctx context.Context, r probed) {
 	if ctx.Err() != nil {
 		return
 	}
-	if r.renewed {
-		w.noteLease(f, r.lease)
-	}
 	before := known.State
 	if r.state == problems.WayReached {
 		known.misses = 0
 	} else if now := time.Now(); known.misses == 0 || now.Sub(known.lastMiss) >= wayMissPause {
 		known.misses, known.lastMiss = known.misses+1, now
 		if known.misses == 1 {
+			w.leases[f].drops = w.drops()
 			w.onMiss()
 		}
 	}
@@ -278,14 +293,48 @@ func (w *ways) record(ctx context.Context, r probed) {
 	}
 }
 
-// noteLease logs err, the error of renewing the lease of family f. If err is nil and the rules are installed, it closes
-// the channel alive.
-func (w *ways) noteLease(f family.Family, err error) {
-	if w.renewal[f].Differs(err) {
+// renewLease renews the lease of family f if a listener has answered within wayPatience. Otherwise it notes why none has.
+func (w *ways) renewLease(f family.Family) {
+	lease := w.leases[f]
+	switch {
+	case lease.answered.IsZero():
+		return
+	case time.Since(lease.answered) > wayPatience:
+		lease.answered = time.Time{}
+		if w.drops() > lease.drops {
+			w.lapses.add(problems.LapseQueue)
+		} else {
+			w.lapses.add(problems.LapseSilent)
+		}
+		return
+	}
+	emptied, err := w.renew(f)
+	if emptied {
+		w.lapses.add(problems.LapseEmptied)
+	}
+	if lease.failure.Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
-	if err == nil && chans.Closed(w.begun) {
-		w.closeAlive.Do(func() { close(w.alive) })
+	if err == nil && chans.Closed(w.begun) && !chans.Closed(w.alive) {
+		close(w.alive)
+	}
+}
+
+// noteStandstill notes if this process has not run, so that leases have ended. That time is no silence of a listener.
+func (w *ways) noteStandstill() {
+	stood := time.Since(w.looked)
+	w.looked = w.looked.Add(stood)
+	if stood < iptables.LeaseTime {
+		return
+	}
+	ended := false
+	for _, lease := range w.leases {
+		if !lease.answered.IsZero() {
+			ended, lease.answered = true, lease.answered.Add(stood)
+		}
+	}
+	if ended {
+		w.lapses.add(problems.LapseStandstill)
 	}
 }
 

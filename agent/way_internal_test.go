@@ -1,8 +1,11 @@
 package agent
 
 import (
+	"log/slog"
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -44,5 +47,54 @@ func TestPassing(t *testing.T) {
 				t.Errorf("passing (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// V2: the lease is renewed while a listener is slow, for 3 s after its last answer, and interruptions have their causes.
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		renewals, drops := 0, uint64(5)
+		w := &ways{
+			renew: func(family.Family) (bool, error) { renewals++; return false, nil }, drops: func() uint64 { return drops },
+			lapses: lapses{log: slog.New(slog.DiscardHandler)}, leases: map[family.Family]*leaseState{family.IPv4: {}}, looked: time.Now(),
+		}
+		lease := w.leases[family.IPv4]
+		look := func(times int, every time.Duration, want problems.LapseCause, renewed int) {
+			t.Helper()
+			w.lapses.known, renewals, lease.answered, lease.drops = nil, 0, time.Now(), 5
+			for range times {
+				time.Sleep(every) //nolint:forbidigo // advances the clock of the bubble
+				w.noteStandstill()
+				w.renewLease(family.IPv4)
+			}
+			var got problems.LapseCause
+			for _, lapse := range w.lapses.list() {
+				got += lapse.Cause
+			}
+			if got != want || renewals != renewed {
+				t.Errorf("%d renewals, want %d; cause %q, want %q", renewals, renewed, got, want)
+			}
+		}
+		look(6, wayInterval, "", 6)
+		look(9, wayInterval, problems.LapseSilent, 6)
+		drops++
+		look(9, wayInterval, problems.LapseQueue, 6)
+		look(2, 20*time.Second, problems.LapseStandstill, 2) // the silence begins after the standstill
+	})
+}
+
+// K15: which probes mean that the agent hangs: a listener that has answered is silent, or all are; not if none was sent.
+func TestHangs(t *testing.T) {
+	t.Parallel()
+	both, answered := []problems.Probe{{Network: "udp", To: "v4"}, {Network: "udp", To: "v6"}}, map[string]bool{}
+	const yes, no, unsent = problems.ProbeAgent, problems.ProbeSilent, problems.ProbeUnsent
+	for i, step := range []struct {
+		v4, v6 problems.ProbeState
+		want   bool
+	}{{no, no, true}, {no, yes, false}, {unsent, unsent, false}, {yes, no, true}, {yes, unsent, false}, {no, yes, true}} {
+		if both[0].State, both[1].State = step.v4, step.v6; hangs(answered, both) != step.want {
+			t.Errorf("step %d: want %v", i, step.want)
+		}
 	}
 }

@@ -120,16 +120,19 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 // wait. SetOpen must be called before Keep.
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
-// Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. If
-// there are no rules with a lease, it does nothing.
-func (c *Capture) Renew(f family.Family) error {
-	restarted, err := c.lease.renew(f)
+// Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. Without
+// rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
+func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
+	restarted, emptied, err := c.lease.renew(f)
 	if restarted { // a check drops the entries of connections to VIPs that began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
-	return err
+	return emptied, err
 }
+
+// EndLease ends the lease of the rules of a family. left is true if there are rules with a lease.
+func (c *Capture) EndLease(f family.Family) (left bool, err error) { return c.lease.end(f) }
 
 // Installed returns a channel that receives a value after rules were installed or changed. A value that waits may
 // stand for several changes.
@@ -156,7 +159,6 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // connections and translating addresses, and replies in flight would be lost. The chains also stay for open
 // connections to VIPs ([Capture.SetOpen]).
 func (c *Capture) Keep(ctx context.Context) error {
-	defer c.lease.close()
 	watching, stop := context.WithCancel(ctx)
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
@@ -409,7 +411,7 @@ func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 func (c *Capture) unhookAll(ctx context.Context) error {
 	c.inst, c.entries.leftovers, c.verified, c.firewall = installation{}, nil, fingerprint{}, filterRepair{}
 	for _, f := range family.All() {
-		if err := c.lease.end(f); err != nil {
+		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
 		}
 	}
@@ -590,6 +592,7 @@ func (c *Capture) publish() {
 	c.report.Store(r)
 	if c.changes {
 		c.changes = false
+		c.lease.forget()
 		chans.Wake(c.installed)
 	}
 }

@@ -48,13 +48,11 @@ var leaseAlive = fmt.Sprintf("--rcheck --seconds %d", LeaseTime/time.Second) //n
 
 // Leased reports whether the rules of a family have a lease with time left.
 func Leased(f family.Family) (bool, error) {
-	var l lease
-	defer l.close()
-	alive, err := l.request(f, leaseQuery)
+	alive, err := leaseQuery.send(f)
 	if err != nil || !alive {
 		return false, err
 	}
-	if dropped, err := l.request(f, leaseNothing); err != nil || dropped {
+	if dropped, err := leaseNothing.send(f); err != nil || dropped {
 		return false, errors.Join(err, fmt.Errorf("a firewall drops packets to %s, so the lease of the capture rules is not known", f.Loopback()))
 	}
 	return true, nil
@@ -64,80 +62,65 @@ func Leased(f family.Family) (bool, error) {
 // safe for concurrent use.
 type lease struct {
 	mu      sync.Mutex
-	sockets map[family.Family]int       // opened by the first request, closed after an error
 	renewed map[family.Family]time.Time // the last renewals
 }
 
-// renew renews the lease of a family for [LeaseTime]. restarted is true if the lease may have ended before this
-// renewal. renew does nothing if there are no rules with a lease.
-func (l *lease) renew(f family.Family) (restarted bool, err error) {
+// renew renews the lease of a family for [LeaseTime]. restarted is true if the lease had ended, or may have been another
+// process's. emptied is true if the kernel has forgotten the previous renewal, although it was short ago. renew does nothing if there are no rules with a lease.
+func (l *lease) renew(f family.Family) (restarted, emptied bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	done, err := l.request(f, leaseRenewal)
+	kept, _ := leaseQuery.send(f) // the renewal would have the same error
+	done, err := leaseRenewal.send(f)
+	previous, known := l.renewed[f]
 	if err != nil || !done {
-		return false, err
+		delete(l.renewed, f)
+		return false, false, err
 	}
-	restarted = !l.aliveLocked(f)
 	if l.renewed == nil {
 		l.renewed = make(map[family.Family]time.Time)
 	}
 	l.renewed[f] = time.Now()
-	return restarted, nil
+	emptied = known && !kept && time.Since(previous) < LeaseTime/2
+	return !known || !kept, emptied, nil
 }
 
-// end ends the lease of a family at once. It is no error if there is no lease.
-func (l *lease) end(f family.Family) error {
+// forget forgets the renewals: for new rules, the kernel makes a new list.
+func (l *lease) forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.renewed)
+}
+
+// end ends the lease of a family at once. done is true if there are rules with a lease.
+func (l *lease) end(f family.Family) (done bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.renewed, f)
-	_, err := l.request(f, leaseEnd)
-	return err
+	return leaseEnd.send(f)
 }
 
 // alive reports whether this process has renewed the lease of a family in the last [LeaseTime].
 func (l *lease) alive(f family.Family) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.aliveLocked(f)
-}
-
-func (l *lease) aliveLocked(f family.Family) bool {
 	renewed, ok := l.renewed[f]
 	return ok && time.Since(renewed) < LeaseTime
 }
 
-// request sends a request, and reports whether a rule has carried it out. If this host does not have the family,
-// there is no such rule.
-func (l *lease) request(f family.Family, r leaseRequest) (done bool, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("sending a request about the lease of the capture rules to %s: %w", f.Loopback(), err)
-		}
-	}()
-	socket, ok := l.sockets[f]
-	if !ok {
-		socket, err = unix.Socket(int(f.Number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-		if isAny(err, unix.EAFNOSUPPORT) {
-			return false, nil
-		} else if err != nil {
-			return false, err
-		}
-		if l.sockets == nil {
-			l.sockets = make(map[family.Family]int)
-		}
-		l.sockets[f] = socket
+// send sends a request, and reports whether a rule has carried it out. If this host does not have the family, there is
+// no such rule.
+func (r leaseRequest) send(f family.Family) (done bool, err error) {
+	socket, err := unix.Socket(int(f.Number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err == nil {
+		err = unix.Sendto(socket, nil, 0, loopbackPort(f, uint16(r)))
+		_ = unix.Close(socket) // nothing was written that could be lost
+		done = errors.Is(err, unix.EPERM)
 	}
-	err = unix.Sendto(socket, nil, 0, loopbackPort(f, uint16(r)))
-	switch {
-	case errors.Is(err, unix.EPERM):
-		return true, nil
-	case isAny(err, unix.ENETUNREACH, unix.EADDRNOTAVAIL, unix.EHOSTUNREACH):
-		err = nil
+	if done || err == nil || isAny(err, unix.EAFNOSUPPORT, unix.ENETUNREACH, unix.EADDRNOTAVAIL, unix.EHOSTUNREACH) {
+		return done, nil
 	}
-	if err != nil {
-		l.closeSocket(f)
-	}
-	return false, err
+	return false, fmt.Errorf("sending a request about the lease of the capture rules to %s: %w", f.Loopback(), err)
 }
 
 // loopbackPort returns the socket address of a UDP port of loopback.
@@ -146,18 +129,4 @@ func loopbackPort(f family.Family, port uint16) unix.Sockaddr {
 		return &unix.SockaddrInet4{Port: int(port), Addr: f.Loopback().As4()}
 	}
 	return &unix.SockaddrInet6{Port: int(port), Addr: f.Loopback().As16()}
-}
-
-// close closes the sockets.
-func (l *lease) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for f := range l.sockets {
-		l.closeSocket(f)
-	}
-}
-
-func (l *lease) closeSocket(f family.Family) {
-	_ = unix.Close(l.sockets[f]) // nothing was written that could be lost
-	delete(l.sockets, f)
 }

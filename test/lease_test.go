@@ -148,7 +148,7 @@ func TestLeaseOfReplies(t *testing.T) { // V2
 	t.Parallel()
 	v := newVM(t, "nft")
 	v.Exec("sysctl", "-qw", "net.ipv4.ip_unprivileged_port_start=0")
-	v.capture()
+	a := v.capture()
 	for _, loopback := range []string{"127.0.0.1", "::1"} {
 		for port := range uint16(4) {
 			var got string
@@ -161,8 +161,10 @@ func TestLeaseOfReplies(t *testing.T) { // V2
 			}
 		}
 	}
-	v.asked(named, meshIP)
 	v.asked(named6, meshIP)
+	v.Exec("sh", "-c", "echo / >/proc/net/xt_recent/NAMETAP_IPV4") // as a container on the host's network may
+	wait.Until(t, "the log has the cause", func() bool { return a.log.Count("another program empties the list") == 1 })
+	v.asked(named, meshIP)
 }
 
 // TestAgentIsStopped stops an agent by SIGSTOP, under load: nameservers answer until it goes on. It answers
@@ -184,6 +186,36 @@ func TestAgentIsStopped(t *testing.T) { // V2
 		v.more(l, meshIP)
 	}
 	v.noneLost(l, true)
+}
+
+// TestSecondAgent starts a second agent: it leaves the rules to the first until that ends, and each names the other.
+func TestSecondAgent(t *testing.T) { // K23
+	t.Parallel()
+	v := newVM(t, "nft")
+	first := v.capture()
+	second := v.launch("--capture", "--dns-addr", "localhost:15063", "--status-addr", "127.0.0.1:15064")
+	names := func(a, other *agent) bool { return a.log.Count(fmt.Sprintf("process %d of", other.Process.Pid)) == 1 }
+	wait.Until(t, "each names the other", func() bool { return names(first, second) && names(second, first) })
+	v.asked(named, meshIP)
+	if n := first.log.Count("drifted") + second.log.Count("DNS is captured"); n > 0 {
+		t.Errorf("both keep the rules:\n%s\n%s", first.log, second.log)
+	}
+	first.end(syscall.SIGKILL)
+	wait.Until(t, "the second captures", func() bool { return second.log.Count("DNS is captured") == 1 })
+	v.asked(named, meshIP)
+}
+
+// TestHandOverAtOnce hands over before the agent knows of its rules: those of the previous agent stay.
+func TestHandOverAtOnce(t *testing.T) { // V1
+	t.Parallel()
+	v := newUnitVM(t)
+	v.steady(v.held(v.start())).end(handOver)
+	a := v.launch()
+	wait.Until(t, "the agent has started", func() bool { return a.log.Count("msg=ready") > 0 })
+	a.end(handOver)
+	if a.log.Count("draining") > 0 || !v.captured() {
+		t.Errorf("the rules are removed:\n%s", a.log)
+	}
 }
 
 // withoutRecent makes iptables of the host's agents lack the match recent.

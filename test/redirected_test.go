@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -42,24 +43,21 @@ func TestStatusInPod(t *testing.T) { // I0, K11
 		}
 		v.environment = path
 	}
-	says(1, "IPv4 not redirected: no server answers a test query to 127.15.0.53:53", "IPv6 ")
+	says(1, "IPv4 not redirected: no program listens for a test query to 127.15.0.53:53", "IPv6 ")
 	installed(v.args("apply")...)
 	says(0, "IPv4 redirected: an agent answers a test query to 127.15.0.53:53")
 	v.Exec("ip", "-6", "route", "add", "default", "dev", "eth0") // as in a pod with IPv6
 	says(0, "IPv6 redirected: an agent answers a test query to [100::35]:53")
 	var status struct {
 		Capture    *struct{}
-		Redirected []struct {
-			Family family.Family
-			State  string
-		}
+		Redirected []problems.Probe
 	}
 	r := v.nametap("status", "--status-addr", statusAddr, "--output", "json")
-	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || status.Capture != nil || len(status.Redirected) != 2 || status.Redirected[1].State != "redirected" {
+	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || status.Capture != nil || len(status.Redirected) != 2 || status.Redirected[1].State != problems.ProbeAgent {
 		t.Errorf("%v, %+v of %s", err, status, r.stdout)
 	}
 	installed(v.args("remove")...)
-	says(1, "IPv4 not redirected", "IPv6 not redirected: a test query to [100::35]:53 is not answered within 500ms")
+	says(1, "IPv4 not redirected", "IPv6 not redirected: no server answers a test query to [100::35]:53")
 	v.Run(func() { fakedns.Start(t, anyName(namedIP), fakedns.On(netip.MustParseAddrPort("127.15.0.53:53"))) })
 	says(1, "IPv4 not redirected: another server answers a test query")
 }

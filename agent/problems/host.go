@@ -149,7 +149,7 @@ func queriesGoElsewhere(r *Readings) (found []Problem) {
 			Mend: "kubectl logs POD -c nametap-capture says why it has not installed the rules", Rows: []string{"I0", "K11"},
 		})
 	}
-	return append(found, sent(r, func(s Sent) bool { return s.Other }, func(s Sent) Problem {
+	return append(found, sent(r, func(s Probe) bool { return s.State == ProbeOther }, func(s Probe) Problem {
 		evidence := "the answer to id.server is not that of the agent"
 		if len(r.Host.Others) > 0 {
 			evidence += "; " + strings.Join(r.Host.Others, "; ")
@@ -163,7 +163,7 @@ func queriesGoElsewhere(r *Readings) (found []Problem) {
 }
 
 func queriesGoUnanswered(r *Readings) []Problem {
-	return sent(r, func(s Sent) bool { return !s.Agent && !s.Other }, func(s Sent) Problem {
+	return sent(r, func(s Probe) bool { return !s.Answered() }, func(s Probe) Problem {
 		return Problem{
 			What:     fmt.Sprintf("queries of programs to %s over %s have no answer", s.To, s.Network),
 			Evidence: s.Error, Effect: "programs find no name, or wait", Mend: "nametap capture check",
@@ -172,7 +172,7 @@ func queriesGoUnanswered(r *Readings) []Problem {
 }
 
 // sent returns a problem for each query for which match returns true.
-func sent(r *Readings, match func(Sent) bool, problem func(Sent) Problem) (found []Problem) {
+func sent(r *Readings, match func(Probe) bool, problem func(Probe) Problem) (found []Problem) {
 	for _, s := range r.Host.Ways {
 		if match(s) {
 			p := problem(s)

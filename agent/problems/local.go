@@ -25,12 +25,14 @@ func captureChecks() []check {
 	listeners := []Code{ConntrackFull, ListenerSilent}
 	changed := append(slices.Clone(listeners), CaptureRepaired)
 	return []check{
+		{code: CaptureSecond, title: "no other agent captures here", find: captureSecond},
 		{code: CaptureAbsent, title: "the capture rules are in place", find: captureAbsent},
 		{code: CaptureRepaired, title: "no other program changes the capture rules", grounds: []Code{CaptureAbsent}, find: captureRepaired},
 		{code: CaptureRemains, title: "rules that are not wanted are removed", find: captureRemains},
 		{code: CaptureBroken, title: "captured queries reach the agent", grounds: changed, find: ways(WayBroken)},
 		{code: CaptureElsewhere, title: "no other rules redirect queries", grounds: changed, find: ways(WayElsewhere)},
 		{code: CaptureEnded, title: "the rules capture", grounds: append(listeners, CaptureAbsent, CaptureBarred, CaptureBroken), find: captureEnded},
+		{code: CaptureInterrupted, title: "nothing interrupts the capture", grounds: []Code{CaptureAbsent, CaptureEnded}, find: captureInterrupted},
 	}
 }
 
@@ -109,6 +111,22 @@ func stateDir(r *Readings) []Problem {
 		Severity: Minor, What: "the table cannot be saved in " + r.Agent.StateDir, Evidence: r.Agent.XDS.SnapshotError,
 		Effect: "after a restart without the control plane no mesh name resolves", Mend: mend, Rows: []string{"C7"},
 	}}
+}
+
+func captureSecond(r *Readings) (found []Problem) {
+	capture := r.Agent.capture()
+	p := Problem{
+		Severity: Minor, What: "another agent wants to capture DNS in this network namespace", Effect: "it captures nothing while this agent runs",
+		Mend: "end one of the two agents; the other one then captures", Rows: []string{"K23"},
+	}
+	if capture.Waits {
+		p.Severity, p.What, p.Effect = Severe, "another agent captures DNS in this network namespace", "this agent captures nothing while that one runs"
+	}
+	for _, other := range capture.Others {
+		p.Subject, p.Evidence = other, other
+		found = append(found, p)
+	}
+	return found
 }
 
 func captureAbsent(r *Readings) (found []Problem) {
@@ -198,8 +216,31 @@ func captureEnded(r *Readings) []Problem {
 	if capture.Active { // the rules of at least one family capture
 		return ways(WaySilent)(r)
 	}
-	return []Problem{{
+	p := Problem{
 		Severity: Severe, What: "the rules capture nothing now", Evidence: "the kernel has ended the capture, or no rules are installed",
 		Effect: "queries go to the nameservers, which do not know mesh names", Mend: "nametap capture status", Rows: []string{"K9", "K17"},
-	}}
+	}
+	for _, lapse := range capture.Lapses {
+		if r.Now.Sub(lapse.Last) <= RepairsIn {
+			p.Evidence, p.Mend = lapse.Cause.parts()
+		}
+	}
+	return []Problem{p}
+}
+
+// captureInterrupted finds a problem for each cause of interruptions in the last [RepairsIn].
+func captureInterrupted(r *Readings) (found []Problem) {
+	for _, lapse := range r.Agent.capture().Lapses {
+		ago := r.Now.Sub(lapse.Last)
+		if ago > RepairsIn {
+			continue
+		}
+		cause, look := lapse.Cause.parts()
+		found = append(found, Problem{
+			Severity: Minor, Subject: cause, What: "the capture was interrupted: " + cause,
+			Evidence: fmt.Sprintf("%d times since the start, last %v ago", lapse.Count, ago.Round(time.Second)),
+			Effect:   "meanwhile queries go to the nameservers, which do not know mesh names", Mend: look, Rows: []string{"V2"},
+		})
+	}
+	return found
 }

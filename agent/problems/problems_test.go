@@ -26,7 +26,7 @@ func healthy() *problems.Readings {
 		},
 		Host: &problems.Host{
 			ResolvConf: "/etc/resolv.conf", Servers: []string{"10.96.0.10", "10.96.0.11"}, Hosts: []string{"files", "dns"}, Domain: "cluster.local",
-			Ways: []problems.Sent{{To: "10.96.0.10:53", Network: "udp", Agent: true}, {To: "10.96.0.10:53", Network: "tcp", Agent: true}},
+			Ways: []problems.Probe{{To: "10.96.0.10:53", Network: "udp", State: problems.ProbeAgent}, {To: "10.96.0.10:53", Network: "tcp", State: problems.ProbeAgent}},
 		},
 	}
 }
@@ -76,7 +76,7 @@ func TestBroken(t *testing.T) {
 		"warning: a DNS listener cannot be opened; retrying":                        func(r *problems.Readings) { r.Agent.Missing = []string{"listen tcp [::1]:15053: in use"} },
 		"problem: DNS listeners of the agent do not answer": func(r *problems.Readings) {
 			r.Agent.Silent, r.Agent.Capture.Active = []string{"udp 127.0.0.1:15053: timeout"}, false
-			r.Host.Ways = []problems.Sent{{To: "10.96.0.10:53", Network: "udp", Error: "timeout"}}
+			r.Host.Ways = []problems.Probe{{To: "10.96.0.10:53", Network: "udp", Error: "timeout"}}
 		},
 		"warning: the table cannot be saved in /var/lib/nametap": func(r *problems.Readings) { r.Agent.XDS.SnapshotError = "no space left on device" },
 		"problem: the clock of this host is at least 1h0m0s behind": func(r *problems.Readings) {
@@ -189,7 +189,7 @@ func TestBroken(t *testing.T) {
 		},
 		"problem: queries of programs to 10.96.0.10 do not reach the agent": func(r *problems.Readings) {
 			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "broken", Detail: "timeout"}}
-			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
+			r.Host.Ways[0] = problems.Probe{To: "10.96.0.10:53", Network: "udp", State: problems.ProbeOther}
 		},
 		"warning: nametap cannot check whether queries of programs to 10.96.0.10 reach the agent": func(r *problems.Readings) {
 			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "elsewhere", Detail: "another server"}}
@@ -197,15 +197,22 @@ func TestBroken(t *testing.T) {
 		"problem: the agent does not answer queries of programs to 10.96.0.10": func(r *problems.Readings) {
 			r.Agent.Capture.Ways = []problems.Way{{Nameserver: netip.MustParseAddr("10.96.0.10"), State: "silent", Detail: "timeout"}}
 		},
+		"problem: another agent captures DNS in this network namespace": func(r *problems.Readings) {
+			r.Agent.Capture.Others, r.Agent.Capture.Waits = []string{"process 7 of user 0"}, true
+		},
+		"warning: another agent wants to capture DNS": func(r *problems.Readings) { r.Agent.Capture.Others = []string{"process 7 of user 0"} },
+		"warning: the capture was interrupted: the queue of": func(r *problems.Readings) {
+			r.Agent.Capture.Lapses = []problems.Lapse{{Cause: problems.LapseQueue, Last: r.Now}}
+		},
 		"problem: the rules capture nothing now": func(r *problems.Readings) { r.Agent.Capture.Active = false },
 		"problem: another server answers the queries of programs to 10.96.0.10:53 over udp": func(r *problems.Readings) {
-			r.Host.Ways[0] = problems.Sent{To: "10.96.0.10:53", Network: "udp", Other: true}
+			r.Host.Ways[0] = problems.Probe{To: "10.96.0.10:53", Network: "udp", State: problems.ProbeOther}
 		},
 		"problem: queries of this pod over IPv4 are not redirected to the agent": func(r *problems.Readings) {
 			r.Host.Ways, r.Host.Unredirected = nil, map[string]string{"IPv4": "no server answers a test query"}
 		},
 		"problem: queries of programs to 10.96.0.10:53 over tcp have no answer": func(r *problems.Readings) {
-			r.Host.Ways[1] = problems.Sent{To: "10.96.0.10:53", Network: "tcp", Error: "timeout"}
+			r.Host.Ways[1] = problems.Probe{To: "10.96.0.10:53", Network: "tcp", Error: "timeout"}
 		},
 	} {
 		t.Run(want, func(t *testing.T) {

@@ -186,12 +186,40 @@ type Capture struct {
 	Failed  map[string]string // why families are not captured, by family
 	Remains string            // why rules that should be removed are still there
 	Ways    []Way             // the ways of clients' queries to the nameservers
+	Lapses  []Lapse           // the interruptions since the start
+	Others  []string          // other agents in this network namespace that want to capture
+	Waits   bool              // whether one of Others captures instead of this agent
 	// Repaired has the times of the readings that found that rules had been repaired since the reading before. It goes
 	// back as far as [RepairsIn]. Repairs is the number of repairs since the start. Drift says how the rules differed
 	// before the last repair.
 	Repaired []time.Time
 	Repairs  uint64
 	Drift    string
+}
+
+// A Lapse says how often, and when last, the capture was interrupted by one cause.
+type Lapse struct {
+	Cause LapseCause `json:"cause"`
+	Count uint64     `json:"count"`
+	Last  time.Time  `json:"last"`
+}
+
+// A LapseCause says why the capture was interrupted, and what to look at.
+type LapseCause string
+
+// The causes of interruptions.
+const (
+	LapseDead       LapseCause = "an earlier agent has ended without removing its rules, and no other answered in time: look at its log, journalctl -u nametap"
+	LapseStandstill LapseCause = "the agent's process stood still for 2 s or more: look at SIGSTOP, its cgroup (frozen, cpu.stat) and the memory of the machine"
+	LapseSilent     LapseCause = "the agent's process runs, but its listener does not answer: look at nametap capture check, and the stacks that kill -QUIT prints"
+	LapseQueue      LapseCause = "the queue of the agent's listener is full, and the kernel drops queries: look at nametap top --by client"
+	LapseEmptied    LapseCause = "another program empties the list that keeps the rules capturing, /proc/net/xt_recent: look at programs that run as root on this network, such as containers"
+)
+
+// parts returns the cause, and what to look at.
+func (c LapseCause) parts() (cause, look string) {
+	cause, look, _ = strings.Cut(string(c), ": ")
+	return cause, look
 }
 
 // A Way is the way of clients' queries to a nameserver.
@@ -240,7 +268,7 @@ type Host struct {
 	// Unredirected has the families whose queries are not redirected to the agent of this pod, with the evidence.
 	Unredirected map[string]string
 	// Ways are queries that the command has sent as any program would send them.
-	Ways []Sent
+	Ways []Probe
 	// Others are rules of other programs that also redirect queries.
 	Others []string
 }
@@ -251,11 +279,30 @@ type Taken struct {
 	Program string // with its process number; "" if that is not known
 }
 
-// A Sent is a query that the command has sent as any program would send it.
-type Sent struct {
-	To      string // the server
-	Network string
-	Agent   bool   // whether this agent has answered
-	Other   bool   // whether another server has answered
-	Error   string // why there is no answer
+// A Probe is the result of a query that asks a server about itself.
+type Probe struct {
+	Network string     `json:"network"`
+	To      string     `json:"to"` // the server
+	State   ProbeState `json:"state"`
+	Error   string     `json:"error,omitempty"` // why there is no answer
+	Err     error      `json:"-"`
 }
+
+// ProbeState says what the result of a probe shows.
+type ProbeState string
+
+// The states of probes.
+const (
+	ProbeAgent  ProbeState = "an agent answers" // the wanted agent, if the probe is for a certain one
+	ProbeOther  ProbeState = "another server answers"
+	ProbeSilent ProbeState = "no server answers"
+	ProbeClosed ProbeState = "no program listens for"
+	ProbeUnsent ProbeState = "this host cannot send" // the kernel drops the query, or the process has no descriptor
+	ProbeAbsent ProbeState = "this host has no address for"
+)
+
+// Answered reports whether any server has answered.
+func (p Probe) Answered() bool { return p.State == ProbeAgent || p.State == ProbeOther }
+
+// Sent reports whether the query was sent. If not, the result says nothing about the server.
+func (p Probe) Sent() bool { return p.State != ProbeUnsent && p.State != ProbeAbsent }

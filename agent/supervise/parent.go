@@ -12,9 +12,6 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// parentInterval is how often the state of the supervisor is read.
-const parentInterval = 5 * clock.Tick
-
 // WatchParent sends SIGCONT to the supervisor of this process each time that a signal has stopped the supervisor, until
 // ctx ends. A stopped supervisor would not restart this process. If the supervisor is not process 1 of a container,
 // WatchParent returns at once: the stop may be intended (Ctrl-Z in a terminal), and the parent of the supervisor, such
@@ -23,7 +20,7 @@ func WatchParent(ctx context.Context, pollClock *clock.Clock, log *slog.Logger) 
 	if os.Getppid() != 1 {
 		return
 	}
-	for pollClock.Await(ctx, parentInterval, func() bool { return stopped(1) }) {
+	for pollClock.Await(ctx, 5*clock.Tick, func() bool { return stopped(1) }) {
 		log.Error("the supervisor was stopped: continuing it")
 		_ = unix.Kill(1, unix.SIGCONT) // has no effect if it runs again
 	}

@@ -3,9 +3,8 @@
 //
 //  1. If the command ends without a signal to end, it is restarted: at once the first time,
 //     then after pauses of up to maxPause.
-//  2. A probe queries all UDP sockets. It fails if no socket answers. It also fails if a socket is silent that has
-//     answered since the start of the command. After hungProbes failed probes in succession, the command is killed and
-//     restarted. A probe that cannot be sent does not count.
+//  2. The command writes to a pipe while it answers. If it writes nothing for hungBeats times beatInterval, it is killed
+//     and restarted.
 //  3. Signals are passed to the command. After a signal to end, and after exit code 0, the
 //     command is not restarted, and its exit code is returned.
 //  4. As process 1 of a container, this process reaps orphaned processes. If SIGSTOP stops this process, the command
@@ -13,7 +12,6 @@
 package supervise
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -21,7 +19,6 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -38,11 +35,15 @@ const (
 	maxPause    = time.Second
 	// Abandoned is called when the command has ended abandonAfter times in succession: see [Config].
 	abandonAfter = 5
+	// A command without a heartbeat in hungBeats intervals in succession hangs. While this process is stopped, only one ends.
+	beatInterval = 5 * time.Second
+	hungBeats    = 2
 	// dumpTime is the time for a hung command to print its stacks.
 	dumpTime = 2 * time.Second
 )
 
-// SocketsEnv is the environment variable with the number of sockets of the command; their descriptors begin at 3.
+// SocketsEnv is the environment variable with the number of sockets of the command; their descriptors begin at 3. The
+// next descriptor is the pipe for heartbeats.
 // RestartsEnv is the environment variable with the number of restarts of the command.
 const (
 	SocketsEnv  = "_NAMETAP_SOCKETS"
@@ -58,8 +59,7 @@ type Config struct {
 	// environment.
 	Path      string
 	Args, Env []string
-	// Sockets are the UDP and TCP sockets that are passed to the command. The UDP sockets
-	// are probed.
+	// Sockets are the UDP and TCP sockets that are passed to the command.
 	Sockets []*os.File
 	// EndSignals are the signals that ask the command to end. SIGHUP is passed to the command even if EndSignals
 	// does not have it, unless this process ignores SIGHUP.
@@ -75,12 +75,13 @@ type Config struct {
 // A supervisor is one call of Run. Its fields belong to the goroutine of Run.
 type supervisor struct {
 	Config
-	pid       int          // process number of the command; 0 while it does not run
-	started   time.Time    // when the command was last started
-	starts    atomic.Int64 // number of starts
-	restarts  int          // number of ends after which it was started again
-	quickEnds int          // number of ends in succession: see Abandoned
-	ending    bool         // a signal to end has arrived
+	heart     *os.File  // the end of the pipe to which the command writes
+	pid       int       // process number of the command; 0 while it does not run
+	started   time.Time // when the command was last started
+	silent    int       // intervals without a heartbeat in succession
+	restarts  int       // number of ends after which it was started again
+	quickEnds int       // number of ends in succession: see Abandoned
+	ending    bool      // a signal to end has arrived
 }
 
 // Run runs the command until its last end, and returns its exit code, or 128 plus the
@@ -98,25 +99,39 @@ func Run(cfg Config) (code int, err error) {
 	}
 	signal.Notify(signals, passed...)
 	defer signal.Stop(signals)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	probes, err := newProber(cfg.Sockets, &s.starts)
+	heard, heart, err := os.Pipe()
 	if err != nil {
 		return 0, err
 	}
-	go probes.run(ctx) // a goroutine of its own: the goroutine of Run is woken only if the command hangs
+	defer heart.Close()
+	defer heard.Close()
+	s.heart = heart
+	beats := make(chan struct{}, 1)
+	go func() {
+		for b := make([]byte, 64); ; {
+			if _, err := heard.Read(b); err != nil {
+				return // Run has ended
+			}
+			select {
+			case beats <- struct{}{}:
+			default:
+			}
+		}
+	}()
 	if err := s.start(); err != nil {
 		return 0, err
 	}
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGCHLD)
 	defer signal.Stop(ended)
-	return s.loop(signals, ended, probes.hung), nil
+	return s.loop(signals, ended, beats), nil
 }
 
-// loop handles signals, ends of children and probes until the last end of the command.
-func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (code int) {
+// loop handles signals, ends of children and heartbeats until the last end of the command.
+func (s *supervisor) loop(signals, ended <-chan os.Signal, beats <-chan struct{}) (code int) {
 	var restart, kill <-chan time.Time
+	due := time.NewTicker(beatInterval)
+	defer due.Stop()
 	for {
 		if status, commandEnded := s.collect(); commandEnded {
 			code = exitCode(status)
@@ -139,17 +154,26 @@ func (s *supervisor) loop(signals, ended <-chan os.Signal, hung <-chan error) (c
 				s.Log.Error("starting the agent failed; retrying", "error", err)
 				restart = time.After(maxPause)
 			}
-		case err := <-hung:
-			if s.pid == 0 { // the command is being restarted
-				continue
+		case <-beats:
+			s.silent = 0
+		case <-due.C:
+			if s.hangs() {
+				kill = time.After(dumpTime)
 			}
-			s.Log.Error("the agent hangs: killing it", "error", err)
-			s.signal(syscall.SIGQUIT) // makes the command print its stacks
-			kill = time.After(dumpTime)
 		case <-kill:
 			s.signal(syscall.SIGKILL)
 		}
 	}
+}
+
+// hangs is called after each beatInterval. If the command hangs, it makes the command print its stacks.
+func (s *supervisor) hangs() bool {
+	if s.silent++; s.silent != hungBeats || s.pid == 0 {
+		return false
+	}
+	s.Log.Error("the agent hangs: killing it", "error", fmt.Errorf("no heartbeat for %v", hungBeats*beatInterval))
+	s.signal(syscall.SIGQUIT)
+	return true
 }
 
 // start starts the command, in a process group of its own, so that the command gets a signal of the terminal only
@@ -159,6 +183,7 @@ func (s *supervisor) start() error {
 	for _, socket := range s.Sockets {
 		files = append(files, socket.Fd())
 	}
+	files = append(files, s.heart.Fd())
 	env := append(slices.Clone(s.Env), fmt.Sprintf("%s=%d", SocketsEnv, len(s.Sockets)), fmt.Sprintf("%s=%d", RestartsEnv, s.restarts))
 	pid, err := syscall.ForkExec(s.Path, s.Args, &syscall.ProcAttr{
 		Env: env, Files: files,
@@ -167,8 +192,7 @@ func (s *supervisor) start() error {
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", s.Path, err)
 	}
-	s.pid, s.started = pid, time.Now()
-	s.starts.Add(1)
+	s.pid, s.started, s.silent = pid, time.Now(), 0
 	return nil
 }
 
@@ -250,17 +274,17 @@ func describe(status syscall.WaitStatus) string {
 	return fmt.Sprintf("exit code %d", status.ExitStatus())
 }
 
-// Sockets returns the sockets that Run has passed to this process, and how often Run has restarted the
-// command. If Run has not started this process, supervised is false.
-func Sockets() (sockets []*os.File, restarts int, supervised bool) {
+// Inherited returns what Run has passed to this process: the sockets, the pipe to which this process writes while it
+// answers, and how often Run has restarted the command. If Run has not started this process, heart is nil.
+func Inherited() (sockets []*os.File, heart *os.File, restarts int) {
 	var count int
 	if _, err := fmt.Sscan(os.Getenv(SocketsEnv), &count); err != nil {
-		return nil, 0, false
+		return nil, nil, 0
 	}
 	_, _ = fmt.Sscan(os.Getenv(RestartsEnv), &restarts) // 0 if it is not set
-	for fd := firstSocket; fd < firstSocket+count; fd++ {
+	for fd := firstSocket; fd <= firstSocket+count; fd++ {
 		syscall.CloseOnExec(fd)
-		sockets = append(sockets, os.NewFile(uintptr(fd), fmt.Sprintf("supervised socket %d", fd)))
+		sockets = append(sockets, os.NewFile(uintptr(fd), fmt.Sprintf("supervised descriptor %d", fd)))
 	}
-	return sockets, restarts, true
+	return sockets[:count], sockets[count], restarts
 }

@@ -59,10 +59,10 @@ func runAgent(command *cobra.Command, o *options) error {
 		return usageError{err}
 	}
 	signals := newAgentSignals()
-	sockets, restarts, supervised := supervise.Sockets()
+	sockets, heart, restarts := supervise.Inherited()
 	switch {
-	case supervised:
-		cfg.DNS.OpenOthers, cfg.Restarts = true, restarts
+	case heart != nil:
+		cfg.DNS.OpenOthers, cfg.Restarts, cfg.Heart = true, restarts, heart
 		if cfg.Egress != nil {
 			cfg.Egress.OpenOthers = true
 		}
@@ -77,7 +77,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	o.logParallel(cfg.Logger)
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)
-	cfg.Service = !supervised && servesUnit(&cfg)
+	cfg.Service = heart == nil && servesUnit(&cfg)
 	var a *agent.Agent
 	reloads := newReloader(o, cfg.Logger, func() configurable { return a })
 	reloads.showIn(&cfg)
@@ -93,7 +93,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
 	beside.Go(func() { reloads.run(running, signals.reload) })
-	if supervised {
+	if heart != nil {
 		beside.Go(func() { supervise.WatchParent(running, a.Clock(), cfg.Logger) })
 	}
 	defer beside.Wait()

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
@@ -84,7 +85,8 @@ func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logge
 	if err != nil {
 		return err
 	}
-	if unlessLeased && leased() && capture.EndsByItself(ctx) {
+	leased := func(f family.Family) bool { alive, err := iptables.Leased(f); return alive && err == nil }
+	if unlessLeased && slices.ContainsFunc(family.All(), leased) && capture.EndsByItself(ctx) {
 		return nil // the next agent uses the rules
 	}
 	unregister(logger) // first: a tool of iptables may hang
@@ -94,16 +96,6 @@ func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logge
 		return nil
 	}
 	return err
-}
-
-// leased reports whether an agent has renewed the lease of the rules lately.
-func leased() bool {
-	for _, f := range []family.Family{family.IPv4, family.IPv6} {
-		if alive, err := iptables.Leased(f); err == nil && alive {
-			return true
-		}
-	}
-	return false
 }
 
 // unregister removes the registration with systemd-resolved, if there is one.
@@ -205,21 +197,20 @@ code is 1.`,
 // read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
-		Settings   string              `json:"settings"`
-		Error      string              `json:"error"`
-		Redirected []agent.Redirection `json:"redirected"`
+		Settings   string           `json:"settings"`
+		Error      string           `json:"error"`
+		Redirected []problems.Probe `json:"redirected"`
 	}{c.source, unread.Error(), agent.Redirections(ctx, c.config.Config.Families())}
 	err := c.output.print(w, result, func(w io.Writer) {
 		c.printSettings(w)
 		printRedirections(w, result.Redirected)
 	})
 	for _, r := range result.Redirected {
-		redirected := r.State == agent.Redirected
 		switch {
-		case c.config.On && (r.State == agent.NotRedirected || !redirected && c.config.Config.Needs(r.Family)):
+		case c.config.On && (notRedirected(r) || r.State != problems.ProbeAgent && c.config.Config.Needs(familyOf(r))):
 			return errors.Join(err,
-				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", r.Family, r.Detail, unread))
-		case redirected && !c.config.On:
+				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", familyOf(r), r.Error, unread))
+		case r.State == problems.ProbeAgent && !c.config.On:
 			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
 		}
 	}
@@ -248,12 +239,12 @@ func (c *captureCommand) check(status iptables.Status) error {
 
 // printStatus prints the rules, and the listeners that they redirect to.
 func (c *captureCommand) printStatus(
-	ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Listener,
+	ctx context.Context, w io.Writer, status iptables.Status, listeners []problems.Probe,
 ) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
-		Listeners []agent.Listener `json:"listeners,omitempty"`
+		Listeners []problems.Probe `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
 	return c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)

@@ -5,16 +5,18 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
 // redirectedTo returns the listeners to which the installed rules redirect queries.
-func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Listener) {
+func redirectedTo(ctx context.Context, status iptables.Status) (found []problems.Probe) {
 	for _, f := range status.Families {
 		if f.Port != 0 {
 			found = append(found, agent.Listeners(ctx, f.Family, f.Port)...)
@@ -25,7 +27,7 @@ func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Li
 
 // checkedListeners returns the listeners to which the installed rules redirect queries. If there are no rules, or
 // they cannot be read, it returns the listeners to which apply would redirect queries.
-func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Listener, installed bool) {
+func (c *captureCommand) checkedListeners(ctx context.Context) (found []problems.Probe, installed bool) {
 	if status, err := c.capture.Status(ctx); err == nil {
 		found = redirectedTo(ctx, status)
 	}
@@ -40,24 +42,24 @@ func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Li
 
 // failing returns the listeners where no agent answers. Listeners of a family that the host lacks get no queries,
 // so they count only if no agent answers at any listener.
-func failing(listeners []agent.Listener) []agent.Listener {
+func failing(listeners []problems.Probe) []problems.Probe {
 	failed := slices.DeleteFunc(slices.Clone(listeners),
-		func(l agent.Listener) bool { return l.State == agent.ListenerAnswers })
+		func(l problems.Probe) bool { return l.State == problems.ProbeAgent })
 	if len(failed) == len(listeners) {
 		return failed
 	}
-	return slices.DeleteFunc(failed, func(l agent.Listener) bool { return l.State == agent.ListenerAbsent })
+	return slices.DeleteFunc(failed, func(l problems.Probe) bool { return l.State == problems.ProbeAbsent })
 }
 
 // unanswered returns an error if no agent answers at listeners to which installed rules redirect queries.
-func unanswered(listeners []agent.Listener) error {
+func unanswered(listeners []problems.Probe) error {
 	failed := failing(listeners)
 	if len(failed) == 0 {
 		return nil
 	}
 	var addresses []string
 	for _, l := range failed {
-		addresses = append(addresses, l.String())
+		addresses = append(addresses, l.Network+" "+l.To)
 	}
 	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "),
 		agentAdvice)
@@ -81,13 +83,13 @@ func fullTable() (findings []iptables.Finding) {
 
 // listenerFindings returns what `nametap capture check` says about listeners. If no rules are installed, it leaves out
 // addresses on which no program listens.
-func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed bool) (findings []iptables.Finding) {
+func (c *captureCommand) listenerFindings(listeners []problems.Probe, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
 	full := len(fullTable()) > 0
 	for _, l := range listeners {
-		finding := iptables.Finding{What: "agent at " + l.String(), OK: l.State == agent.ListenerAnswers,
-			Needed: installed || c.config.Config.Needs(l.Family), Detail: cmp.Or(l.Error, string(l.State))}
-		other := l.State == agent.ListenerOther || l.State == agent.ListenerSilent
+		finding := iptables.Finding{What: "agent at " + l.Network + " " + l.To, OK: l.State == problems.ProbeAgent,
+			Needed: installed || c.config.Config.Needs(familyOf(l)), Detail: cmp.Or(l.Error, string(l.State))}
+		other := l.State == problems.ProbeOther || l.State == problems.ProbeSilent || l.State == problems.ProbeUnsent
 		switch {
 		case finding.OK:
 		case !slices.Contains(failed, l), !installed && !other:
@@ -95,7 +97,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 		case full: // the full table explains the failure
 		case other:
 			finding.Advice = portAdvice
-			for _, taken := range programsAt(l.Address) {
+			for _, taken := range programsAt(l.To) {
 				if taken.Program != "" && strings.HasPrefix(taken.Address, l.Network+" ") {
 					finding.Detail += "; " + taken.Program + " listens at " + taken.Address
 				}
@@ -109,10 +111,10 @@ func (c *captureCommand) listenerFindings(listeners []agent.Listener, installed 
 }
 
 // printListeners prints whether an agent answers at the listeners to which the rules redirect queries.
-func printListeners(w io.Writer, listeners []agent.Listener) {
+func printListeners(w io.Writer, listeners []problems.Probe) {
 	failed, label := failing(listeners), "agent"
 	for _, l := range failed {
-		fmt.Fprintf(w, "%s\tdoes not answer at %s: %s\n", label, l.Addr, l.Error)
+		fmt.Fprintf(w, "%s\tdoes not answer at %s %s: %s\n", label, l.Network, l.To, l.Error)
 		label = ""
 	}
 	if len(failed) == 0 && len(listeners) > 0 {
@@ -120,11 +122,21 @@ func printListeners(w io.Writer, listeners []agent.Listener) {
 	}
 }
 
+// familyOf returns the family of the server that a probe was sent to.
+func familyOf(p problems.Probe) family.Family { return family.Of(netip.MustParseAddrPort(p.To).Addr()) }
+
+// notRedirected reports whether the result of a test query means that no rule redirects it.
+func notRedirected(p problems.Probe) bool { return p.State != problems.ProbeAgent && p.Sent() }
+
 // printRedirections prints what is captured by rules of another process, as test queries show.
-func printRedirections(w io.Writer, redirected []agent.Redirection) {
+func printRedirections(w io.Writer, redirected []problems.Probe) {
 	label := "capture"
-	for _, r := range redirected {
-		fmt.Fprintf(w, "%s\t%s %s: %s\n", label, r.Family, r.State, r.Detail)
+	for _, p := range redirected {
+		state := map[bool]string{false: "redirected", true: "not redirected"}[notRedirected(p)]
+		if !p.Sent() {
+			state = "unknown"
+		}
+		fmt.Fprintf(w, "%s\t%s %s: %s a test query to %s\n", label, familyOf(p), state, p.State, p.To)
 		label = ""
 	}
 }

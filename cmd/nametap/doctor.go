@@ -227,8 +227,8 @@ func (d *doctorCommand) unredirected(status agent.Status) (reasons map[string]st
 	}
 	reasons = map[string]string{}
 	for _, r := range status.Redirected {
-		if r.State == agent.NotRedirected && capture.Config.Has(r.Family) {
-			reasons[r.Family.String()] = r.Detail
+		if notRedirected(r) && capture.Config.Has(familyOf(r)) {
+			reasons[familyOf(r).String()] = fmt.Sprintf("%s a test query to %s", r.State, r.To)
 		}
 	}
 	return reasons, ""
@@ -237,7 +237,7 @@ func (d *doctorCommand) unredirected(status agent.Status) (reasons map[string]st
 // ways sends queries to a nameserver of resolv.conf, as programs do. skipped says why it sends none.
 func (d *doctorCommand) ways(
 	ctx context.Context, status agent.Status, server netip.AddrPort,
-) (sent []problems.Sent, skipped string) {
+) (sent []problems.Probe, skipped string) {
 	own := status.OnlyNameserverOf != ""
 	switch {
 	case status.Capture != nil && !status.Capture.On:
@@ -250,11 +250,11 @@ func (d *doctorCommand) ways(
 	if excluded := d.excluded(ctx); excluded != "" {
 		return nil, "the settings may exclude this query from capture: " + excluded
 	}
-	identity, err := agent.Identify(ctx, status.DNS)
+	sent, err := agent.AsProgram(ctx, server, status.DNS)
 	if err != nil {
 		return nil, "the agent does not say who it is: " + err.Error()
 	}
-	return agent.AsProgram(ctx, server, identity), ""
+	return sent, ""
 }
 
 // excluded returns a setting that may keep the agent from capturing the queries that doctor sends. It returns "" if

@@ -230,7 +230,13 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 		return
 	}
 	fmt.Fprintf(w, "capture\t%s, %d repairs\n", onOff(capture.On, capture.Because), capture.Repairs)
+	for _, other := range capture.Others {
+		fmt.Fprintf(w, "\tanother agent wants to capture here: %s\n", other)
+	}
 	printRules(w, *capture.Rules)
 	printWays(w, capture.Ways)
+	for _, lapse := range capture.Lapses {
+		fmt.Fprintf(w, "\tinterrupted %d times, last %s: %s\n", lapse.Count, timeOfDay(lapse.Last), lapse.Cause)
+	}
 	printResolved(w, capture.Resolved)
 }

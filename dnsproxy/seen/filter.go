@@ -236,6 +236,6 @@ func (f *Filter) isUnit(path string) bool {
 	if f.unit == "" {
 		return true
 	}
-	return path != "" && (unitOf(path) == f.unit || path == f.unit || strings.Contains(path+"/", "/"+f.unit+"/") ||
+	return path != "" && (UnitOf(path) == f.unit || path == f.unit || strings.Contains(path+"/", "/"+f.unit+"/") ||
 		strings.Contains(path+"/", "/"+f.unit+".service/") || isContainer(path, f.unit))
 }

@@ -59,7 +59,7 @@ func (b *packedQuery) unpack() Query {
 // record returns the record of a query. path is the path of the client's cgroup.
 func record(q *Query, path string) Record {
 	r := Record{
-		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: unitOf(path), Transport: "udp",
+		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: UnitOf(path), Transport: "udp",
 		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
 		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),

@@ -286,7 +286,7 @@ func TestUnitOf(t *testing.T) { // R13
 		"/kubepods.slice/kubepods-podx.slice/cri-containerd-" + id + ".scope":  "cri-containerd-0123456789ab",
 		"/lxc/web": "web",
 	} {
-		if got := unitOf(path); got != want {
+		if got := UnitOf(path); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)
 		}
 	}

@@ -151,9 +151,9 @@ var containerID = regexp.MustCompile(`[0-9a-f]{64}`)
 // shortID is how many digits of a container's ID are shown. Tools such as docker show as many.
 const shortID = 12
 
-// unitOf returns the systemd unit or the container in the path of a cgroup. It is the innermost part of the path
+// UnitOf returns the systemd unit or the container in the path of a cgroup. It is the innermost part of the path
 // that is a service, a scope or a container.
-func unitOf(path string) string {
+func UnitOf(path string) string {
 	if path == "" || path == string(os.PathSeparator) {
 		return ""
 	}

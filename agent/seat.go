@@ -1,0 +1,142 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/logonce"
+)
+
+// seatName is the abstract name of a unix socket. Abstract names belong to a network namespace, as the rules do.
+const seatName = "@nametap-capture"
+
+// A seat is the right to keep the rules of this network namespace. The first agent takes it by opening the socket
+// seatName, and has it until it ends. Another agent would replace the rules, and both would repair them for ever. So it
+// connects to the socket and waits until the connection ends. Each of the two sees the other's process.
+type seat struct {
+	log   *slog.Logger
+	users []uint32      // the users that may have the seat: another user could keep the agent from capturing
+	waits chan struct{} // closed when this agent has begun to wait
+
+	mu    sync.Mutex
+	peers map[net.Conn]string // the agents at the other ends of connections; guarded by mu
+}
+
+// take waits until this agent has the seat, and returns a function that gives it up. It also returns if a user who
+// cannot have the seat uses its name. If ctx ends first, the result is nil.
+func (s *seat) take(ctx context.Context) (release func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var logged logonce.Failure
+	for ; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
+		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
+		if err == nil {
+			var serving sync.WaitGroup
+			serving.Go(func() { s.serve(ctx, listener, &serving) })
+			return func() {
+				cancel()
+				_ = listener.Close()
+				serving.Wait()
+			}
+		}
+		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
+		if err == nil {
+			err = s.follow(ctx, conn, func(holder string) {
+				if logged.Differs(errors.New(holder)) {
+					s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
+				}
+				if !chans.Closed(s.waits) {
+					close(s.waits)
+				}
+			})
+		}
+		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // refused: the other agent has just ended
+			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
+			return cancel
+		}
+	}
+	cancel()
+	return nil
+}
+
+// serve accepts the connections of agents that wait, until ctx ends and listener is closed.
+func (s *seat) serve(ctx context.Context, listener net.Listener, serving *sync.WaitGroup) {
+	for ctx.Err() == nil {
+		conn, err := listener.Accept()
+		if err != nil { // closed, or too many open files
+			clock.Sleep(ctx, time.Second)
+			continue
+		}
+		serving.Go(func() {
+			_ = s.follow(ctx, conn, func(waiter string) { // a process that may not have the seat is no agent
+				s.log.Warn("another agent wants to capture DNS in this network namespace: end one of the two", "other", waiter)
+			})
+		})
+	}
+}
+
+// follow notes the process at the other end of conn until that ends conn, or ctx ends. It calls the function found with
+// a description. It returns an error if the process may not have the seat.
+func (s *seat) follow(ctx context.Context, conn net.Conn, found func(peer string)) error {
+	defer conn.Close()
+	peer, err := s.describe(conn)
+	if err != nil {
+		return err
+	}
+	found(peer)
+	s.mu.Lock()
+	s.peers[conn] = peer
+	s.mu.Unlock()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_, _ = io.Copy(io.Discard, conn)
+	s.mu.Lock()
+	delete(s.peers, conn)
+	s.mu.Unlock()
+	return nil
+}
+
+// others returns the other agents that want the seat, or have it.
+func (s *seat) others() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Values(s.peers))
+}
+
+// describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
+// as this process may see them. It returns an error if the process may not have the seat.
+func (s *seat) describe(conn net.Conn) (string, error) {
+	peer, err := peerOf(conn)
+	if err != nil {
+		return "", err
+	}
+	if own := uint32(os.Getuid()); peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) { //nolint:gosec // a user
+		return "", fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
+	}
+	if peer.Pid == 0 {
+		return fmt.Sprintf("a process of user %d in another process namespace, such as a container", peer.Uid), nil
+	}
+	text, proc := fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid), fmt.Sprintf("/proc/%d/", peer.Pid)
+	cgroups, _ := os.ReadFile(proc + "cgroup")
+	if _, path, _ := strings.Cut(strings.TrimSpace(string(cgroups)), "::"); seen.UnitOf(path) != "" { // cgroup v2: see cgroups(7)
+		text += ", " + seen.UnitOf(path)
+	}
+	if command, _ := os.ReadFile(proc + "cmdline"); len(command) > 0 {
+		text += ": " + clip.Line(clip.Text(strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")), 200))
+	}
+	return text, nil
+}
