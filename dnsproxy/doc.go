@@ -90,6 +90,9 @@
 // forwarded queries over TCP, queries that wait for the first table, and rare or malformed queries. The worker takes
 // the slow path ([handler.answerSlow]). A query that has waited for the first table is decided on again.
 //
+// A goroutine that serves more than one client never waits for one of them: it takes no lock that is held during a system
+// call, and no call of it waits for room. It sends with [syscall.RawConn.Control], which, unlike Write, cannot wait.
+//
 // # Ownership
 //
 // A [table.Table] is immutable. [Server.Load] builds the next one and stores it with one atomic
