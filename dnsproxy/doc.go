@@ -7,7 +7,6 @@
 //	resolve.go     addresses of names for the agent itself
 //	server.go      Server: New, Run, Ready; Load, for a new table; Configure, for new settings
 //	listen.go      opening the sockets
-//	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
 //	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common

@@ -2,18 +2,19 @@
 // that no client can hold what all clients share.
 //
 // A server calls [Limit.Enter] with each connection that it accepts, and [Place.Leave] when the connection has ended. In
-// between it says which side waits for the other: [Place.Await] when it begins to wait for the client, [Place.Serve] when
-// it has a whole request, and the client waits. A connection that idles, sends a part of a request, or does not read its
-// response therefore counts from the last Await. When the client has read a part of a long response, the server calls
-// Await again. A connection without requests, such as a relay, is served while it carries data. [Place.Hold] counts the
-// memory that a connection needs.
+// between it says which side waits for the other: [Place.Serve] when it has a whole request, and the client waits;
+// [Place.Await] when it begins to write a response, and then waits until the client has read it, and for the next
+// request. When the client has read a part of a long response, the server calls Await again. So a connection that idles,
+// sends a part of a request, or does not read its response, counts from the last Await. A connection without requests,
+// such as a relay, is served while it carries data. [Place.Hold] counts the memory that a connection needs.
 //
 // If there is no room, one connection is closed. The first rule that finds one applies:
 //
-//  1. of the connections whose client is awaited: the one that has been awaited for longest;
-//  2. of the others: one of the client that has the most connections or, if memory runs out, holds the most memory; of
-//     these, the one whose state is the oldest;
-//  3. the same of new connections, which are spared by the rules above for newTime: their request may be on the way.
+//  1. of the connections whose client has been awaited for newTime: the one that has been awaited for longest;
+//  2. of the connections that have been served for newTime: one of the client that has the most connections or, if memory
+//     runs out, holds the most memory; of these, the one that has been served for longest;
+//  3. of the other connections whose client is awaited: as in 2, because the request or the response may be on the way;
+//  4. of the other connections: as in 2.
 //
 // The closed connections are counted by one metric for all servers.
 package connlimit
@@ -32,8 +33,8 @@ import (
 )
 
 const (
-	// newTime is how long a connection is new.
-	newTime = time.Second
+	// newTime is how long a state of a connection is new, spareTime how long it is not closed for its descriptor.
+	newTime, spareTime = time.Second, 50 * time.Millisecond
 	// reserved is how many clients can still be accepted when the process has no descriptors left, and no connection
 	// can be closed.
 	reserved = 4
@@ -62,14 +63,13 @@ type client struct {
 	held  atomic.Int64
 }
 
-// A Place is the place of one connection. It is safe for concurrent use.
+// A Place is the place of one connection. It is safe for concurrent use. A nil Place bounds nothing.
 type Place struct {
 	limit   *Limit
 	conn    net.Conn
 	key     netip.Prefix
 	client  *client
-	entered int64        // a result of elapsed, as is since
-	since   atomic.Int64 // when the state began
+	since   atomic.Int64 // when the state began: a result of elapsed
 	serving atomic.Bool
 	held    atomic.Int64
 	evicted atomic.Bool
@@ -103,8 +103,8 @@ func (l *Limit) elapsed() int64 { return int64(time.Since(l.origin)) }
 
 // Enter gives a new connection a place, whose client is awaited. If there is none, Enter closes another connection.
 func (l *Limit) Enter(conn net.Conn) *Place {
-	p := &Place{limit: l, conn: conn, entered: l.elapsed()}
-	p.since.Store(p.entered)
+	p := &Place{limit: l, conn: conn}
+	p.since.Store(l.elapsed())
 	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		addr := tcp.AddrPort().Addr().Unmap()
 		p.key, _ = addr.Prefix(min(network, addr.BitLen())) // fails for no length of an address
@@ -112,7 +112,7 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	l.mu.Lock()
 	var other *Place
 	if len(l.places) >= l.maxConns {
-		other, _ = l.leastLocked(byConns)
+		other = l.leastLocked(byConns)
 	}
 	l.evictLocked(other)
 	if p.client = l.clients[p.key]; p.client == nil {
@@ -126,13 +126,13 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	return p
 }
 
-// FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection that is not new
-// or, if there is none, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
+// FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection or, if there are
+// only connections with states newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 	l.mu.Lock()
-	other, isNew := l.leastLocked(byConns)
-	if isNew {
+	other := l.leastLocked(byConns)
+	if other != nil && l.elapsed()-other.since.Load() < int64(spareTime) {
 		other = nil
 	}
 	l.evictLocked(other)
@@ -145,20 +145,25 @@ func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 	return reserved, reserved
 }
 
-// Await records that the server waits for the client from now on.
+// Await records that the server waits for the client from now on, to which it writes a response.
 func (p *Place) Await() { p.enter(false) }
 
 // Serve records that the client waits for the server from now on.
 func (p *Place) Serve() { p.enter(true) }
 
 func (p *Place) enter(serving bool) {
-	p.since.Store(p.limit.elapsed())
-	p.serving.Store(serving)
+	if p != nil {
+		p.since.Store(p.limit.elapsed())
+		p.serving.Store(serving)
+	}
 }
 
 // Hold adds n, which may be negative, to the bytes that the connection holds. If all connections hold too much, Hold
 // closes connections. It reports whether the connection is still open.
 func (p *Place) Hold(n int64) bool {
+	if p == nil {
+		return true
+	}
 	l := p.limit
 	p.held.Add(n)
 	p.client.held.Add(n)
@@ -170,7 +175,7 @@ func (p *Place) Hold(n int64) bool {
 		}
 		var other *Place
 		if over = total > l.maxBytes; over {
-			other, _ = l.leastLocked(byBytes)
+			other = l.leastLocked(byBytes)
 		}
 		l.evictLocked(other)
 		l.mu.Unlock()
@@ -197,28 +202,32 @@ func byConns(p *Place) (own, all int64) { return 1, p.client.conns }
 
 func byBytes(p *Place) (own, all int64) { return p.held.Load(), p.client.held.Load() }
 
-// leastLocked returns the place that is given up first, nil if there is none. isNew is true if its connection is new.
-func (l *Limit) leastLocked(of share) (least *Place, isNew bool) {
-	const awaited, served, fresh = 0, 1, 2
+// leastLocked returns the place that is given up first, nil if there is none.
+func (l *Limit) leastLocked(of share) (least *Place) {
+	const awaited, served, fresh = 0, 1, 2 // and fresh+served
 	type rank struct{ kind, all, since int64 }
 	var best rank
 	now := l.elapsed()
 	for p := range l.places {
 		own, all := of(p)
-		r := rank{served, all, p.since.Load()}
-		switch {
-		case own == 0:
+		if own == 0 {
 			continue
-		case now-p.entered < int64(newTime):
-			r.kind = fresh
-		case !p.serving.Load():
-			r.kind, r.all = awaited, 0
+		}
+		r := rank{awaited, all, p.since.Load()}
+		if p.serving.Load() {
+			r.kind = served
+		}
+		if now-r.since < int64(newTime) {
+			r.kind += fresh
+		}
+		if r.kind == awaited {
+			r.all = 0
 		}
 		if least == nil || cmp.Or(cmp.Compare(r.kind, best.kind), cmp.Compare(best.all, r.all), cmp.Compare(r.since, best.since)) < 0 {
 			least, best = p, r
 		}
 	}
-	return least, best.kind == fresh
+	return least
 }
 
 // evictLocked takes the place of a connection, unless p is nil. The caller must then call close, without the lock.

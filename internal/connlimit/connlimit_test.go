@@ -30,7 +30,7 @@ func pass(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // the bubble's 
 
 // TestEviction checks which of three connections makes room when a fourth one comes, when memory runs out, and when
 // descriptors do.
-func TestEviction(t *testing.T) { // A12, R9, I10, D61
+func TestEviction(t *testing.T) { // R23
 	type place = *connlimit.Place
 	for name, test := range map[string]struct {
 		clients                  [3]string
@@ -56,6 +56,10 @@ func TestEviction(t *testing.T) { // A12, R9, I10, D61
 			second.Serve()
 			second.Hold(1)
 		}, 2, 0, -1},
+		"new ones for their descriptor": {[3]string{"192.0.2.1", "192.0.2.2", "192.0.2.2"}, func(_, second, _ place) {
+			pass(900 * time.Millisecond)
+			second.Hold(1)
+		}, 1, 1, 1},
 	} {
 		for kind, want := range []int{test.conns, test.bytes, test.descriptor} {
 			synctest.Test(t, func(t *testing.T) {
@@ -102,7 +106,7 @@ func TestEviction(t *testing.T) { // A12, R9, I10, D61
 }
 
 // TestLeave checks that places and memory can be used again.
-func TestLeave(t *testing.T) { // A12
+func TestLeave(t *testing.T) { // R23
 	synctest.Test(t, func(t *testing.T) {
 		limit := connlimit.New("test", 1, 10)
 		defer limit.Close()

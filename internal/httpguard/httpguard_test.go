@@ -9,15 +9,27 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
 func ok(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
+
+// limited returns a limit of connections.
+func limited(t *testing.T, maxConns int) *connlimit.Limit {
+	t.Helper()
+	limit := connlimit.New("test", maxConns, 0)
+	t.Cleanup(limit.Close)
+	return limit
+}
 
 // serve serves ok on loopback until the test ends.
 func serve(t *testing.T, maxConns int) string {
@@ -26,7 +38,7 @@ func serve(t *testing.T, maxConns int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, maxConns, slog.New(slog.DiscardHandler))
+	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, limited(t, maxConns), slog.New(slog.DiscardHandler))
 	srv.ReadHeaderTimeout, srv.ReadTimeout, srv.IdleTimeout = time.Hour, time.Hour, time.Hour // TestTimeouts tests those of New
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(bounded) }()
@@ -151,6 +163,39 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+// failing is a listener that returns errors, and then none.
+type failing struct {
+	pipes
+	errs []error
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if len(l.errs) == 0 {
+		return l.pipes.Accept()
+	}
+	err := l.errs[0]
+	l.errs = l.errs[1:]
+	return nil, err
+}
+
+// R3: temporary errors do not end the server.
+func TestAcceptErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pipes := make(pipes, 1)
+		_, server := net.Pipe()
+		pipes <- server
+		errs := slices.Repeat([]error{unix.EMFILE, unix.ECONNABORTED, unix.ENOBUFS}, 10)
+		_, ln := httpguard.New(nil, &failing{pipes, errs}, limited(t, 1), slog.New(slog.DiscardHandler))
+		if _, err := ln.Accept(); err != nil {
+			t.Errorf("after temporary errors: %v", err)
+		}
+		close(pipes)
+		if _, err := ln.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("closed: %v", err)
+		}
+	})
+}
+
 // R9: a connection ends if it has no request, half a request, or is idle after one.
 func TestTimeouts(t *testing.T) {
 	for sent, within := range map[string]time.Duration{
@@ -163,7 +208,7 @@ func TestTimeouts(t *testing.T) {
 			ln := make(pipes, 1)
 			srv, bounded := httpguard.New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.ReadAll(r.Body)
-			}), ln, 1, slog.New(slog.DiscardHandler))
+			}), ln, limited(t, 1), slog.New(slog.DiscardHandler))
 			done := make(chan error, 1)
 			go func() { done <- srv.Serve(bounded) }()
 			client, server := net.Pipe()
