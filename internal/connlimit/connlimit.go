@@ -5,16 +5,13 @@
 // between it says which side waits for the other: [Place.Serve] when it has a whole request, and the client waits;
 // [Place.Await] when it begins to write a response, and then waits until the client has read it, and for the next
 // request. When the client has read a part of a long response, the server calls Await again. So a connection that idles,
-// sends a part of a request, or does not read its response, counts from the last Await. A connection without requests,
-// such as a relay, is served while it carries data. [Place.Hold] counts the memory that a connection needs.
+// sends a part of a request, or does not read its response, counts from the last Await. A server without requests, such as
+// a relay, calls Serve when a connection carries data. [Place.Hold] counts the memory that a connection needs.
 //
-// If there is no room, one connection is closed. The first rule that finds one applies:
-//
-//  1. of the connections whose client has been awaited for newTime: the one that has been awaited for longest;
-//  2. of the connections that have been served for newTime: one of the client that has the most connections or, if memory
-//     runs out, holds the most memory; of these, the one that has been served for longest;
-//  3. of the other connections whose client is awaited: as in 2, because the request or the response may be on the way;
-//  4. of the other connections: as in 2.
+// If there is no room, one connection is closed: of the connections whose client has been awaited for newTime, the one that
+// has been awaited for longest. If there is none, the client that has the most connections or, if memory runs out, holds
+// the most memory, loses a connection: the one that has been awaited for longest or, if all are served, that has been
+// served for longest. So a client with few connections has at least newTime for a request, and for its response.
 //
 // The closed connections are counted by one metric for all servers.
 package connlimit
@@ -33,7 +30,8 @@ import (
 )
 
 const (
-	// newTime is how long a state of a connection is new, spareTime how long it is not closed for its descriptor.
+	// newTime is how long a client may be awaited before its connection is closed first, spareTime how long a connection
+	// in a new state is not closed for its descriptor.
 	newTime, spareTime = time.Second, 50 * time.Millisecond
 	// reserved is how many clients can still be accepted when the process has no descriptors left, and no connection
 	// can be closed.
@@ -204,8 +202,7 @@ func byBytes(p *Place) (own, all int64) { return p.held.Load(), p.client.held.Lo
 
 // leastLocked returns the place that is given up first, nil if there is none.
 func (l *Limit) leastLocked(of share) (least *Place) {
-	const awaited, served, fresh = 0, 1, 2 // and fresh+served
-	type rank struct{ kind, all, since int64 }
+	type rank struct{ longAwaited, all, awaited, since int64 }
 	var best rank
 	now := l.elapsed()
 	for p := range l.places {
@@ -213,17 +210,15 @@ func (l *Limit) leastLocked(of share) (least *Place) {
 		if own == 0 {
 			continue
 		}
-		r := rank{awaited, all, p.since.Load()}
-		if p.serving.Load() {
-			r.kind = served
+		r := rank{all: all, since: p.since.Load()}
+		if !p.serving.Load() {
+			r.awaited = 1
+			if now-r.since >= int64(newTime) {
+				r.longAwaited, r.all = 1, 0
+			}
 		}
-		if now-r.since < int64(newTime) {
-			r.kind += fresh
-		}
-		if r.kind == awaited {
-			r.all = 0
-		}
-		if least == nil || cmp.Or(cmp.Compare(r.kind, best.kind), cmp.Compare(best.all, r.all), cmp.Compare(r.since, best.since)) < 0 {
+		if least == nil || cmp.Or(cmp.Compare(best.longAwaited, r.longAwaited), cmp.Compare(best.all, r.all),
+			cmp.Compare(best.awaited, r.awaited), cmp.Compare(r.since, best.since)) < 0 {
 			least, best = p, r
 		}
 	}
