@@ -288,7 +288,7 @@ func (r *udpReader) reachable() bool {
 	if client.IsLoopback() || slices.Contains(r.known[:], client) {
 		return true
 	}
-	if !r.message.FromThisHost() {
+	if !sockets.OfThisHost(client) {
 		return false
 	}
 	copy(r.known[1:], r.known[:])

@@ -127,20 +127,6 @@ func (m *Message) Client() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(m.name.Addr).Unmap(), networkOrder(m.name.Port))
 }
 
-// FromThisHost reports whether the source address of the message is an address of this host, to which a socket can be
-// bound. If there is no descriptor or memory for such a socket, the result is true.
-func (m *Message) FromThisHost() bool {
-	fd, _, errno := unix.RawSyscall(unix.SYS_SOCKET, uintptr(m.name.Family), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if errno != 0 {
-		return true
-	}
-	name := m.name
-	name.Port = 0 // at the same place for IPv4
-	_, _, errno = unix.RawSyscall(unix.SYS_BIND, fd, uintptr(unsafe.Pointer(&name)), uintptr(m.nameLen))
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOSE, fd, 0, 0)
-	return errno != unix.EADDRNOTAVAIL
-}
-
 // networkOrder returns the number of a port that the kernel wrote in network byte order.
 func networkOrder(port uint16) uint16 {
 	var b [2]byte
