@@ -115,7 +115,7 @@ type peerKey struct{}
 // notePeer is the ConnContext of a server on a unix socket. If the client may not use the socket, it adds the reason to
 // the context.
 func notePeer(ctx context.Context, conn net.Conn) context.Context {
-	if err := checkPeer(conn); err != nil {
+	if err := checkPeer(conn.(interface{ NetConn() net.Conn }).NetConn()); err != nil {
 		return context.WithValue(ctx, peerKey{}, err)
 	}
 	return ctx

@@ -23,6 +23,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/nds"
 )
@@ -55,6 +56,14 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 	if err := s.openPublic(ctx, public); err != nil {
 		return nil, err
 	}
+	limit := func(server string, parts ...*statusPart) {
+		limit := connlimit.New(server, maxStatusConns, 0)
+		registry.MustRegister(limit.Metric())
+		for _, p := range parts {
+			p.limit = limit
+		}
+	}
+	limit("status", s.public...)
 	if len(c.config.SocketDirs) > 0 {
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
@@ -63,6 +72,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 		s.private.listen = func(context.Context) (net.Listener, error) {
 			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
+		limit("socket", s.private)
 		_ = s.private.open(ctx) // Run opens it later
 	}
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

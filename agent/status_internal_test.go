@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 // A memory listener says that it is closed as others do.
@@ -33,7 +35,7 @@ func TestStatusEnd(t *testing.T) { // R9
 			listener := memoryListener{bufconn.Listen(1 << 10)}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			e := &statusPart{log: slog.New(slog.DiscardHandler), handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			e := &statusPart{limit: connlimit.New("status", 1, 0), log: slog.New(slog.DiscardHandler), handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				cancel()
 				time.Sleep(takes) //nolint:forbidigo // the bubble's clock
 				fmt.Fprint(w, "done")

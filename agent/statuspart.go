@@ -8,14 +8,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/internal/logonce"
-
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// maxStatusConns is the largest number of connections to a part. Every host that reaches this host
-// can connect to the status address.
+// maxStatusConns is the largest number of connections to the status address, and to the private socket. Every host that
+// reaches this host can connect to the status address.
 const maxStatusConns = 64
 
 // statusGrace is how long requests in flight may take at the end.
@@ -28,6 +28,7 @@ type statusPart struct {
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
 	peers   bool // whether only root and the agent's user may use the part
+	limit   *connlimit.Limit
 	log     *slog.Logger
 
 	mu       sync.Mutex
@@ -90,6 +91,7 @@ func (p *statusPart) addr() string {
 // run serves until ctx ends and the requests in flight are done. While the listener is not open, run tries to open
 // it.
 func (p *statusPart) run(ctx context.Context) {
+	defer p.limit.Close()
 	for ctx.Err() == nil {
 		if p.opened() == nil {
 			if !sockets.Retry(ctx, func() error { return p.open(ctx) }) {
@@ -106,7 +108,8 @@ func (p *statusPart) run(ctx context.Context) {
 // serve serves the listener until ctx ends and the requests in flight are done. It returns an error if the listener
 // fails.
 func (p *statusPart) serve(ctx context.Context) error {
-	server, listener := httpguard.New(p.handler, p.opened(), maxStatusConns, p.log)
+	server, listener := httpguard.New(p.handler, p.opened(), p.limit, p.log)
+	server.SetKeepAlivesEnabled(p.peers) // elsewhere one client could send any number of requests at once
 	if p.peers {
 		server.ConnContext = notePeer
 	}

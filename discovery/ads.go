@@ -24,6 +24,7 @@ import (
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/discovery/push"
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 const (
@@ -61,8 +62,8 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // limits the log lines about clients that are refused
 
-	places   *intake.Places // bounds the streams
-	unread   *intake.Budget // bounds the requests that were not read
+	places   *intake.Places   // bounds the streams
+	conns    *connlimit.Limit // bounds the connections, and the requests that were not read
 	memory   *memoryLimit
 	patience time.Duration // the constant of this name, longer in tests
 }
@@ -74,7 +75,7 @@ func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
 		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), patience: patience,
 	}
-	s.unread = intake.NewBudget(maxUnread, s.closedForUnread)
+	s.conns = connlimit.New("discovery", cfg.MaxClients+spareConns, maxUnread)
 	var err error
 	s.identities, err = newIdentities(cfg)
 	return s, err
@@ -127,7 +128,7 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 			return nil, p.failed(err)
 		}
 		p.listener = &boundedListener{
-			Listener: ln, max: int64(s.cfg.MaxClients + spareConns), tooMany: s.push.TooMany,
+			Listener: ln, limit: s.conns, tooMany: s.push.TooMany,
 			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
 			full:      func() bool { return s.memory.check(connShare) != nil },
 		}
@@ -145,6 +146,7 @@ func (p *adsPort) failed(err error) error {
 
 // serve serves ADS on all ports until ctx ends or a port fails. It returns when all streams have ended.
 func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
+	defer s.conns.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, p := range ports {
 		server := s.newGRPCServer(p)
@@ -172,7 +174,7 @@ func (s *adsServer) newGRPCServer(p *adsPort) *grpc.Server {
 	if p.clients != nil {
 		of = credentials.NewTLS(s.tls.Config())
 	}
-	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(s.unread.Credentials(of)))...)
+	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(intake.Credentials(of, placeOf)))...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
 	return srv
 }
@@ -306,19 +308,10 @@ func (s *adsServer) logRefusal(ctx context.Context, err error) {
 	})
 }
 
-// closedForUnread counts and logs a connection that was closed because of its unread requests.
-func (s *adsServer) closedForUnread(client net.Addr) {
-	s.push.Unread()
-	s.refusals.Do(func() {
-		s.cfg.Logger.Warn("a client's connection is closed: too many requests have arrived in part, and the client's address holds most of them",
-			"client", client.String(), "bytes", maxUnread)
-	})
-}
-
 // newUnreadMetric returns the metric of requests that have arrived in part.
-func newUnreadMetric(b *intake.Budget) prometheus.Collector {
+func newUnreadMetric(conns *connlimit.Limit) prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "nametap", Subsystem: "discovery", Name: "unread_bytes",
 		Help: "What requests need that have arrived, most of them in part, and that were not read yet.",
-	}, func() float64 { return float64(b.Held()) })
+	}, func() float64 { return float64(conns.Held()) })
 }

@@ -4,22 +4,22 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 
 	"github.com/nametap/nametap/discovery/intake"
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 // spareConns is how many connections there may be beyond MaxClients: some connections have no stream yet, or no longer
 // have one.
 const spareConns = 1000
 
-// A boundedListener closes a new connection at once if there are too many connections, or too little memory is free.
+// A boundedListener gives each connection a place. It closes a new connection at once if there are too many at its
+// address, or too little memory is free.
 type boundedListener struct {
 	net.Listener
-	max       int64 // bounds open
-	open      atomic.Int64
+	limit     *connlimit.Limit
 	addresses *intake.Group[netip.Addr]
-	tooMany   func()      // called for each connection that is closed because there are too many
+	tooMany   func()      // called for each connection that is closed because there are too many at its address
 	full      func() bool // reports whether there is no memory for another connection
 }
 
@@ -34,17 +34,12 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 		switch {
 		case !l.addresses.Take(address):
 			l.tooMany()
-			_ = conn.Close() // the client notices
-			continue
-		case l.open.Add(1) > l.max:
-			l.tooMany()
 		case l.full():
+			l.addresses.Give(address)
 		default:
 			boundBuffers(conn)
-			return &boundedConn{Conn: conn, listener: l, address: address}, nil
+			return &boundedConn{Conn: conn, listener: l, address: address, place: l.limit.Enter(conn)}, nil
 		}
-		l.open.Add(-1)
-		l.addresses.Give(address)
 		_ = conn.Close() // the client notices
 	}
 }
@@ -66,13 +61,17 @@ type boundedConn struct {
 	net.Conn
 	listener *boundedListener
 	address  netip.Addr
+	place    *connlimit.Place
 	once     sync.Once
 }
+
+// placeOf returns the place of a connection.
+func placeOf(conn net.Conn) *connlimit.Place { return conn.(*boundedConn).place }
 
 // Close closes the connection.
 func (c *boundedConn) Close() error {
 	c.once.Do(func() {
-		c.listener.open.Add(-1)
+		c.place.Leave()
 		c.listener.addresses.Give(c.address)
 	})
 	return c.Conn.Close()

@@ -77,7 +77,7 @@ func New(cfg Config) (server *Server, err error) {
 	if s.writer, err = s.newWriter(); err != nil {
 		return nil, err
 	}
-	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.unread))
+	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
 	if s.metrics, err = newMetrics(cfg.Registerer, append(others, s.certificate.metrics()...)...); err != nil {
 		return nil, err
 	}

@@ -66,7 +66,7 @@ type Config struct {
 	// Default 1232.
 	EDNSUDPSize int
 	// MaxTCPConns is the largest number of client connections that all listeners together keep open. It must be at
-	// least 1. If there are that many, a new connection replaces the one that has been idle the longest. The server
+	// least 1. If there are that many, a new connection replaces another one (package connlimit). The server
 	// never keeps more connections open than half of the process's limit of open files. Default 1,000.
 	MaxTCPConns int
 	// BeforeSync says how queries are answered before the first table. Default forward.

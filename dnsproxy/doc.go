@@ -7,7 +7,6 @@
 //	resolve.go     addresses of names for the agent itself
 //	server.go      Server: New, Run, Ready; Load, for a new table; Configure, for new settings
 //	listen.go      opening the sockets
-//	tcpclients.go  the limit of TCP connections, and which connection is closed to make room
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
 //	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
 //	listener.go    what the sockets of both transports have in common
@@ -89,6 +88,9 @@
 // The fast path passes all other queries to a worker goroutine, together with its results so far. Such queries are
 // forwarded queries over TCP, queries that wait for the first table, and rare or malformed queries. The worker takes
 // the slow path ([handler.answerSlow]). A query that has waited for the first table is decided on again.
+//
+// A goroutine that serves more than one client never waits for one of them: it takes no lock that is held during a system
+// call, and no call of it waits for room. It sends with [syscall.RawConn.Control], which, unlike Write, cannot wait.
 //
 // # Ownership
 //

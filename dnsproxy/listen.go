@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -37,7 +38,7 @@ type missingListener struct {
 type listeners struct {
 	config  *Config
 	handler *front
-	clients *tcpClients // the clients of all TCP listeners; nil before open is called
+	limit   *connlimit.Limit // of all TCP listeners; nil before open is called
 
 	mu      sync.Mutex
 	opened  []listener // IPv4 before IPv6, UDP before TCP
@@ -53,7 +54,13 @@ func (ls *listeners) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ls.clients = newTCPClients(ls.config.MaxTCPConns, ls.config.Logger)
+	ls.limit = newLimit(ls.config.MaxTCPConns, ls.config.Logger)
+	if ls.config.Registerer != nil {
+		if err := ls.config.Registerer.Register(ls.limit.Metric()); err != nil {
+			ls.close()
+			return fmt.Errorf("registering metrics: %w", err)
+		}
+	}
 	var missing []missingListener
 	if ls.opened, err = ls.adopt(port); err == nil && (len(ls.opened) == 0 || ls.config.OpenOthers) {
 		ls.opened, missing, err = ls.openOnOnePort(ctx, hosts, port)
@@ -83,7 +90,7 @@ func (ls *listeners) unopened() (reasons []string) {
 }
 
 // close releases spare descriptors. It must be called after all listeners have ended.
-func (ls *listeners) close() { ls.clients.close() }
+func (ls *listeners) close() { ls.limit.Close() }
 
 // openOnOnePort opens all sockets of [Config.Addr] that are not among [Config.Sockets]. All sockets have the same port.
 // If port is 0, the kernel chooses a port for the first socket. If this port is not free for the others, openOnOnePort
@@ -277,7 +284,7 @@ func (ls *listeners) tcpListener(opened net.Listener) (listener, error) {
 		_ = opened.Close() // no connection was accepted
 		return nil, fmt.Errorf("listening on %s %s: %T is not a TCP socket", opened.Addr().Network(), opened.Addr(), opened)
 	}
-	return newTCPListener(ls.handler, tcp, ls.clients), nil
+	return newTCPListener(ls.handler, tcp, ls.limit), nil
 }
 
 // OpenSockets opens UDP and TCP sockets on every address of addr, which has the form of [Config.Addr]. The files are

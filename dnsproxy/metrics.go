@@ -76,7 +76,7 @@ func newMetrics() *metrics {
 		originErrors: counter("nametap_dns_original_destination_errors_total",
 			"Failed lookups of the original destination of a captured query; each is retried."),
 		dropped: counter("nametap_dns_dropped_total",
-			"Packets dropped without an answer: not a query, or too short for a header."),
+			"Packets dropped without an answer: not a query, too short for a header, or from a client that cannot be answered."),
 		hosts:     gauge("nametap_table_hosts", "Hosts in the table, wildcards included."),
 		skipped:   gauge("nametap_table_skipped", "Keys and addresses of the last push that are not valid."),
 		listeners: gauge("nametap_dns_listeners", "Open DNS listeners."),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -21,13 +22,14 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
 // tcpTimeouts are the timeouts of a client's connection.
 var tcpTimeouts = struct{ idle, brief, write time.Duration }{ //nolint:gochecknoglobals // only tests change them
 	idle:  10 * time.Second, // until the next query (RFC 7766, section 6.2.3)
-	brief: time.Second,      // until the first query of a connection with a reserved descriptor (tcpReserve)
+	brief: time.Second,      // until the first query of a connection with a reserved descriptor
 	write: 10 * time.Second, // until a client has read an answer
 }
 
@@ -54,21 +56,41 @@ const tcpNotSent = 16 << 10
 // lengthLen is the length of the length prefix over TCP (RFC 1035, section 4.2.2).
 const lengthLen = 2
 
+// tcpMaxHeld bounds the memory that all connections together hold, in bytes. This is the memory of answers that
+// clients have not read, and of long queries, even if only a part of a query has arrived.
+const tcpMaxHeld = 16 << 20
+
+// newLimit returns the limit of all TCP listeners: maxConns connections, but not more than half of the process's limit of
+// open files. The other half is for nameservers and everything else.
+func newLimit(maxConns int, log *slog.Logger) *connlimit.Limit {
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	if err == nil && limit.Cur/2 < uint64(maxConns) { //nolint:gosec // validate bounds it
+		bound := max(int(limit.Cur/2), 1) //nolint:gosec // less than maxConns
+		log.Warn("degraded: the limit of open files allows fewer TCP connections; raise it, such as by LimitNOFILE= of the unit",
+			"bound", bound, "wanted", maxConns, "open files", limit.Cur)
+		maxConns = bound
+	}
+	return connlimit.New("dns", maxConns, tcpMaxHeld)
+}
+
 // A tcpListener serves the connections of one socket, each in a goroutine.
 type tcpListener struct {
 	handler  *front
 	address  Addr
 	listener *net.TCPListener
-	clients  *tcpClients
+	limit    *connlimit.Limit
 	stopped  chan struct{} // closed by stop
 	errors   *sockets.Pacer
 	serving  sync.WaitGroup
 
-	stopping bool // guarded by clients.mu
+	mu       sync.Mutex
+	open     map[*tcpConn]struct{}
+	stopping bool
 }
 
-// newTCPListener returns the listener of an open socket; clients bounds its connections.
-func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *tcpListener {
+// newTCPListener returns the listener of an open socket; limit bounds its connections.
+func newTCPListener(h *front, listener *net.TCPListener, limit *connlimit.Limit) *tcpListener {
 	address := Addr{Network: "tcp", Address: listener.Addr().String()}
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
@@ -82,9 +104,10 @@ func newTCPListener(h *front, listener *net.TCPListener, clients *tcpClients) *t
 		handler:  h,
 		address:  address,
 		listener: listener,
-		clients:  clients,
+		limit:    limit,
 		stopped:  make(chan struct{}),
 		errors:   newPacer(h, address),
+		open:     map[*tcpConn]struct{}{},
 	}
 }
 
@@ -122,7 +145,7 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 		if !sockets.Waiting(l.listener, tcpDrainTime) {
 			return false
 		}
-		if freed, reserved := l.clients.freeDescriptor(); freed {
+		if freed, reserved := l.limit.FreeDescriptor(); freed {
 			l.errors.Note(err)
 			return reserved
 		}
@@ -131,32 +154,46 @@ func (l *tcpListener) afterError(err error) (reserved bool) {
 	return false
 }
 
-// start begins to serve a connection. If there is no room for it, another connection is closed. reserved is true if the
-// connection has a reserved descriptor (tcpReserve); such a connection ends after its first answers.
+// start begins to serve a connection. reserved is true if the connection has a reserved descriptor; such a connection
+// ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
 		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
-		brief: reserved, readDone: make(chan struct{}), finished: make(chan struct{}, 1),
+		place: l.limit.Enter(conn), brief: reserved, finished: make(chan struct{}, 1),
 	}
 	c.from.send, c.from.hold = c.send, c.hold
 	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
-	c.idleSince.Store(l.clients.elapsed())
-	if !l.clients.add(c) {
-		_ = conn.Close() // the listener has stopped, and there is no room for it
-		return
-	}
+	l.add(c)
 	l.serving.Go(func() {
-		defer l.clients.remove(c)
+		defer c.place.Leave()
 		c.serve()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.open, c)
 	})
 	runtime.Gosched() // answer it before accepting the next one, so that a crash loses few queries
+}
+
+// add adds a connection. One that was accepted just before the stop is served, because its query may be on the way.
+func (l *tcpListener) add(c *tcpConn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open[c] = struct{}{}
+	if l.stopping {
+		c.drain()
+	}
 }
 
 // stop makes serve end. From then on, only queries that have already arrived are read.
 func (l *tcpListener) stop() {
 	close(l.stopped)
 	_ = l.listener.Close() // the socket is closed even after an error
-	l.clients.stop(l)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.stopping = true
+	for c := range l.open {
+		c.drain()
+	}
 }
 
 // close closes a socket on which serve was not called.
@@ -186,19 +223,11 @@ type tcpConn struct {
 	from     arrival
 	conn     net.Conn
 	reader   *bufio.Reader
-	task     *task         // the task of the query that is being read
-	brief    bool          // the connection ends after its first answers
-	readDone chan struct{} // closed when reading has ended
+	task     *task // the task of the query that is being read
+	place    *connlimit.Place
+	brief    bool // the connection ends after its first answers
 
-	// The times idleSince and progress are results of clients.elapsed. idleSince is when an answer was last written, or
-	// the connection began to wait for a query. progress is when the client last read a part of an answer, or heldBytes
-	// became more than 0.
-	idleSince   atomic.Int64
-	answered    atomic.Bool  // a query was answered
-	pendingCost atomic.Int64 // cost of the queries that workers have (see tcpMaxPending)
-	heldBytes   atomic.Int64 // bytes of long queries, and of answers that are not yet written
-	progress    atomic.Int64
-	shed        atomic.Bool   // tcpClients has closed the connection to make room
+	pendingCost atomic.Int64  // cost of the queries that workers have (see tcpMaxPending)
 	finished    chan struct{} // gets an element when a query has ended; awaitRoom waits for it
 	waiting     sync.WaitGroup
 
@@ -240,7 +269,6 @@ const (
 func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // every answer was written or cannot be written
 	defer c.waiting.Wait()
-	defer close(c.readDone)
 	var query, answers []byte
 	defer func() { c.releaseQuery(query) }()
 	var buffer *[]byte
@@ -387,6 +415,7 @@ func (c *tcpConn) pass(query []byte) {
 	c.task = t.next()
 	cost := int64(len(query) + tcpPendingCost)
 	c.pendingCost.Add(cost)
+	c.place.Serve()
 	c.waiting.Go(func() {
 		defer c.finish(cost)
 		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
@@ -400,6 +429,9 @@ func (c *tcpConn) pass(query []byte) {
 			t.heldBytes = len(response)
 		}
 		_ = c.writeHeld(lengthOf(response), response) // writeHeld closes the connection on an error
+		if c.pendingCost.Load() > cost {
+			c.place.Serve() // other queries are pending
+		}
 	})
 }
 
@@ -418,21 +450,18 @@ func (c *tcpConn) send(message []byte) error {
 
 // finish ends the accounting of a query that a worker has answered. cost is what the query added to pendingCost.
 func (c *tcpConn) finish(cost int64) {
-	c.idleSince.Store(c.listener.clients.elapsed())
 	if c.pendingCost.Add(-cost) == 0 {
+		c.place.Await()
 		c.becameIdle()
 	}
 	chans.Wake(c.finished)
 }
 
-// hold counts n bytes of memory as held by the connection, until release is called. It reports false if tcpClients
-// has closed the connection.
-func (c *tcpConn) hold(n int) bool {
-	c.listener.clients.hold(c, int64(n))
-	return !c.shed.Load()
-}
+// hold counts n bytes of memory as held by the connection, until release is called. It reports false if the connection
+// was closed to make room.
+func (c *tcpConn) hold(n int) bool { return c.place.Hold(int64(n)) }
 
-func (c *tcpConn) release(n int) { c.listener.clients.hold(c, -int64(n)) }
+func (c *tcpConn) release(n int) { c.place.Hold(-int64(n)) }
 
 // write sends messages. framed has the messages, each after its length prefix. While they are being sent, write
 // counts their memory as held.
@@ -450,14 +479,12 @@ func (c *tcpConn) write(framed []byte) error {
 func (c *tcpConn) writeHeld(framed, message []byte) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	// idleSince is set before the client gets the answer. So of two clients, the one that gets its answer first has the
-	// connection with the earlier time.
-	c.idleSince.Store(c.listener.clients.elapsed())
-	c.answered.Store(true)
+	c.place.Await() // before the client gets the answer: of two clients, the first to get its answer is awaited longer
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpTimeouts.write))
 	for err == nil && len(framed)+len(message) > 0 {
-		framed, message, err = c.writePart(framed, message)
-		c.progress.Store(c.listener.clients.elapsed())
+		if framed, message, err = c.writePart(framed, message); len(framed)+len(message) > 0 {
+			c.place.Await()
+		}
 	}
 	if err != nil {
 		return errors.Join(err, c.conn.Close())
@@ -488,9 +515,6 @@ func (c *tcpConn) writePart(framed, message []byte) (restOfFramed, restOfMore []
 // After the listener has stopped, the connection is closed right after an answer, because at this moment the client is
 // the least likely to have sent another query. It is also closed if no query arrives for tcpDrainTime.
 func (c *tcpConn) await(answered bool) bool {
-	if !answered {
-		c.idleSince.Store(c.listener.clients.elapsed())
-	}
 	if !c.setDeadline(answered) {
 		return false
 	}

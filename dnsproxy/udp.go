@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,6 +25,12 @@ import (
 // burst of 2,000 queries must not be dropped. Without CAP_NET_ADMIN the kernel grants at most net.core.rmem_max.
 const udpReceiveBuffer = 4 << 20
 
+// udpSendBuffer is the size of a socket's send buffer in bytes. An answer occupies it while the kernel looks for the
+// link-layer address of the client, and a client can send queries from many addresses that no machine has. The kernel
+// keeps at most unres_qlen_bytes (208 KiB) for each of gc_thresh3 (1,024) such addresses, which is less than twice this
+// size, the memory that it grants. Without CAP_NET_ADMIN it grants at most twice net.core.wmem_max.
+const udpSendBuffer = 128 << 20
+
 // A udpListener reads one socket on one goroutine, which also runs the fast path.
 //
 // It reads packets until the socket is empty, and only then waits in Go's netpoller. The system calls that read and
@@ -33,6 +40,7 @@ type udpListener struct {
 	address  Addr
 	local    netip.AddrPort // the address that the socket is bound to
 	wildcard bool           // the socket is bound to all addresses
+	unsent   atomic.Int64   // how many responses could not be sent
 	conn     *net.UDPConn
 	raw      syscall.RawConn
 	stopping atomic.Bool
@@ -116,14 +124,18 @@ func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 	return l, nil
 }
 
-// configureUDP gives a socket a large receive buffer. If the socket is bound to all addresses, the kernel
-// must also report the address that each query was sent to, because the response must be sent from this address.
+// configureUDP gives a socket large buffers. If the socket is bound to all addresses, the kernel must also report
+// the address that each query was sent to, because the response must be sent from this address.
 func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	var err error
 	controlErr := conn.Control(func(fd uintptr) {
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, udpReceiveBuffer) != nil {
-			// Without the capability the kernel limits the size.
-			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, udpReceiveBuffer)
+		for _, buffer := range []struct{ force, limited, size int }{
+			{unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, udpReceiveBuffer}, {unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, udpSendBuffer},
+		} {
+			if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, buffer.force, buffer.size) != nil {
+				// Without the capability the kernel limits the size.
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, buffer.limited, buffer.size)
+			}
 		}
 		switch {
 		case !bound.IsUnspecified():
@@ -172,11 +184,19 @@ func (l *udpListener) stop() {
 // close closes a socket on which serve was not called.
 func (l *udpListener) close() { _ = l.conn.Close() }
 
-// send sends a response to the client of a message.
+// send sends a response to the client of a message. It never waits, because its goroutine may serve other clients: if
+// the kernel has no room for the response, the response is dropped, as a network may drop it (RFC 8085, section 3.1).
 func (l *udpListener) send(m *sockets.Message, response []byte) {
-	// An error is ignored. Either the client cannot be reached, or the goroutine that reads the socket gets the
-	// error, too.
-	_ = l.raw.Write(func(fd uintptr) bool { return m.Send(fd, response) != unix.EAGAIN })
+	// An error means that the socket is closed.
+	_ = l.raw.Control(func(fd uintptr) { l.sendTo(fd, m, response) })
+}
+
+// sendTo is send for the socket fd.
+func (l *udpListener) sendTo(fd uintptr, m *sockets.Message, response []byte) {
+	if m.Send(fd, response) != 0 {
+		l.unsent.Add(1)
+		l.handler.metrics.dropped.Inc()
+	}
 }
 
 // udpLastPackets bounds the packets that are read after stop. A receive buffer holds fewer.
@@ -191,6 +211,9 @@ type udpReader struct {
 	buffer  []byte           // memory for the response
 	left    int              // how many packets may still be read after stop
 	err     error            // the error that ended reading; nil for none
+
+	known        [4]netip.Addr // addresses of this host that clients have used last
+	unsentBefore int64         // the value of unsent for which known is valid
 }
 
 func (l *udpListener) newReader() udpReader {
@@ -227,6 +250,10 @@ func (r *udpReader) readAll(fd uintptr) (done bool) {
 
 // answer answers a packet or passes it to a worker.
 func (r *udpReader) answer(fd uintptr, packet []byte) {
+	if !r.reachable() {
+		r.handler.metrics.dropped.Inc()
+		return
+	}
 	r.task.begin(packet, r.from)
 	response, verdict := r.handler.answerFast(r.buffer[:0], r.task)
 	switch verdict {
@@ -244,9 +271,29 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 			return
 		}
 	}
-	if r.message.Send(fd, response) == unix.EAGAIN {
-		r.send(r.message, response)
+	r.sendTo(fd, r.message, response)
+}
+
+// reachable reports whether a response can reach the client of the message. A socket that is bound to a loopback
+// address reaches only addresses of this host. A client may have another address (IPV6_FREEBIND, ip(7)): the kernel
+// would look for its link-layer address, and the response would occupy the send buffer meanwhile.
+func (r *udpReader) reachable() bool {
+	if !r.local.Addr().IsLoopback() {
+		return true
 	}
+	if n := r.unsent.Load(); n != r.unsentBefore { // the host may have lost an address
+		r.unsentBefore, r.known = n, [4]netip.Addr{}
+	}
+	client := r.message.Client().Addr()
+	if client.IsLoopback() || slices.Contains(r.known[:], client) {
+		return true
+	}
+	if !sockets.OfThisHost(client) {
+		return false
+	}
+	copy(r.known[1:], r.known[:])
+	r.known[0] = client
+	return true
 }
 
 // startForwarding begins to forward the query of the task. n is the length of its packet. In the following cases it
@@ -289,7 +336,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	if !ok {
 		a = &udpAnswer{buffer: make([]byte, 0, udpAnswerSize)}
 		a.from = *l.arrival(func() *sockets.Message { return a.message }, (*origins).ofUDP)
-		a.send = func(fd uintptr) bool { return a.message.Send(fd, a.response) != unix.EAGAIN }
+		a.send = func(fd uintptr) { l.sendTo(fd, a.message, a.response) }
 	}
 	t := &a.task
 	a.message = c.message
@@ -301,7 +348,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	c.handler.observe(t, result, response)
 	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
 	a.response = c.handler.withProvenance(response, 0, t, result)
-	_ = l.raw.Write(a.send) // errors are ignored as in udpListener.send
+	_ = l.raw.Control(a.send) // as in udpListener.send
 	l.handler.forwarder.ReleaseMemory(len(t.packet))
 	a.message, a.response, t.packet, t.found = nil, nil, nil, nil
 	l.answers.Put(a)
@@ -314,10 +361,10 @@ const udpAnswerSize = 1232
 type udpAnswer struct {
 	task     task
 	from     arrival
-	buffer   []byte                // empty; its capacity is for the response
-	message  *sockets.Message      // the message with the query
-	response []byte                // the response to the query
-	send     func(fd uintptr) bool // sends response to the client of message
+	buffer   []byte           // empty; its capacity is for the response
+	message  *sockets.Message // the message with the query
+	response []byte           // the response to the query
+	send     func(fd uintptr) // sends response to the client of message
 }
 
 // pass passes the task to a worker, and makes a new task for the reader. n is the length of the task's packet. pass

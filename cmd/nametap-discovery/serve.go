@@ -21,6 +21,7 @@ import (
 
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
@@ -56,7 +57,11 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 			return fmt.Errorf("serving status on %s: %w: use another address, or none (--http-addr)", o.httpAddr, err)
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
-		group.Go(func() error { return serveStatus(ctx, ln, statusHandler(stopping, server, registry), logger) })
+		limit := connlimit.New("status", maxStatusConns, 0)
+		registry.MustRegister(limit.Metric())
+		srv, ln := httpguard.New(statusHandler(stopping, server, registry), ln, limit, logger)
+		srv.SetKeepAlivesEnabled(false) // otherwise one client could send any number of requests at once
+		group.Go(func() error { return serveStatus(ctx, srv, ln) })
 	}
 	if hook != nil {
 		if err := o.inject.serve(ctx, group, hook, server); err != nil {
@@ -172,8 +177,7 @@ func jsonHandler[T any](get func() T) http.Handler {
 // maxStatusConns is the number of connections to the status endpoints.
 const maxStatusConns = 128
 
-func serveStatus(ctx context.Context, ln net.Listener, h http.Handler, logger *slog.Logger) error {
-	srv, ln := httpguard.New(h, ln, maxStatusConns, logger)
+func serveStatus(ctx context.Context, srv *http.Server, ln net.Listener) error {
 	if err := httpguard.Serve(ctx, srv, ln, 0); err != nil {
 		return fmt.Errorf("serving status: %w", err)
 	}

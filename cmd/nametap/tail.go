@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
@@ -417,7 +418,6 @@ func tookText(r *seen.Record) string {
 // clientNames names the clients of queries for people.
 type clientNames struct {
 	users map[uint32]string // by uid; "" for a user without a name
-	host  seen.HostAddrs
 }
 
 // nameOf returns the unit that a query came from, or else the name of the user, with the uid. For a client that was not
@@ -429,7 +429,7 @@ func (c *clientNames) nameOf(r *seen.Record) string {
 	case r.Unit != "":
 	case r.UID != nil:
 		named.Unit = c.user(*r.UID)
-	case c.host.Has(r.Client.Addr().Unmap(), time.Now()):
+	case r.Client.Addr().IsValid() && sockets.OfThisHost(r.Client.Addr().Unmap()):
 		return "a local program"
 	}
 	return clip.Line(named.Who())

@@ -8,7 +8,6 @@ const (
 	endedSlow    = "slow"
 	endedRefused = "refused"
 	endedBehind  = "behind"
-	endedUnread  = "unread"
 	endedMemory  = "memory"
 )
 
@@ -39,14 +38,14 @@ func newMetrics(differences func() uint64) *metrics {
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
 			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity), "+
-			"memory (nearly all of it is in use), unread (too many requests that have arrived in part) or behind (the client has a later "+
+			"memory (nearly all of it is in use) or behind (the client has a later "+
 			"table, and the Kubernetes API cannot be listed).", "reason"),
 		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
 		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
 			func() float64 { return float64(differences()) }),
 		long: prometheus.NewCounter(counter("long_pushes_total", "Responses with name tables of more than 64 MiB, which agents refuse.")),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedUnread, endedBehind} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedBehind} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {

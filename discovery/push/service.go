@@ -313,9 +313,6 @@ func (s *Service) TooMany() { s.metrics.ended.WithLabelValues(endedTooMany).Inc(
 // Refused counts a client that was refused because of its identity.
 func (s *Service) Refused() { s.metrics.ended.WithLabelValues(endedRefused).Inc() }
 
-// Unread counts a connection that was closed because too many requests have arrived in part.
-func (s *Service) Unread() { s.metrics.ended.WithLabelValues(endedUnread).Inc() }
-
 // NoMemory counts a client that was refused because nearly all memory is in use.
 func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc() }
 

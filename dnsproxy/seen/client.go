@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // Sent knows to which address a client has sent its query.
@@ -43,8 +45,6 @@ type clients struct {
 	request [diagSize + filterSize]byte
 	buffer  []byte
 	budgets [kinds]budget
-
-	host HostAddrs
 }
 
 func newClients() *clients {
@@ -87,7 +87,7 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	}
 	// The client may be elsewhere, such as in a container. A socket of this host that is bound to all addresses, and
 	// has the client's port, is then not the socket of the client.
-	if found.wildcard && !c.host.Has(q.Client.Addr(), now) {
+	if found.wildcard && !sockets.OfThisHost(q.Client.Addr()) {
 		return Who{}
 	}
 	return found.Who

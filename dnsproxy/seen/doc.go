@@ -17,7 +17,6 @@
 //	record.go     Record: a query for people and programs
 //	filter.go     which queries a reader wants
 //	client.go     the socket of a client, by sock_diag: its user and its cgroup
-//	hostaddrs.go  the addresses of this host
 //	units.go      the names of cgroups
 //
 // # What it costs

@@ -101,8 +101,8 @@ func TestRing(t *testing.T) { // R13
 	}
 }
 
-// sockets are one of each kind that a client may have.
-func sockets(tb testing.TB) map[string]struct {
+// openSockets are one of each kind that a client may have.
+func openSockets(tb testing.TB) map[string]struct {
 	q    Query
 	sent netip.AddrPort
 } {
@@ -177,7 +177,7 @@ func TestClients(t *testing.T) { // R13
 		}
 	}
 	elsewhere := netip.MustParseAddrPort("192.0.2.1:53")
-	for kind, s := range sockets(t) {
+	for kind, s := range openSockets(t) {
 		for _, sent := range []netip.AddrPort{s.sent, elsewhere, {}} {
 			if s.q.TCP && sent != s.sent {
 				continue

@@ -59,7 +59,7 @@ type udpSocket struct {
 type udpWrite struct {
 	packet []byte
 	err    error
-	fn     func(fd uintptr) bool
+	fn     func(fd uintptr)
 }
 
 // transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
@@ -251,16 +251,14 @@ func (s *udpSocket) write(packet []byte) error {
 	w, ok := pool.Get().(*udpWrite)
 	if !ok {
 		w = new(udpWrite)
-		w.fn = func(fd uintptr) bool {
-			w.err = nil
+		w.fn = func(fd uintptr) {
 			if _, errno := transfer(unix.SYS_WRITE, fd, w.packet); errno != 0 {
 				w.err = errno
 			}
-			return true
 		}
 	}
 	w.packet, w.err = packet, nil
-	err := s.raw.Write(w.fn)
+	err := s.raw.Control(w.fn)
 	if err == nil && w.err != nil && !errors.Is(w.err, unix.EAGAIN) && !errors.Is(w.err, unix.ENOBUFS) {
 		err = w.err
 	}

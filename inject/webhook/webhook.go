@@ -2,16 +2,14 @@
 // package inject decides, and the answer has a JSON patch with the changes.
 //
 //  1. webhook.go has the server, its bounds and its metrics, and reads the questions.
-//  2. budget.go bounds the bytes that requests hold.
-//  3. review.go answers one question. It has no side effects, so it ignores dryRun.
-//  4. settings.go follows the file with the settings of injection.
+//  2. review.go answers one question. It has no side effects, so it ignores dryRun.
+//  3. settings.go follows the file with the settings of injection.
 //
 // Every pod may be able to connect, and the webhook cannot tell the API server from other clients. Therefore the
-// webhook bounds the memory for all requests, and a slow client does not keep other clients waiting.
+// webhook bounds connections and the memory of all requests, and slow clients give way (package connlimit).
 package webhook
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -20,6 +18,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +26,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
@@ -44,11 +44,10 @@ const (
 	// maxBody is the longest question, in bytes. The API server accepts objects of 3 MiB, and
 	// admission comes before etcd's limit of 1.5 MiB.
 	maxBody = 4 << 20
-	// smallBody is the longest question that is read without a part of the budget. Nearly all questions are shorter.
+	// smallBody is the longest question that is small. Nearly all questions are.
 	smallBody = 16 << 10
-	// maxBodies bounds the bytes of all longer questions together, and maxAnswers the bytes of all answers that are
-	// being written.
-	maxBodies, maxAnswers = 2 * maxBody, 2 * maxBody
+	// maxHeld bounds the bytes of all answers that are being written, and of all questions without smallBody of each.
+	maxHeld = 8 * maxBody
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
@@ -81,8 +80,7 @@ type Config struct {
 type Webhook struct {
 	log       *slog.Logger
 	reviewer  reviewer
-	bodies    *budget             // for questions that are not small
-	texts     *budget             // for answers
+	limit     *connlimit.Limit
 	pods      *semaphore.Weighted // bounds the small questions whose pods are injected at a time
 	largePods *semaphore.Weighted // bounds the other questions
 	draining  atomic.Bool
@@ -103,7 +101,7 @@ func New(cfg Config) *Webhook {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
 	return &Webhook{
-		log: cfg.Logger, reviewer: reviewer{cfg.Logger, s, cfg.Namespace}, bodies: newBudget(maxBodies), texts: newBudget(maxAnswers),
+		log: cfg.Logger, reviewer: reviewer{cfg.Logger, s, cfg.Namespace}, limit: connlimit.New("webhook", maxConns, maxHeld),
 		pods: semaphore.NewWeighted(maxPods), largePods: semaphore.NewWeighted(maxLargePods),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts(name("requests_total",
 			"Pods that the webhook was asked about, by outcome: injected, skipped, refused, ignored, invalid or busy.")), []string{"outcome"}),
@@ -118,7 +116,7 @@ func New(cfg Config) *Webhook {
 
 // Metrics returns the metrics, which docs/discovery-reference.md lists.
 func (w *Webhook) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{w.answers, w.seconds, w.broken}
+	return []prometheus.Collector{w.answers, w.seconds, w.broken, w.limit.Metric()}
 }
 
 // Drain makes each answer end its connection from now on. The API server then connects to another replica while this
@@ -128,7 +126,11 @@ func (w *Webhook) Drain() { w.draining.Store(true) }
 // Serve serves on a listener until ctx ends. The function certificate returns the certificate of the server. Serve
 // returns when all questions are answered.
 func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) error {
-	srv, ln := httpguard.New(w, ln, maxConns, w.log)
+	defer w.limit.Close()
+	srv, ln := httpguard.New(w, ln, w.limit, w.log)
+	srv.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return context.WithValue(ctx, placeKey{}, httpguard.Place(conn))
+	}
 	srv.IdleTimeout, srv.ErrorLog = idleTimeout, slog.NewLogLogger(w.log.Handler(), slog.LevelDebug)
 	ctx, cancel := context.WithCancel(ctx)
 	var following sync.WaitGroup
@@ -143,20 +145,24 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 	return nil
 }
 
+// placeKey is the key of the place of a request's connection in the context.
+type placeKey struct{}
+
+// placeOf returns the place; nil if there is none.
+func placeOf(ctx context.Context) *connlimit.Place {
+	place, _ := ctx.Value(placeKey{}).(*connlimit.Place)
+	return place
+}
+
 // ServeHTTP answers a question.
 func (w *Webhook) ServeHTTP(to http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(r.Context(), answerTimeout)
 	defer cancel()
 	a := w.serve(ctx, to, r)
-	connection := http.NewResponseController(to)
-	p := w.texts.take(ctx, int64(len(a.text)), func() { _ = connection.SetWriteDeadline(time.Unix(1, 0)) })
-	if p == nil {
-		a = busy()
-	} else {
-		defer w.texts.release(p)
-	}
-	_ = connection.SetWriteDeadline(time.Now().Add(writeTimeout)) // fails only for writers without deadlines
+	placeOf(ctx).Hold(int64(len(a.text)))
+	defer placeOf(ctx).Hold(-int64(len(a.text)))
+	_ = http.NewResponseController(to).SetWriteDeadline(time.Now().Add(writeTimeout)) // fails only for writers without deadlines
 	if w.draining.Load() {
 		to.Header().Set("Connection", "close")
 	}
@@ -187,83 +193,57 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout-bodyTimeout)
 	defer cancel()
-	question, fails := w.readBody(ctx, to, r)
-	if fails != nil {
-		return *fails
+	question, err := readBody(to, r)
+	defer placeOf(ctx).Hold(-held(question))
+	switch {
+	case errors.As(err, new(*http.MaxBytesError)):
+		return invalid(http.StatusRequestEntityTooLarge, fmt.Sprintf("the request is too large: want at most %d MiB", maxBody>>20))
+	case err != nil:
+		return invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err))
 	}
-	defer question.release()
 	places := w.pods
-	if question.large {
+	if held(question) > 0 {
 		places = w.largePods
 	}
 	if places.Acquire(ctx, 1) != nil {
 		return busy()
 	}
 	defer places.Release(1)
-	return w.reviewer.review(ctx, r.URL.Path == PathNamespace, question.text)
+	return w.reviewer.review(ctx, r.URL.Path == PathNamespace, question)
 }
 
-// A body is a question that was read.
-type body struct {
-	text  []byte
-	large bool
-	// release gives back what the question holds. The text must not be used after that.
-	release func()
-}
+// held returns how many bytes the place of a question holds.
+func held(question []byte) int64 { return int64(max(0, cap(question)-smallBody)) }
 
-// readBody reads a question. If that fails, fails is the answer. A short question holds nothing while it is read, so
-// slow clients do not keep other clients waiting. A long question holds its bytes of the budget.
-func (w *Webhook) readBody(ctx context.Context, to http.ResponseWriter, r *http.Request) (b body, fails *answer) {
-	failed := func(a answer) (body, *answer) { return body{}, &a }
+// readBody reads a question. What it returns is counted as [held], even after an error. Its buffer grows only as bytes
+// arrive: a client may announce more than it sends.
+func readBody(to http.ResponseWriter, r *http.Request) ([]byte, error) {
+	place, connection := placeOf(r.Context()), http.NewResponseController(to)
+	question := make([]byte, 0, smallBody)
 	if r.ContentLength > maxBody {
-		return failed(tooLarge())
+		return question, new(http.MaxBytesError)
 	}
-	connection := http.NewResponseController(to)
+	place.Await()
+	defer place.Serve()
 	_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // fails only for writers without deadlines
 	from := http.MaxBytesReader(to, r.Body, maxBody)
-	text, err := io.ReadAll(io.LimitReader(from, smallBody+1))
-	release := func() {}
-	large := len(text) > smallBody
-	if err == nil && large {
-		weight := r.ContentLength
-		if weight < 0 {
-			weight = 2 * maxBody // the buffer grows, and the previous one is garbage
+	for {
+		n, err := from.Read(question[len(question):cap(question)])
+		question = question[:len(question)+n]
+		switch {
+		case errors.Is(err, io.EOF):
+			_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
+			return question, nil
+		case err != nil:
+			return question, err
+		case len(question) == cap(question):
+			before := held(question)
+			question = slices.Grow(question, len(question))
+			place.Hold(held(question) - before)
 		}
-		p := w.bodies.take(ctx, weight, func() { _ = connection.SetReadDeadline(time.Unix(1, 0)) })
-		if p == nil {
-			return failed(busy())
-		}
-		release = func() { w.bodies.release(p) }
-		_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout))
-		text, err = readRest(text, from, r.ContentLength)
-		w.bodies.settle(p)
 	}
-	if err != nil {
-		release()
-		if errors.As(err, new(*http.MaxBytesError)) {
-			return failed(tooLarge())
-		}
-		return failed(invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err)))
-	}
-	_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
-	return body{text, large, release}, nil
-}
-
-// readRest reads the rest of a text, and returns the whole text. beginning was read before. length is the length of the
-// whole text, -1 if it is unknown.
-func readRest(beginning []byte, from io.Reader, length int64) ([]byte, error) {
-	if length < 0 {
-		return io.ReadAll(io.MultiReader(bytes.NewReader(beginning), from))
-	}
-	text := make([]byte, length)
-	_, err := io.ReadFull(from, text[copy(text, beginning):])
-	return text, err
 }
 
 func busy() answer {
 	return answer{http.StatusServiceUnavailable, outcomeBusy, []byte("the webhook is busy with other pods: run more replicas of nametap-discovery")}
-}
-
-func tooLarge() answer {
-	return invalid(http.StatusRequestEntityTooLarge, fmt.Sprintf("the request is too large: want at most %d MiB", maxBody>>20))
 }

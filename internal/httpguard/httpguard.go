@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -25,24 +26,21 @@ const (
 	maxHeaderBytes = 16 << 10
 )
 
-// New returns a server of HTTP/1 for handler, and the listener that the server has to serve: ln with at most
-// maxConns open connections. A connection costs about 19 KB. When a connection comes at the limit, the listener
-// closes the connection that has been without a request for longest. Temporary errors of accept, such as a lack of
-// descriptors, do not end the server; they are logged. The listener holds two descriptors in reserve until it is
-// closed.
-func New(handler http.Handler, ln net.Listener, maxConns int, log *slog.Logger) (*http.Server, net.Listener) {
-	c := &conns{
-		Listener: ln, max: maxConns, closed: make(chan struct{}), open: map[net.Conn]client{},
-		pacer:   &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
-		reserve: sockets.NewReserve(reserveSize),
+// New returns a server of HTTP/1 for handler, and the listener that the server has to serve: ln, whose connections have
+// places of limit. A connection costs about 19 KB. Temporary errors of accept, such as a lack of descriptors, do not end
+// the server; they are logged.
+func New(handler http.Handler, ln net.Listener, limit *connlimit.Limit, log *slog.Logger) (*http.Server, net.Listener) {
+	l := &listener{
+		Listener: ln, limit: limit, closed: make(chan struct{}),
+		pacer: &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
 	}
 	var protocols http.Protocols // without HTTP/2, which the build leaves out of net/http
 	protocols.SetHTTP1(true)
 	return &http.Server{
-		Protocols: &protocols, Handler: handler, ConnState: c.stateChanged,
+		Protocols: &protocols, Handler: handler, ConnState: stateChanged,
 		ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout, WriteTimeout: writeTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes,
-	}, c
+	}, l
 }
 
 // Serve serves a listener with a server of [New] until ctx ends. Then it waits for the requests in flight, at most

@@ -1,32 +1,41 @@
 package httpguard_test
 
 import (
-	"bufio"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strings"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
 )
 
 func ok(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok") }
 
+// limited returns a limit of connections.
+func limited(t *testing.T, maxConns int) *connlimit.Limit {
+	t.Helper()
+	limit := connlimit.New("test", maxConns, 0)
+	t.Cleanup(limit.Close)
+	return limit
+}
+
 // serve serves ok on loopback until the test ends.
-func serve(t *testing.T, maxConns int) string {
+func serve(t *testing.T) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, maxConns, slog.New(slog.DiscardHandler))
+	srv, bounded := httpguard.New(httpguard.LocalOnly(ok), ln, limited(t, 10), slog.New(slog.DiscardHandler))
 	srv.ReadHeaderTimeout, srv.ReadTimeout, srv.IdleTimeout = time.Hour, time.Hour, time.Hour // TestTimeouts tests those of New
 	done := make(chan error, 1)
 	go func() { done <- srv.Serve(bounded) }()
@@ -42,7 +51,7 @@ func serve(t *testing.T, maxConns int) string {
 // R9: Host and Origin must be this host's, so that neither a page nor a name that a page
 // rebinds reaches the endpoints for this host.
 func TestLocalOnly(t *testing.T) {
-	addr := serve(t, 10)
+	addr := serve(t)
 	_, port, _ := net.SplitHostPort(addr)
 	for _, test := range []struct {
 		host, origin, site, remote string
@@ -99,45 +108,6 @@ func TestLocalOnly(t *testing.T) {
 	}
 }
 
-// R9: connections without a request do not block others, and are limited: the oldest ones
-// make room.
-func TestConnectionsAreBounded(t *testing.T) {
-	const maxConns, opened = 8, 40
-	addr := serve(t, maxConns)
-	var held []net.Conn
-	for range opened {
-		conn, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = conn.Close() }()
-		held = append(held, conn)
-	}
-	for i, conn := range held[:opened-maxConns] {
-		if _, err := conn.Read(make([]byte, 1)); err == nil {
-			t.Errorf("connection %d got an answer to nothing", i)
-		}
-	}
-	for range 3 {
-		resp, err := http.Get("http://" + addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_ = resp.Body.Close()
-		if resp.StatusCode != http.StatusOK {
-			t.Errorf("got %s", resp.Status)
-		}
-	}
-	// A connection with a request is not closed.
-	busy := held[opened-1]
-	if _, err := fmt.Fprintf(busy, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
-	if line, err := bufio.NewReader(busy).ReadString('\n'); err != nil || !strings.Contains(line, "200") {
-		t.Errorf("got %q, %v", line, err)
-	}
-}
-
 // pipes is a listener with connections in memory, for tests with synthetic time.
 type pipes chan net.Conn
 
@@ -151,6 +121,39 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+// failing is a listener that returns errors, and then none.
+type failing struct {
+	pipes
+	errs []error
+}
+
+func (l *failing) Accept() (net.Conn, error) {
+	if len(l.errs) == 0 {
+		return l.pipes.Accept()
+	}
+	err := l.errs[0]
+	l.errs = l.errs[1:]
+	return nil, err
+}
+
+// R3: temporary errors do not end the server.
+func TestAcceptErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pipes := make(pipes, 1)
+		_, server := net.Pipe()
+		pipes <- server
+		errs := slices.Repeat([]error{unix.EMFILE, unix.ECONNABORTED, unix.ENOBUFS}, 10)
+		_, ln := httpguard.New(nil, &failing{pipes, errs}, limited(t, 1), slog.New(slog.DiscardHandler))
+		if _, err := ln.Accept(); err != nil {
+			t.Errorf("after temporary errors: %v", err)
+		}
+		close(pipes)
+		if _, err := ln.Accept(); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("closed: %v", err)
+		}
+	})
+}
+
 // R9: a connection ends if it has no request, half a request, or is idle after one.
 func TestTimeouts(t *testing.T) {
 	for sent, within := range map[string]time.Duration{
@@ -163,7 +166,7 @@ func TestTimeouts(t *testing.T) {
 			ln := make(pipes, 1)
 			srv, bounded := httpguard.New(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.ReadAll(r.Body)
-			}), ln, 1, slog.New(slog.DiscardHandler))
+			}), ln, limited(t, 1), slog.New(slog.DiscardHandler))
 			done := make(chan error, 1)
 			go func() { done <- srv.Serve(bounded) }()
 			client, server := net.Pipe()

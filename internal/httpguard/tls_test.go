@@ -31,7 +31,7 @@ func TestEvictionOverTLS(t *testing.T) { // I10, R9
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, ln := httpguard.New(handler, plain, 2, slog.New(slog.DiscardHandler))
+	srv, ln := httpguard.New(handler, plain, limited(t, 2), slog.New(slog.DiscardHandler))
 	srv.ReadHeaderTimeout, srv.ReadTimeout, srv.WriteTimeout, srv.IdleTimeout = time.Hour, time.Hour, time.Hour, time.Hour
 	srv.TLSConfig = &tls.Config{Certificates: certified.TLS.Certificates} //nolint:gosec // the default is good
 	changed, idled := srv.ConnState, make(chan struct{}, 10)

@@ -57,6 +57,24 @@ func FreeBind(_, _ string, conn syscall.RawConn) error {
 	return errors.Join(controlErr, err)
 }
 
+// OfThisHost reports whether addr is an address of this host, to which a socket can be bound. If there is no descriptor
+// or memory for such a socket, the result is true. It takes about 2 µs, unless addr is a loopback address.
+func OfThisHost(addr netip.Addr) bool {
+	if addr.IsLoopback() {
+		return true
+	}
+	domain, address := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Addr: addr.As16()})
+	if addr.Is4() {
+		domain, address = unix.AF_INET, &unix.SockaddrInet4{Addr: addr.As4()}
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return true
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return !errors.Is(unix.Bind(fd, address), unix.EADDRNOTAVAIL)
+}
+
 // WrongAddr reports whether err, from opening a listener, means that the address is wrong: it does not
 // parse, its host name does not resolve, this host does not have it, or this process may not use it. All other errors
 // may pass: another program may have the address, or descriptors or memory may be missing.

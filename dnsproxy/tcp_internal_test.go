@@ -16,23 +16,6 @@ import (
 	"github.com/nametap/nametap/api"
 )
 
-// A connection that was accepted just before its listener stopped is served, because its query
-// may be on the way, unless there is no room.
-func TestAcceptedBeforeStop(t *testing.T) {
-	clients := newTCPClients(1, slog.New(slog.DiscardHandler))
-	t.Cleanup(clients.close)
-	l := &tcpListener{clients: clients}
-	clients.stop(l)
-	for i, want := range []bool{true, false} {
-		conn, other := net.Pipe()
-		t.Cleanup(func() { _ = conn.Close(); _ = other.Close() })
-		c := &tcpConn{listener: l, conn: conn}
-		if got := clients.add(c); got != want || c.drained.IsZero() == want {
-			t.Errorf("connection %d: added %t, draining %t, want %t", i+1, got, !c.drained.IsZero(), want)
-		}
-	}
-}
-
 // A connection ends after the idle timeout from its last answer, and when the client takes no part of an answer for the write
 // timeout. One with a reserved descriptor ends after 1 s, or its first answer.
 func TestConnectionTimeouts(t *testing.T) { // A12
@@ -55,13 +38,13 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, Config{}, nil)
 			w.loadServer(t, map[string]*api.NameTable_NameInfo{"web.example": {Ips: []string{"10.0.0.1"}}})
-			clients := newTCPClients(1, slog.New(slog.DiscardHandler))
-			defer clients.close()
+			limit := newLimit(1, slog.New(slog.DiscardHandler))
+			defer limit.Close()
 			conn, client := net.Pipe()
 			served := &tcpConn{
-				handler: &w.server.handler, listener: &tcpListener{handler: &w.server.handler, clients: clients, stopped: make(chan struct{})},
+				handler: &w.server.handler, listener: &tcpListener{handler: &w.server.handler, stopped: make(chan struct{})},
 				from: arrival{protocol: overTCP, client: noClient, local: noClient}, conn: conn, task: newTask(),
-				brief: c.brief, readDone: make(chan struct{}), finished: make(chan struct{}, 1),
+				place: limit.Enter(conn), brief: c.brief, finished: make(chan struct{}, 1),
 			}
 			served.reader = bufio.NewReader(drainReader{served})
 			began := time.Now()
@@ -90,28 +73,4 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 			}
 		})
 	}
-}
-
-// If all connections together hold too much, the one is closed whose client has taken nothing for the longest.
-func TestHeldMemory(t *testing.T) { // A12
-	synctest.Test(t, func(t *testing.T) {
-		clients := newTCPClients(9, slog.New(slog.DiscardHandler))
-		defer clients.close()
-		var conns [3]*tcpConn
-		for i := range conns {
-			conn, client := net.Pipe()
-			defer client.Close()
-			conns[i] = &tcpConn{listener: &tcpListener{clients: clients}, conn: conn}
-			clients.add(conns[i])
-			conns[i].hold(5 << 20)
-			time.Sleep(time.Second) //nolint:forbidigo // synctest advances the time
-		}
-		conns[0].progress.Store(clients.elapsed()) // its client reads
-		for i, want := range [][3]bool{{}, {false, true, false}, {false, true, false}, {false, true, true}} {
-			if got := [3]bool{conns[0].shed.Load(), conns[1].shed.Load(), conns[2].shed.Load()}; got != want {
-				t.Errorf("step %d: closed are %v, want %v", i, got, want)
-			}
-			conns[0].hold(2<<20 + 1)
-		}
-	})
 }

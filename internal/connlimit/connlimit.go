@@ -1,0 +1,253 @@
+// Package connlimit decides which connection of a server is closed when connections, descriptors or memory run out, so
+// that no client can hold what all clients share.
+//
+// A server calls [Limit.Enter] with each connection that it accepts, and [Place.Leave] when the connection has ended. In
+// between it says which side waits for the other: [Place.Serve] when it has a whole request, and the client waits;
+// [Place.Await] when it begins to write a response, and then waits until the client has read it, and for the next
+// request. When the client has read a part of a long response, the server calls Await again. So a connection that idles,
+// sends a part of a request, or does not read its response, counts from the last Await. A server without requests, such as
+// a relay, calls Serve when a connection carries data. [Place.Hold] counts the memory that a connection needs.
+//
+// If there is no room, one connection is closed: of the connections whose client has been awaited for newTime, the one that
+// has been awaited for longest. If there is none, the client that has the most connections or, if memory runs out, holds
+// the most memory, loses a connection: the one that has been awaited for longest or, if all are served, that has been
+// served for longest. So a client with few connections has at least newTime for a request, and for its response.
+//
+// The closed connections are counted by one metric for all servers.
+package connlimit
+
+import (
+	"cmp"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/internal/sockets"
+)
+
+const (
+	// newTime is how long a client may be awaited before its connection is closed first, spareTime how long a connection
+	// in a new state is not closed for its descriptor.
+	newTime, spareTime = time.Second, 50 * time.Millisecond
+	// reserved is how many clients can still be accepted when the process has no descriptors left, and no connection
+	// can be closed.
+	reserved = 4
+	// network is the length of the IPv6 prefix that one client may have.
+	network = 64
+)
+
+// A Limit bounds the connections of a server, and the memory that they hold. It is safe for concurrent use.
+type Limit struct {
+	server   string
+	maxConns int
+	maxBytes int64
+	origin   time.Time // elapsed counts from here
+	reserve  *sockets.Reserve
+	evicted  atomic.Int64
+	held     atomic.Int64 // bytes that all places hold, those of evicted connections included
+
+	mu      sync.Mutex
+	places  map[*Place]struct{}
+	clients map[netip.Prefix]*client
+}
+
+// A client is an IPv4 address or an IPv6 network. All clients without an IP address are one client.
+type client struct {
+	conns int64 // guarded by Limit.mu
+	held  atomic.Int64
+}
+
+// A Place is the place of one connection. It is safe for concurrent use. A nil Place bounds nothing.
+type Place struct {
+	limit   *Limit
+	conn    net.Conn
+	key     netip.Prefix
+	client  *client
+	since   atomic.Int64 // when the state began: a result of elapsed
+	serving atomic.Bool
+	held    atomic.Int64
+	evicted atomic.Bool
+}
+
+// New returns a limit of maxConns connections, which hold up to maxBytes together. server is the label of the metric. The
+// caller must call [Limit.Close] in the end.
+func New(server string, maxConns int, maxBytes int64) *Limit {
+	return &Limit{
+		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: sockets.NewReserve(reserved),
+		places: map[*Place]struct{}{}, clients: map[netip.Prefix]*client{},
+	}
+}
+
+// Close releases the reserve of descriptors. The places stay usable.
+func (l *Limit) Close() { l.reserve.Close() }
+
+// Metric returns the metric, which docs/metrics.md and docs/discovery-reference.md list.
+func (l *Limit) Metric() prometheus.Collector {
+	return prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "nametap_connections_evicted_total", Help: "Connections that were closed to make room for others, by server.",
+		ConstLabels: prometheus.Labels{"server": l.server},
+	}, func() float64 { return float64(l.evicted.Load()) })
+}
+
+// Held returns how many bytes the connections hold.
+func (l *Limit) Held() int64 { return l.held.Load() }
+
+// elapsed returns the time since origin. Unlike the wall clock, it is never set back.
+func (l *Limit) elapsed() int64 { return int64(time.Since(l.origin)) }
+
+// Enter gives a new connection a place, whose client is awaited. If there is none, Enter closes another connection.
+func (l *Limit) Enter(conn net.Conn) *Place {
+	p := &Place{limit: l, conn: conn}
+	p.since.Store(l.elapsed())
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		addr := tcp.AddrPort().Addr().Unmap()
+		p.key, _ = addr.Prefix(min(network, addr.BitLen())) // fails for no length of an address
+	}
+	l.mu.Lock()
+	var other *Place
+	if len(l.places) >= l.maxConns {
+		other = l.leastLocked(byConns)
+	}
+	l.evictLocked(other)
+	if p.client = l.clients[p.key]; p.client == nil {
+		p.client = &client{}
+		l.clients[p.key] = p.client
+	}
+	p.client.conns++
+	l.places[p] = struct{}{}
+	l.mu.Unlock()
+	other.close()
+	return p
+}
+
+// FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection or, if there are
+// only connections with states newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
+// from the reserve: then the server should close the next connection soon.
+func (l *Limit) FreeDescriptor() (freed, reserved bool) {
+	l.mu.Lock()
+	other := l.leastLocked(byConns)
+	if other != nil && l.elapsed()-other.since.Load() < int64(spareTime) {
+		other = nil
+	}
+	l.evictLocked(other)
+	l.mu.Unlock()
+	if other != nil {
+		other.close()
+		return true, false
+	}
+	reserved = l.reserve.Spend()
+	return reserved, reserved
+}
+
+// Await records that the server waits for the client from now on, to which it writes a response.
+func (p *Place) Await() { p.enter(false) }
+
+// Serve records that the client waits for the server from now on.
+func (p *Place) Serve() { p.enter(true) }
+
+func (p *Place) enter(serving bool) {
+	if p != nil {
+		p.since.Store(p.limit.elapsed())
+		p.serving.Store(serving)
+	}
+}
+
+// Hold adds n, which may be negative, to the bytes that the connection holds. If all connections hold too much, Hold
+// closes connections. It reports whether the connection is still open.
+func (p *Place) Hold(n int64) bool {
+	if p == nil {
+		return true
+	}
+	l := p.limit
+	p.held.Add(n)
+	p.client.held.Add(n)
+	for over := l.held.Add(n) > l.maxBytes && n > 0; over; {
+		l.mu.Lock()
+		total := int64(0) // without evicted connections, whose memory is free soon
+		for other := range l.places {
+			total += other.held.Load()
+		}
+		var other *Place
+		if over = total > l.maxBytes; over {
+			other = l.leastLocked(byBytes)
+		}
+		l.evictLocked(other)
+		l.mu.Unlock()
+		other.close()
+	}
+	return !p.evicted.Load()
+}
+
+// Evicted reports whether the connection was closed to make room.
+func (p *Place) Evicted() bool { return p.evicted.Load() }
+
+// Leave gives the place back. It may be called any number of times.
+func (p *Place) Leave() {
+	p.limit.mu.Lock()
+	p.limit.removeLocked(p)
+	p.limit.mu.Unlock()
+	p.limit.reserve.Refill()
+}
+
+// A share returns how much of what runs out a place has, and how much its client has.
+type share func(p *Place) (own, all int64)
+
+func byConns(p *Place) (own, all int64) { return 1, p.client.conns }
+
+func byBytes(p *Place) (own, all int64) { return p.held.Load(), p.client.held.Load() }
+
+// leastLocked returns the place that is given up first, nil if there is none.
+func (l *Limit) leastLocked(of share) (least *Place) {
+	type rank struct{ longAwaited, all, awaited, since int64 }
+	var best rank
+	now := l.elapsed()
+	for p := range l.places {
+		own, all := of(p)
+		if own == 0 {
+			continue
+		}
+		r := rank{all: all, since: p.since.Load()}
+		if !p.serving.Load() {
+			r.awaited = 1
+			if now-r.since >= int64(newTime) {
+				r.longAwaited, r.all = 1, 0
+			}
+		}
+		if least == nil || cmp.Or(cmp.Compare(best.longAwaited, r.longAwaited), cmp.Compare(best.all, r.all),
+			cmp.Compare(best.awaited, r.awaited), cmp.Compare(r.since, best.since)) < 0 {
+			least, best = p, r
+		}
+	}
+	return least
+}
+
+// evictLocked takes the place of a connection, unless p is nil. The caller must then call close, without the lock.
+func (l *Limit) evictLocked(p *Place) {
+	if p != nil {
+		p.evicted.Store(true)
+		l.removeLocked(p)
+		l.evicted.Add(1)
+	}
+}
+
+// removeLocked removes a place, unless it was removed before.
+func (l *Limit) removeLocked(p *Place) {
+	if _, ok := l.places[p]; !ok {
+		return
+	}
+	delete(l.places, p)
+	if p.client.conns--; p.client.conns == 0 {
+		delete(l.clients, p.key)
+	}
+}
+
+// close closes the connection of an evicted place, nil for none. Its goroutines give back what they hold, and end.
+func (p *Place) close() {
+	if p != nil {
+		_ = p.conn.Close() // closed in any case
+	}
+}
