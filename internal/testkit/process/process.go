@@ -29,7 +29,7 @@ type Binaries struct {
 // process has open for writing may be open in a child that another goroutine starts meanwhile, and could not be run then.
 func WriteScript(tb testing.TB, path, text string) {
 	tb.Helper()
-	writer := exec.Command("sh", "-c", `cat >"$0.new" && chmod 755 "$0.new" && mv "$0.new" "$0"`, path)
+	writer := exec.CommandContext(tb.Context(), "sh", "-c", `cat >"$0.new" && chmod 755 "$0.new" && mv "$0.new" "$0"`, path)
 	writer.Stdin = strings.NewReader(text)
 	if output, err := writer.CombinedOutput(); err != nil {
 		tb.Fatalf("%v\n%s", err, output)
