@@ -15,13 +15,14 @@ import (
 
 // TestIstiod runs agents with an unmodified istiod, and with one for dual stack that issues certificates for half a
 // minute. See the subtests. The last ones end and stop istiod.
-func TestIstiod(t *testing.T) { // C1, C2, C5, N1, N2, N4, N5, N7, N9, N11, A2, A4
+func TestIstiod(t *testing.T) { // C1, C2, C5, N1, N2, N4, N5, N7, N8, N9, N11, A2, A4, F1
 	c := newCluster(t, objects)
 	d := c.Istiod(lab.IstiodOptions{})
 	const life = "30s"
 	other := c.Istiod(lab.IstiodOptions{Offset: 1000, Env: []string{"ISTIO_DUAL_STACK=true", "DEFAULT_WORKLOAD_CERT_TTL=" + life, "MAX_WORKLOAD_CERT_TTL=" + life}})
 	t.Run("tables", func(t *testing.T) { testTables(t, d, other) })
 	t.Run("Istio's agent", func(t *testing.T) { testIstiosAgent(t, d) })
+	t.Run("names of others", func(t *testing.T) { testNamesOfOthers(t, d) })
 	t.Run("advice", func(t *testing.T) { testAdvice(t, d) })
 	t.Run("workload certificate", func(t *testing.T) { testWorkloadCertificate(t, other) })
 	t.Run("token", func(t *testing.T) { testToken(t, d) })
@@ -71,6 +72,18 @@ func testTables(t *testing.T, d, dualStack *lab.Istiod) {
 			}
 		})
 	}
+}
+
+// testNamesOfOthers asks for names of Services, and for names that search lists make, which another namespace's entry has.
+func testNamesOfOthers(t *testing.T, d *lab.Istiod) {
+	h := newHost(d.In(t), onlyIPv4)
+	h.agent("house", "house", h.plain(d.Port(15010))...).Has("*.corp.example", "198.51.100.10")
+	h.answers(map[string]string{
+		"web A": "10.96.1.11", "web.house A": "10.96.1.11", "web.house.svc A": "10.96.1.11", "web.house.svc.cluster.local A": "10.96.1.11",
+		"web.back A": "10.96.1.2", "web.back.svc.cluster.local A": "10.96.1.2", "1.1.96.10.in-addr.arpa PTR": "web.shop.svc.cluster.local.",
+		"none.house.svc.cluster.local A": upstreamAddr, "empty.shop.svc.cluster.local A": upstreamAddr, "svc.cluster.local A": "NODATA",
+		"git.corp.example A": "10.96.1.1 198.51.100.10", "absent.example.com.corp.example A": "NXDOMAIN",
+	})
 }
 
 // testAdvice checks that the log and `nametap status` name the setting to check when istiod refuses an agent, or the agent

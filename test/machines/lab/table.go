@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -70,20 +69,6 @@ func (t Table) Diff(other Table) string {
 	return strings.Join(lines, "\n")
 }
 
-// Used returns the entries that the agent uses: of an external host, which istiod sends without its namespace, the agent
-// does not know whether it may have a name that belongs to Services (D68).
-func (t Table) Used() Table {
-	services := map[string]bool{}
-	for _, e := range t {
-		services[e.Shortname+"."+e.Namespace] = true
-	}
-	used := maps.Clone(t)
-	maps.DeleteFunc(used, func(host string, e Entry) bool {
-		return e.Registry == "External" && (services[host] || strings.HasSuffix(host, ".svc") || strings.HasSuffix(host, ".cluster.local"))
-	})
-	return used
-}
-
 // Table returns the agent's table.
 func (a *Agent) Table() Table {
 	a.tb.Helper()
@@ -103,7 +88,7 @@ func (a *Agent) Has(host, address string) {
 	wait.Until(a.tb, host+" is in the table", func() bool { return slices.Contains(a.Table()[host].IPs, address) })
 }
 
-// WantTable waits until an agent's table is what it uses of istiod's for this agent, and returns it.
+// WantTable waits until an agent's table is istiod's for this agent, and returns it.
 func (d *Istiod) WantTable(a *Agent) Table {
 	a.tb.Helper()
 	var want Table
@@ -119,7 +104,6 @@ func (d *Istiod) WantTable(a *Agent) Table {
 			diff = "istiod has no stream of " + a.Name
 			return false
 		}
-		want = want.Used()
 		diff = want.Diff(a.Table())
 		return diff == ""
 	})
