@@ -13,24 +13,16 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
-
-// A listener is a listening socket that Go's runtime does not watch.
-type listener struct {
-	fd   int
-	addr netip.AddrPort
-}
 
 // listeners are the listeners of a server. They are safe for concurrent use.
 type listeners struct {
 	config *Config
 
 	mu      sync.Mutex
-	opened  []listener
+	opened  []*net.TCPListener
 	missing map[netip.AddrPort]error // the listeners that could not be opened, and why
 	closed  bool                     // close was called
 }
@@ -46,40 +38,55 @@ func (ls *listeners) open(ctx context.Context) error {
 	if len(ls.opened) > 0 && !ls.config.OpenOthers {
 		return nil
 	}
-	hosts, port, err := ls.config.listenAddrs()
-	if err != nil {
-		return err
-	}
 	ls.missing = map[netip.AddrPort]error{}
-	var errs []error
-	for _, host := range hosts {
-		addr := netip.AddrPortFrom(host, port)
-		if slices.Contains(ls.addrs(), addr) {
-			continue
+	adopted := ls.addrs()
+	return ls.config.eachAddr(func(addr netip.AddrPort) (bound netip.AddrPort, err error) {
+		if slices.Contains(adopted, addr) {
+			return addr, nil
 		}
 		l, err := ls.openOne(ctx, addr)
 		if err != nil {
-			errs = append(errs, err)
 			ls.missing[addr] = err
-			continue
+			return addr, err
 		}
 		ls.opened = append(ls.opened, l)
-		if port == 0 { // the other listeners get the port that the kernel chose for the first
-			port = l.addr.Port()
+		return addrOf(l), nil
+	})
+}
+
+// eachAddr calls open for each address of Addr, and logs its errors. It fails if none was opened because the address is
+// wrong. If the kernel chooses the port of the first, the others get it, too.
+func (c *Config) eachAddr(open func(netip.AddrPort) (bound netip.AddrPort, err error)) error {
+	hosts, port, err := c.listenAddrs()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, host := range hosts {
+		bound, err := open(netip.AddrPortFrom(host, port))
+		if err != nil {
+			errs = append(errs, err)
 		}
+		port = bound.Port()
 	}
-	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, mayPass) {
-		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", ls.config.Addr, errors.Join(errs...))
+	if len(errs) == len(hosts) && !slices.ContainsFunc(errs, mayPass) {
+		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", c.Addr, errors.Join(errs...))
 	}
-	logMissing(ls.config.Logger, errs)
+	for _, err := range errs {
+		c.Logger.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
+	}
 	return nil
 }
 
 // adopt takes over the sockets of another process.
 func (ls *listeners) adopt() error {
 	for _, file := range ls.config.Sockets {
-		l, err := detached(net.FileListener(file))
-		_ = file.Close() // l has a duplicate
+		found, err := net.FileListener(file)
+		_ = file.Close() // found has a duplicate
+		l, ok := found.(*net.TCPListener)
+		if err == nil && !ok {
+			err = errors.New("want TCP")
+		}
 		if err != nil {
 			ls.close()
 			return fmt.Errorf("inherited socket %s for connections to VIPs: %w", file.Name(), err)
@@ -90,7 +97,7 @@ func (ls *listeners) adopt() error {
 }
 
 // openOne opens one listener of this process.
-func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener, error) {
+func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (*net.TCPListener, error) {
 	var control func(string, string, syscall.RawConn) error
 	if addr.Addr().IsLoopback() {
 		control = sockets.FreeBind
@@ -99,35 +106,12 @@ func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener
 	if err == nil && ls.config.Store != nil {
 		ls.config.Store(l)
 	}
-	return detached(l, err)
-}
-
-// detached returns a duplicate of l that Go's runtime does not watch, and closes l. If the runtime watched the
-// socket, each new client would also wake the runtime. If err is not nil, detached returns it.
-func detached(l net.Listener, err error) (listener, error) {
-	if err != nil {
-		return listener{}, err
-	}
-	defer func() { _ = l.Close() }() // found has a duplicate
-	tcp, ok := l.(*net.TCPListener)
-	if !ok {
-		return listener{}, errors.New("want TCP")
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return listener{}, err
-	}
-	found := listener{addr: tcp.Addr().(*net.TCPAddr).AddrPort()}
-	controlErr := raw.Control(func(fd uintptr) {
-		found.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) //nolint:gosec // a descriptor; connections inherit it
-	})
-	return found, errors.Join(controlErr, err)
+	return l, err
 }
 
 // openMissing tries to open the missing listeners until all are open or ctx ends. It calls the function accept with
 // each listener that it has opened.
-func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
+func (ls *listeners) openMissing(ctx context.Context, accept func(*net.TCPListener)) {
 	if len(ls.unserved()) == 0 {
 		return
 	}
@@ -150,7 +134,7 @@ func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 }
 
 // add records the result of opening a missing listener. It reports whether the listener is to be served.
-func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
+func (ls *listeners) add(addr netip.AddrPort, l *net.TCPListener, err error) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	switch {
@@ -158,7 +142,7 @@ func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
 		ls.missing[addr] = err
 		return false
 	case ls.closed:
-		_ = unix.Close(l.fd) // clients that have connected are reset
+		_ = l.Close() // clients that have connected are reset
 		return false
 	}
 	delete(ls.missing, addr)
@@ -189,10 +173,13 @@ func (ls *listeners) addrs() (addrs []netip.AddrPort) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.opened {
-		addrs = append(addrs, l.addr)
+		addrs = append(addrs, addrOf(l))
 	}
 	return addrs
 }
+
+// addrOf returns the address of a listener.
+func addrOf(l *net.TCPListener) netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() } //nolint:forcetypeassert // TCP
 
 // close closes the listeners. None is opened afterwards.
 func (ls *listeners) close() {
@@ -203,7 +190,7 @@ func (ls *listeners) close() {
 	}
 	ls.closed = true
 	for _, l := range ls.opened {
-		_ = unix.Close(l.fd)
+		_ = l.Close()
 	}
 }
 
@@ -211,17 +198,10 @@ func (ls *listeners) close() {
 // settings.
 func mayPass(err error) bool { return !sockets.WrongAddr(err) }
 
-// logMissing logs why listeners are missing.
-func logMissing(log *slog.Logger, errs []error) {
-	for _, err := range errs {
-		log.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
-	}
-}
-
 // listenOn opens one listener.
 func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
 	config := sockets.TCPConfig()
-	config.KeepAlive = -1 // pair.probe sets it
+	config.KeepAlive = -1 // conn.probe sets it
 	config.Control = control
 	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
 	if err != nil {
@@ -234,30 +214,19 @@ func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, str
 // [Config.Sockets]. OpenSockets also opens sockets at addresses that this host does not have yet. If it cannot open
 // a socket, it logs why. It fails if it can open no socket because the address is wrong. The caller closes the
 // files.
-func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
-	cfg := Config{Addr: addr}
-	hosts, port, err := cfg.listenAddrs()
-	if err != nil {
-		return nil, err
-	}
-	if port == 0 {
-		return nil, fmt.Errorf("egress address %q: want a port other than 0 with --supervise", addr)
-	}
-	var files []*os.File
-	var errs []error
-	for _, host := range hosts {
-		file, err := openSocket(ctx, netip.AddrPortFrom(host, port))
-		if err != nil {
-			errs = append(errs, err)
-			continue
+func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
+	cfg := Config{Addr: addr, Logger: log}
+	err = cfg.eachAddr(func(addr netip.AddrPort) (netip.AddrPort, error) {
+		if addr.Port() == 0 {
+			return addr, errors.New("want a port other than 0 with --supervise")
 		}
-		files = append(files, file)
-	}
-	if len(files) == 0 && !slices.ContainsFunc(errs, mayPass) {
-		return nil, fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", addr, errors.Join(errs...))
-	}
-	logMissing(log, errs)
-	return files, nil
+		file, err := openSocket(ctx, addr)
+		if err == nil {
+			files = append(files, file)
+		}
+		return addr, err
+	})
+	return files, err
 }
 
 // openSocket opens one listening socket as a file.

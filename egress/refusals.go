@@ -71,8 +71,9 @@ type refusals struct {
 	byReason map[Reason]*reasonCount
 }
 
-// add counts a refusal, and logs it unless another one for its reason was logged less than a second ago.
-func (r *refusals) add(log *slog.Logger, reason Reason, err error) {
+// add counts a refusal. The function write, which is to be called without a lock, logs it unless another one for its
+// reason was logged less than a second ago.
+func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.byReason == nil {
@@ -87,10 +88,13 @@ func (r *refusals) add(log *slog.Logger, reason Reason, err error) {
 	c.Last, c.Error = time.Now(), err.Error()
 	c.unlogged++
 	if c.Last.Sub(c.logged) < refusalLogInterval {
-		return
+		return func(*slog.Logger) {}
 	}
-	log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", c.unlogged)
+	count := c.unlogged
 	c.logged, c.unlogged = c.Last, 0
+	return func(log *slog.Logger) {
+		log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", count)
+	}
 }
 
 // count returns the number of refusals for a reason.
