@@ -41,7 +41,6 @@
 //	route.go     steps 3 and 4: from a VIP and a port to a host
 //	status.go    what the server counts for each host
 //	listen.go    the listeners: sockets that this process opens, or that another process has opened for it
-//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	forbidden.go addresses that are refused
 //	endpoints.go step 4: from a port to the endpoints of the host
 //	loop.go      the events of sockets, and tasks

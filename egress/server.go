@@ -162,10 +162,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer context.AfterFunc(ctx, s.end)()
 	group, serving := errgroup.WithContext(s.ending)
-	serve := func(l *net.TCPListener) {
-		group.Go(func() error { return s.accept(l) })
-		group.Go(func() error { answerQUIC(serving, addrOf(l), s.log); return nil })
-	}
+	serve := func(l *net.TCPListener) { group.Go(func() error { return s.accept(l) }) }
 	for _, l := range s.listeners.opened {
 		serve(l)
 	}
