@@ -46,7 +46,6 @@ type conn struct {
 	toHost, toClient direction
 	counts           *counts
 	last             atomic.Int64  // when data was last moved, or a direction ended, in nanoseconds
-	awaits           atomic.Bool   // was told to place since then
 	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	aborted          atomic.Bool
 }
@@ -71,16 +70,7 @@ func (c *conn) join(host *net.TCPConn, n *counts) {
 // touch records that the connection is not idle.
 func (c *conn) touch() {
 	c.last.Store(time.Now().UnixNano())
-	if c.awaits.CompareAndSwap(true, false) {
-		c.place.Serve()
-	}
-}
-
-// await records that the connection has been idle for so long that it is the first to give way to another one.
-func (c *conn) await() {
-	if c.awaits.CompareAndSwap(false, true) {
-		c.place.Await()
-	}
+	c.place.Serve()
 }
 
 // An evictable is a conn that connlimit can close.

@@ -50,7 +50,7 @@ func carries(t *testing.T, s *Server) *carried {
 // bare returns a server without listeners.
 func bare(t *testing.T, conns int) *Server {
 	t.Helper()
-	s := &Server{config: DefaultConfig(), conns: map[*conn]bool{}, metrics: newMetrics(), copier: newCopier()}
+	s := &Server{config: DefaultConfig(), conns: map[*conn]bool{}, metrics: newMetrics(int64(conns), nil), copier: newCopier()}
 	s.limit = connlimit.New("egress", conns, maxBeginnings)
 	t.Cleanup(s.limit.Close)
 	return s

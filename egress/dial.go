@@ -53,9 +53,8 @@ type dialing struct {
 	events    chan func()
 	alternate bool             // dial IPv6 and IPv4 alternately
 	lookups   int              // how many lookups have not ended
-	held      []netip.AddrPort // found addresses that are not yet in addrs: see release
-	holdUntil time.Time        // until this time, held addresses wait for other lookups
 	addrs     []netip.AddrPort // the next addresses to dial
+	holdUntil time.Time        // until this time, addrs wait for other lookups
 	attempts  []netip.AddrPort // addresses that are dialled now
 	next      time.Time        // when the next address is dialled although attempts have not ended
 	failed    []error          // errors of attempts
@@ -73,17 +72,15 @@ func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.
 	r := &dialing{dialer: d, ctx: ctx, allow: allow, events: make(chan func()), alternate: len(targets) == 1}
 	r.lookUp(targets)
 	for r.conn == nil {
-		r.release()
-		switch {
-		case len(r.addrs) > 0 && r.mayBegin():
+		var wake <-chan time.Time
+		switch wait := time.Until(r.due()); {
+		case len(r.addrs) > 0 && wait <= 0:
 			r.begin()
 			continue
-		case len(r.addrs)+len(r.held)+len(r.attempts)+r.lookups == 0:
+		case len(r.addrs) > 0:
+			wake = time.After(wait)
+		case len(r.attempts)+r.lookups == 0:
 			return nil, netip.AddrPort{}, r.failure(targets)
-		}
-		wake := make(<-chan time.Time)
-		if len(r.addrs)+len(r.held) > 0 {
-			wake = time.After(time.Until(r.wakeTime()))
 		}
 		select {
 		case record := <-r.events:
@@ -97,6 +94,17 @@ func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.
 		}
 	}
 	return r.conn, r.to, nil
+}
+
+// due returns when the next address is dialled, unless something happens earlier.
+func (r *dialing) due() (due time.Time) {
+	if r.lookups > 0 {
+		due = r.holdUntil
+	}
+	if len(r.attempts) > 0 && r.next.After(due) {
+		due = r.next
+	}
+	return due
 }
 
 // send makes the goroutine of dial call record. It returns false if dial has ended.
@@ -119,7 +127,7 @@ func (r *dialing) lookUp(targets []endpoint) {
 	names := 0
 	for _, target := range targets {
 		if target.name == "" {
-			r.held = append(r.held, netip.AddrPortFrom(target.addr, target.port))
+			r.addrs = append(r.addrs, netip.AddrPortFrom(target.addr, target.port))
 			continue
 		}
 		if names++; names > maxResolved {
@@ -142,29 +150,21 @@ func (r *dialing) lookUp(targets []endpoint) {
 	}
 }
 
-// addResult takes the result of a lookup of target's name.
+// addResult takes the result of a lookup of target's name. If r.alternate is true, the families of the addresses
+// alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
 func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 	if err != nil && r.unknown == nil {
 		r.unknown = fmt.Errorf("resolving %s: %w", target.name, err)
 	}
 	for _, addr := range addrs {
-		r.held = append(r.held, netip.AddrPortFrom(addr.Unmap(), target.port))
+		r.addrs = append(r.addrs, netip.AddrPortFrom(addr.Unmap(), target.port))
+	}
+	if r.alternate {
+		r.addrs = alternateFamilies(r.addrs)
 	}
 	if r.holdUntil.IsZero() && len(addrs) > 0 {
 		r.holdUntil = time.Now().Add(resolutionDelay)
 	}
-}
-
-// release moves the addresses in held to addrs, unless lookups still run and it is earlier than holdUntil. If
-// r.alternate is true, the families alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
-func (r *dialing) release() {
-	if r.lookups > 0 && time.Now().Before(r.holdUntil) {
-		return
-	}
-	if r.alternate {
-		r.held = alternateFamilies(r.held)
-	}
-	r.addrs, r.held = append(r.addrs, r.held...), nil
 }
 
 // alternateFamilies returns addrs in an order in which the families alternate, IPv6 first.
@@ -185,27 +185,18 @@ func alternateFamilies(addrs []netip.AddrPort) (all []netip.AddrPort) {
 	return all
 }
 
-// mayBegin reports whether the next address is dialled now. If an attempt runs already, it takes a place of extra.
-func (r *dialing) mayBegin() bool {
-	if len(r.attempts) == 0 {
-		return true
-	}
-	if time.Now().Before(r.next) {
-		return false
-	}
-	select {
-	case r.extra <- struct{}{}:
-		return true
-	default: // other connections have to end attempts first
-		r.next = time.Now().Add(attemptDelay)
-		return false
-	}
-}
-
-// begin dials the next address.
+// begin dials the next address. If another attempt runs, it first takes a place of extra; without one, it waits for longer.
 func (r *dialing) begin() {
 	addr, isExtra := r.addrs[0], len(r.attempts) > 0
-	r.addrs, r.attempts, r.next = r.addrs[1:], append(r.attempts, addr), time.Now().Add(attemptDelay)
+	r.next = time.Now().Add(attemptDelay)
+	if isExtra {
+		select {
+		case r.extra <- struct{}{}:
+		default:
+			return
+		}
+	}
+	r.addrs, r.attempts = r.addrs[1:], append(r.attempts, addr)
 	r.running.Go(func() {
 		conn, err := r.open(addr)
 		if isExtra {
@@ -222,14 +213,6 @@ func (r *dialing) begin() {
 			_ = conn.Close() // it was never used
 		}
 	})
-}
-
-// wakeTime returns when dial goes on if nothing happens earlier.
-func (r *dialing) wakeTime() time.Time {
-	if len(r.addrs) > 0 && (len(r.held) == 0 || r.next.Before(r.holdUntil)) {
-		return r.next
-	}
-	return r.holdUntil
 }
 
 // failure returns a refusal that says why there is no connection: the errors of the attempts or, if there was no

@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
 
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
@@ -19,7 +18,8 @@ import (
 
 // listeners are the listeners of a server. They are safe for concurrent use.
 type listeners struct {
-	config *Config
+	config   *Config
+	freeBind bool // open listeners also at addresses that this host does not have yet
 
 	mu      sync.Mutex
 	opened  []*net.TCPListener
@@ -29,8 +29,7 @@ type listeners struct {
 
 // open adopts Config.Sockets. If there are none, or if Config.OpenOthers is true, it opens the listeners of
 // Config.Addr, and records the listeners that it cannot open as missing. It fails if all are missing because the
-// address is wrong. A listener on loopback is opened even if the host does not have the address yet, because IPv6
-// may be switched on later.
+// address is wrong.
 func (ls *listeners) open(ctx context.Context) error {
 	if err := ls.adopt(); err != nil {
 		return err
@@ -38,42 +37,30 @@ func (ls *listeners) open(ctx context.Context) error {
 	if len(ls.opened) > 0 && !ls.config.OpenOthers {
 		return nil
 	}
-	ls.missing = map[netip.AddrPort]error{}
-	adopted := ls.addrs()
-	return ls.config.eachAddr(func(addr netip.AddrPort) (bound netip.AddrPort, err error) {
-		if slices.Contains(adopted, addr) {
-			return addr, nil
-		}
-		l, err := ls.openOne(ctx, addr)
-		if err != nil {
-			ls.missing[addr] = err
-			return addr, err
-		}
-		ls.opened = append(ls.opened, l)
-		return addrOf(l), nil
-	})
-}
-
-// eachAddr calls open for each address of Addr, and logs its errors. It fails if none was opened because the address is
-// wrong. If the kernel chooses the port of the first, the others get it, too.
-func (c *Config) eachAddr(open func(netip.AddrPort) (bound netip.AddrPort, err error)) error {
-	hosts, port, err := c.listenAddrs()
+	hosts, port, err := ls.config.listenAddrs()
 	if err != nil {
 		return err
 	}
+	ls.missing = map[netip.AddrPort]error{}
 	var errs []error
 	for _, host := range hosts {
-		bound, err := open(netip.AddrPortFrom(host, port))
-		if err != nil {
-			errs = append(errs, err)
+		addr := netip.AddrPortFrom(host, port)
+		if slices.Contains(ls.addrs(), addr) {
+			continue
 		}
-		port = bound.Port()
+		l, err := ls.openOne(ctx, addr)
+		if err != nil {
+			ls.missing[addr], errs = err, append(errs, err)
+			continue
+		}
+		ls.opened = append(ls.opened, l)
+		port = addrOf(l).Port() // if the kernel chose it, the other listeners get it, too
 	}
-	if len(errs) == len(hosts) && !slices.ContainsFunc(errs, mayPass) {
-		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", c.Addr, errors.Join(errs...))
+	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, mayPass) {
+		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", ls.config.Addr, errors.Join(errs...))
 	}
 	for _, err := range errs {
-		c.Logger.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
+		ls.config.Logger.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
 	}
 	return nil
 }
@@ -96,17 +83,22 @@ func (ls *listeners) adopt() error {
 	return nil
 }
 
-// openOne opens one listener of this process.
+// openOne opens one listener of this process. A listener on loopback is opened even if the host does not have the address
+// yet, because IPv6 may be switched on later.
 func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (*net.TCPListener, error) {
-	var control func(string, string, syscall.RawConn) error
-	if addr.Addr().IsLoopback() {
-		control = sockets.FreeBind
+	config := sockets.TCPConfig()
+	config.KeepAlive = -1 // conn.probe sets it
+	if ls.freeBind || addr.Addr().IsLoopback() {
+		config.Control = sockets.FreeBind
 	}
-	l, err := listenOn(ctx, addr, control)
-	if err == nil && ls.config.Store != nil {
+	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
+	if err != nil {
+		return nil, err
+	}
+	if ls.config.Store != nil {
 		ls.config.Store(l)
 	}
-	return l, err
+	return l.(*net.TCPListener), nil //nolint:forcetypeassert // of network tcp
 }
 
 // openMissing tries to open the missing listeners until all are open or ctx ends. It calls the function accept with
@@ -198,45 +190,28 @@ func (ls *listeners) close() {
 // settings.
 func mayPass(err error) bool { return !sockets.WrongAddr(err) }
 
-// listenOn opens one listener.
-func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
-	config := sockets.TCPConfig()
-	config.KeepAlive = -1 // conn.probe sets it
-	config.Control = control
-	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.TCPListener), nil
-}
-
 // OpenSockets opens the listening sockets of addr, a [Config.Addr]. Another process gets them in its
 // [Config.Sockets]. OpenSockets also opens sockets at addresses that this host does not have yet. If it cannot open
 // a socket, it logs why. It fails if it can open no socket because the address is wrong. The caller closes the
 // files.
-func OpenSockets(ctx context.Context, addr string, log *slog.Logger) (files []*os.File, err error) {
-	cfg := Config{Addr: addr, Logger: log}
-	err = cfg.eachAddr(func(addr netip.AddrPort) (netip.AddrPort, error) {
-		if addr.Port() == 0 {
-			return addr, errors.New("want a port other than 0 with --supervise")
-		}
-		file, err := openSocket(ctx, addr)
-		if err == nil {
-			files = append(files, file)
-		}
-		return addr, err
-	})
-	return files, err
-}
-
-// openSocket opens one listening socket as a file.
-func openSocket(ctx context.Context, addr netip.AddrPort) (*os.File, error) {
-	listener, err := listenOn(ctx, addr, sockets.FreeBind)
-	if err != nil {
+func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
+	ls := &listeners{config: &Config{Addr: addr, Logger: log}, freeBind: true}
+	if _, port, err := ls.config.listenAddrs(); err == nil && port == 0 {
+		return nil, fmt.Errorf("egress address %q: want a port other than 0 with --supervise", addr)
+	}
+	defer ls.close() // the files are duplicates
+	if err := ls.open(ctx); err != nil {
 		return nil, err
 	}
-	defer func() { _ = listener.Close() }() // the file is a duplicate
-	return listener.File()
+	var files []*os.File
+	for _, l := range ls.opened {
+		file, err := l.File()
+		if err != nil {
+			return files, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
 }
 
 // Among reports whether a socket is one that a server would open for addr, a [Config.Addr].
@@ -252,8 +227,5 @@ func Among(addr string, file *os.File) bool {
 func Owns(addr string, file *os.File) bool {
 	cfg := Config{Addr: addr}
 	_, port, err := cfg.listenAddrs()
-	if err != nil {
-		return false
-	}
-	return port != 0 && sockets.TCPAddr(file).Port() == port
+	return err == nil && port != 0 && sockets.TCPAddr(file).Port() == port
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,16 +85,14 @@ func (b *beginning) readMore(n int) {
 		b.err = errTooLong
 		return
 	}
-	if len(b.read)+n > cap(b.read) {
-		size := max(firstRead, 2*cap(b.read))
-		more := int64(size-max(firstRead, cap(b.read))) * parserShare
+	if more := int64(n * parserShare); len(b.read)+n > firstRead {
 		b.held += more
-		if more > 0 && !b.hold(more) {
+		if !b.hold(more) {
 			b.err = errMemory
 			return
 		}
-		b.read = append(make([]byte, 0, size), b.read...)
 	}
+	b.read = slices.Grow(b.read, n)
 	if b.locked {
 		b.parsing.Unlock()
 	}

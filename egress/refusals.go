@@ -6,6 +6,8 @@ import (
 	"sort"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // A Reason says why a connection was not carried.
@@ -65,8 +67,10 @@ type reasonCount struct {
 	unlogged int       // the refusals since then
 }
 
-// refusals counts refusals by reason, and logs them. The zero value is ready for use.
+// refusals counts refusals by reason, and logs them.
 type refusals struct {
+	total *prometheus.CounterVec
+
 	mu       sync.Mutex
 	byReason map[Reason]*reasonCount
 }
@@ -74,11 +78,9 @@ type refusals struct {
 // add counts a refusal. The function write, which is to be called without a lock, logs it unless another one for its
 // reason was logged less than a second ago.
 func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
+	r.total.WithLabelValues(string(reason)).Inc()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.byReason == nil {
-		r.byReason = map[Reason]*reasonCount{}
-	}
 	c := r.byReason[reason]
 	if c == nil {
 		c = &reasonCount{RefusalStatus: RefusalStatus{Reason: reason}}
@@ -95,16 +97,6 @@ func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
 	return func(log *slog.Logger) {
 		log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", count)
 	}
-}
-
-// count returns the number of refusals for a reason.
-func (r *refusals) count(reason Reason) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c := r.byReason[reason]; c != nil {
-		return c.Count
-	}
-	return 0
 }
 
 // status returns the number of refusals and the last refusal for each reason, sorted by reason.

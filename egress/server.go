@@ -57,11 +57,9 @@ const (
 	sweepInterval = time.Second
 	// acceptWait is how long a listener waits for a client at a time while there are no descriptors.
 	acceptWait = 100 * time.Millisecond
-	// The idle timeout divided by halfClosedShare is the idle timeout of a connection that has ended in one
-	// direction. A connection that is idle for the idle timeout divided by newShare is the first to give way to
-	// another one. If the idle timeout is one hour, these are five minutes and one minute.
+	// The idle timeout divided by halfClosedShare is the idle timeout of a connection that has ended in one direction:
+	// five minutes of an hour.
 	halfClosedShare = 12
-	newShare        = 60
 )
 
 // Refusals of connections that end before they are joined.
@@ -80,25 +78,22 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := testMark(cfg.Mark); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, conns: map[*conn]bool{}, metrics: newMetrics(), copier: newCopier()}
+	s := &Server{config: cfg, log: cfg.Logger, conns: map[*conn]bool{}, copier: newCopier()}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.dying, s.die = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.listeners = &listeners{config: &s.config}
 	if err := s.listeners.open(ctx); err != nil {
 		return nil, err
 	}
-	var attempts int64
-	s.metrics.max, attempts = descriptorLimits()
+	limit, attempts := descriptorLimits()
 	if cfg.Memory > 0 {
-		s.metrics.max = min(s.metrics.max, max(cfg.Memory/2/bytesPerConn, 1))
+		limit = min(limit, max(cfg.Memory/2/bytesPerConn, 1))
 	}
+	s.metrics = newMetrics(limit, cfg.Registerer)
+	s.limit = connlimit.New("egress", int(limit), maxBeginnings)
 	s.dialer = &dialer{&s.config, newGuard(&s.config), &s.running, make(chan struct{}, attempts)}
-	s.limit = connlimit.New("egress", int(s.metrics.max), maxBeginnings)
 	if cfg.Registerer != nil {
-		if err := errors.Join(cfg.Registerer.Register(s.metrics), cfg.Registerer.Register(s.limit.Metric())); err != nil {
-			s.listeners.close()
-			return nil, fmt.Errorf("registering metrics: %w", err)
-		}
+		cfg.Registerer.MustRegister(s.limit.Metric())
 	}
 	return s, nil
 }
@@ -161,16 +156,19 @@ func (s *Server) Run(ctx context.Context) error {
 		runtime.GOMAXPROCS(2)
 	}
 	defer context.AfterFunc(ctx, s.end)()
-	group, serving := errgroup.WithContext(s.ending)
-	serve := func(l *net.TCPListener) { group.Go(func() error { return s.accept(l) }) }
+	defer context.AfterFunc(s.ending, s.listeners.close)()
+	var group errgroup.Group
+	serve := func(l *net.TCPListener) {
+		group.Go(func() error {
+			defer s.end()
+			return s.accept(l)
+		})
+	}
 	for _, l := range s.listeners.opened {
 		serve(l)
 	}
-	group.Go(func() error { s.listeners.openMissing(serving, serve); return nil })
 	group.Go(func() error {
-		<-serving.Done()
-		s.end() // before the listeners are closed, so that accept knows why
-		s.listeners.close()
+		s.listeners.openMissing(s.ending, serve)
 		return nil
 	})
 	swept := make(chan struct{})
@@ -358,7 +356,7 @@ func (s *Server) reject(client *net.TCPConn, err error) {
 
 // sweepAgain sweeps again and again, until the connections have to end.
 func (s *Server) sweepAgain() {
-	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/newShare, time.Millisecond)))
+	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
 	defer tick.Stop()
 	for {
 		select {
@@ -383,9 +381,6 @@ func (s *Server) sweep(now time.Time) {
 				s.metrics.idle.Inc()
 			}
 		default:
-			if idle >= timeout/newShare {
-				c.await()
-			}
 			c.probe()
 		}
 	}
