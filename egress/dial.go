@@ -64,10 +64,10 @@ type dialing struct {
 	to   netip.AddrPort
 }
 
-// dial connects to one of targets, if allow returns no error for its address. It gives up when ctx ends. The error is a
-// refusal.
+// dial connects to one of targets, if allow returns no error for its address. It gives up when ctx ends, or after
+// connectTimeout. The error is a refusal.
 func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.AddrPort) error) (*net.TCPConn, netip.AddrPort, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
 	r := &dialing{dialer: d, ctx: ctx, allow: allow, events: make(chan func()), alternate: len(targets) == 1}
 	r.lookUp(targets)
@@ -169,18 +169,11 @@ func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 
 // alternateFamilies returns addrs in an order in which the families alternate, IPv6 first.
 func alternateFamilies(addrs []netip.AddrPort) (all []netip.AddrPort) {
-	var next [2][]netip.AddrPort // IPv6, IPv4
-	for _, a := range addrs {
-		family := 0
-		if a.Addr().Is4() {
-			family = 1
-		}
-		next[family] = append(next[family], a)
-	}
-	for family := 0; len(all) < len(addrs); family = 1 - family {
-		if len(next[family]) > 0 {
-			all, next[family] = append(all, next[family][0]), next[family][1:]
-		}
+	isIPv4 := func(a netip.AddrPort) bool { return a.Addr().Is4() }
+	v6 := slices.DeleteFunc(slices.Clone(addrs), isIPv4)
+	v4 := slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return !isIPv4(a) })
+	for i := range addrs {
+		all = append(append(all, v6[min(i, len(v6)):min(i+1, len(v6))]...), v4[min(i, len(v4)):min(i+1, len(v4))]...)
 	}
 	return all
 }
@@ -202,14 +195,14 @@ func (r *dialing) begin() {
 		if isExtra {
 			<-r.extra
 		}
-		recorded := r.send(func() {
+		sent := r.send(func() {
 			r.attempts = slices.DeleteFunc(r.attempts, func(a netip.AddrPort) bool { return a == addr })
 			r.conn, r.to = conn, addr
 			if err != nil {
 				r.failed, r.next = append(r.failed, err), time.Now() // the next address is dialled at once
 			}
 		})
-		if !recorded && err == nil {
+		if !sent && err == nil {
 			_ = conn.Close() // it was never used
 		}
 	})

@@ -28,7 +28,7 @@ func (z *zone) resolve(_ context.Context, name string, f family.Family, onlyCach
 		if onlyCached {
 			return nil, false, nil
 		}
-		time.Sleep(z.late)
+		<-time.After(z.late)
 	}
 	for _, text := range z.addrs[name] {
 		if addr := netip.MustParseAddr(text); family.Of(addr) == f {

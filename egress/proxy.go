@@ -15,11 +15,11 @@ import (
 
 // connect connects to one of targets, directly or through the proxy, until ctx ends. The error contains a refusal.
 func (d *dialer) connect(ctx context.Context, targets []endpoint) (conn *net.TCPConn, to netip.AddrPort, err error) {
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
 	if d.config.Proxy == "" {
 		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to) })
 	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
 	var errs []error
 	for _, target := range targets {
 		if conn, to, err = d.connectByProxy(ctx, target); err == nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/sockets"
@@ -171,14 +172,21 @@ func (s *Server) Run(ctx context.Context) error {
 		s.listeners.openMissing(s.ending, serve)
 		return nil
 	})
-	swept := make(chan struct{})
-	go func() {
-		defer close(swept)
-		s.sweepAgain()
-	}()
+	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
+	defer tick.Stop()
+	var sweeping sync.WaitGroup
+	sweeping.Go(func() {
+		for s.dying.Err() == nil {
+			select {
+			case now := <-tick.C:
+				s.sweep(now)
+			case <-s.dying.Done():
+			}
+		}
+	})
 	err := group.Wait()
 	s.drain()
-	<-swept
+	sweeping.Wait()
 	return err
 }
 
@@ -220,7 +228,7 @@ func (s *Server) accept(l *net.TCPListener) error {
 			s.running.Go(func() { s.serve(client, refused) })
 			refused = nil
 		case s.ending.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the listener is closed
 		case sockets.Dead(err):
 			return fmt.Errorf("the listener for connections to VIPs egress %s failed: %w", l.Addr(), err)
 		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, 0):
@@ -331,13 +339,14 @@ func (s *Server) route(ctx context.Context, client *net.TCPConn) (route, error) 
 	if !redirected {
 		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
 	}
-	timer := time.NewTimer(connectTimeout)
-	defer timer.Stop()
+	if chans.Closed(s.config.Synced) {
+		return routeTo(vip, &s.config)
+	}
 	select {
 	case <-s.config.Synced:
 	case <-ctx.Done():
 		return route{}, ctx.Err()
-	case <-timer.C:
+	case <-time.After(connectTimeout):
 		return route{}, refuse(ReasonNoHost, "no table has been received yet, so the host of %s is not known", vip.Addr())
 	}
 	return routeTo(vip, &s.config)
@@ -352,20 +361,6 @@ func (s *Server) reject(client *net.TCPConn, err error) {
 	write := s.metrics.refusals.add(reason, err)
 	reset(client) // a client that sees the reset finds the reason in the status
 	write(s.log)
-}
-
-// sweepAgain sweeps again and again, until the connections have to end.
-func (s *Server) sweepAgain() {
-	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
-	defer tick.Stop()
-	for {
-		select {
-		case now := <-tick.C:
-			s.sweep(now)
-		case <-s.dying.Done():
-			return
-		}
-	}
 }
 
 // sweep looks at all connections. It closes those that are idle, or whose client has gone.

@@ -238,9 +238,8 @@ func (b builder) prerouting(a action) chain {
 // refusedPort is a UDP port on which no program listens (RFC 1078).
 const refusedPort = 1
 
-// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in through
-// inInterface; if inInterface is "", they match all connections. UDP packets are redirected to refusedPort, so the kernel
-// refuses them at once.
+// vips makes the rules that redirect connections to VIPs, of those that come in through inInterface; if inInterface is
+// "", of all. UDP packets are redirected to refusedPort, so the kernel refuses them at once.
 func (b builder) vips(inInterface string) (rules []string) {
 	for _, vip := range b.vipRanges() {
 		for _, to := range []struct {
