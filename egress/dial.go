@@ -44,7 +44,7 @@ type dialer struct {
 }
 
 // A dialing tries addresses until one accepts the connection (RFC 8305). Lookups and attempts have goroutines of their
-// own; what they find is recorded by functions that they send to events.
+// own, unless there is nothing else to wait for; what they find is recorded by functions that they send to events.
 type dialing struct {
 	*dialer
 
@@ -190,12 +190,12 @@ func (r *dialing) begin() {
 		}
 	}
 	r.addrs, r.attempts = r.addrs[1:], append(r.attempts, addr)
-	r.running.Go(func() {
+	attempt := func(send func(record func()) bool) {
 		conn, err := r.open(addr)
 		if isExtra {
 			<-r.extra
 		}
-		sent := r.send(func() {
+		sent := send(func() {
 			r.attempts = slices.DeleteFunc(r.attempts, func(a netip.AddrPort) bool { return a == addr })
 			r.conn, r.to = conn, addr
 			if err != nil {
@@ -205,7 +205,12 @@ func (r *dialing) begin() {
 		if !sent && err == nil {
 			_ = conn.Close() // it was never used
 		}
-	})
+	}
+	if len(r.addrs)+r.lookups == 0 && len(r.attempts) == 1 { // there is nothing else to wait for
+		attempt(func(record func()) bool { record(); return true })
+	} else {
+		r.running.Go(func() { attempt(r.send) })
+	}
 }
 
 // failure returns a refusal that says why there is no connection: the errors of the attempts or, if there was no
