@@ -5,7 +5,7 @@
 // # The way of a connection
 //
 //  1. The server accepts the connection. If there is no room for it, package connlimit decides which connection is closed.
-//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalOf).
+//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. If the table has the ports of the host, the port must be one of them.
 //  5. If only one host has the VIP, and the host is no wildcard, the name is known. Then nothing is read from the
