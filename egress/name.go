@@ -62,6 +62,7 @@ type beginning struct {
 	held    int64                  // bytes of memory that are reserved
 	parsing *sync.Mutex
 	locked  bool // parsing is locked
+	rested  int  // length of read at the last rest
 	read    []byte
 	next    int   // index in read of the byte that the parser gets next
 	err     error // why there are no more bytes
@@ -95,6 +96,10 @@ func (b *beginning) readMore(n int) {
 	b.read = slices.Grow(b.read, n)
 	if b.locked {
 		b.parsing.Unlock()
+		if len(b.read) >= b.rested+firstRead {
+			b.rested = len(b.read)
+			time.Sleep(rest) // Go then looks at the network
+		}
 	}
 	got, err := b.from.Read(b.read[len(b.read) : len(b.read)+n])
 	b.read, b.err = b.read[:len(b.read)+got], err
