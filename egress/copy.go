@@ -1,327 +1,262 @@
 package egress
 
 import (
+	"context"
 	"errors"
 	"io"
-	"slices"
+	"net"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 const (
-	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy if its last
-	// read had bufferSize bytes or more.
+	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy while its source
+	// has as many bytes waiting.
 	bufferSize = 16 << 10
-	// chunkSize is how many bytes a direction moves before another connection has its turn. A busy direction moves a
-	// whole chunk at once, through a pipe of this size within the kernel. With larger chunks, copying takes less
-	// processor time, but queries wait longer, because the kernel does not interrupt a system call that copies.
-	// maxPipes bounds the number of pipes.
+	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel. With larger chunks,
+	// copying takes less processor time, but queries wait longer, because the kernel does not interrupt a system call that
+	// copies. maxPipes bounds the number of pipes.
 	chunkSize = 128 << 10
 	maxPipes  = 32
+	// A busy direction rests after chunksAtOnce chunks. A goroutine that always finds data to copy never waits, and Go then
+	// looks at the network only every 10 ms, so queries would wait. Meanwhile, data gathers in the sockets.
+	chunksAtOnce, rest = 4, 20 * time.Microsecond
 )
 
-// A copier copies the data of connections. It belongs to a loop.
+// A copier has what the connections of a server share when they copy.
 type copier struct {
-	*loop
-
-	buffer    [bufferSize]byte
-	pipes     []*pipe // empty pipes, to be used again
-	pipeCount int     // number of pipes that exist
+	buffers sync.Pool     // of *[bufferSize]byte
+	pipes   chan struct{} // has a value for each pipe in use
 }
 
-// A pipe is a pipe within the kernel.
-type pipe struct {
-	r, w     int
-	buffered int // bytes in the pipe
+// newCopier returns a copier.
+func newCopier() *copier {
+	return &copier{sync.Pool{New: func() any { return new([bufferSize]byte) }}, make(chan struct{}, maxPipes)}
 }
 
-// takePipe returns an empty pipe, or nil if there are too many or none can be made.
-func (c *copier) takePipe() *pipe {
-	if last := len(c.pipes) - 1; last >= 0 {
-		p := c.pipes[last]
-		c.pipes = c.pipes[:last]
-		return p
-	}
-	var ends [2]int
-	if c.pipeCount == maxPipes || unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK) != nil {
-		return nil
-	}
-	c.pipeCount++
-	_, _ = unix.FcntlInt(uintptr(ends[1]), unix.F_SETPIPE_SZ, chunkSize) // if it fails, the pipe is smaller and slower
-	return &pipe{r: ends[0], w: ends[1]}
-}
-
-// returnPipe takes a pipe back, and closes it if it is not empty.
-func (c *copier) returnPipe(p *pipe) {
-	if p.buffered == 0 {
-		c.pipes = append(c.pipes, p)
-		return
-	}
-	c.pipeCount--
-	_, _ = unix.Close(p.r), unix.Close(p.w)
-}
-
-// closePipes closes the empty pipes.
-func (c *copier) closePipes() {
-	for _, p := range c.pipes {
-		_, _ = unix.Close(p.r), unix.Close(p.w)
-	}
-}
-
-// A pair joins a client's connection with the connection to the host.
-type pair struct {
-	*copier
-
-	client, host     *socket
+// A conn joins a client's connection with the connection to its host.
+type conn struct {
+	client, host     *net.TCPConn
+	place            *connlimit.Place
+	cancel           context.CancelCauseFunc // ends what happens before the connection is joined
+	joined           atomic.Bool             // host is set, and both directions are copied
 	toHost, toClient direction
-	last             time.Time     // when data was last moved, or a direction ended
+	counts           *counts
+	last             atomic.Int64  // when data was last moved, or a direction ended, in nanoseconds
 	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
-	queued           bool          // moveQueued is among the functions in loop.deferred
-	failed           bool          // the end of the pair resets both connections
-	closed           bool
-	done             func() // called after both connections were closed
+	aborted          atomic.Bool
 }
 
 // A direction copies from one connection to the other one.
 type direction struct {
-	from, to *socket
+	from, to *net.TCPConn
 	copied   *atomic.Int64
-	rest     []byte // bytes that were read and not yet written; at first, the bytes that were read for the name
-	pipe     *pipe  // holds bytes that were read and not yet written; nil without any
-	busy     bool
-	atEOF    bool // the source has ended its data, without a reset
-	finished bool // the direction has ended or failed
+	reading  atomic.Bool // waits for the source, so a reset wakes it
+	ended    atomic.Bool // the source has ended its data, and all writes to the destination have succeeded
 }
 
-// newPair returns a pair whose bytes are counted in n. The caller then calls move. From that call on, the pair
-// copies in both directions until both have ended. If one connection fails, the other one is reset.
-func (c *copier) newPair(client, host *socket, n *counts) *pair {
-	p := &pair{copier: c, client: client, host: host, last: c.now}
-	p.toHost = direction{from: client, to: host, copied: &n.sent}
-	p.toClient = direction{from: host, to: client, copied: &n.received}
-	client.handle, host.handle = p.move, p.move
-	return p
+// join records the connection to the host. The bytes are counted in n.
+func (c *conn) join(host *net.TCPConn, n *counts) {
+	c.host, c.counts = host, n
+	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, &n.sent
+	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, &n.received
+	c.touch()
+	c.joined.Store(true)
 }
 
-// move moves what can be moved, at most one chunk in each direction.
-func (p *pair) move() {
-	more := p.run(&p.toHost, &p.toClient)
-	more = p.run(&p.toClient, &p.toHost) || more
-	switch {
-	case p.toHost.finished && p.toClient.finished:
-	case more && !p.queued:
-		p.queued = true
-		p.deferred = append(p.deferred, p.moveQueued)
-	case more:
-	case p.client.failed && !p.toClient.finished, p.host.failed && p.toClient.finished:
-		// The client first gets what the host sent before its reset.
-		p.abort()
+// touch records that the connection is not idle.
+func (c *conn) touch() {
+	c.last.Store(time.Now().UnixNano())
+	c.place.Serve()
+}
+
+// An evictable is a conn that connlimit can close.
+type evictable struct {
+	*net.TCPConn
+
+	conn *conn
+}
+
+// Close aborts the connection.
+func (e evictable) Close() error {
+	e.conn.abort(errRoom)
+	return nil
+}
+
+// idle returns how long the connection has been idle.
+func (c *conn) idle(now time.Time) time.Duration {
+	return time.Duration(now.UnixNano() - c.last.Load())
+}
+
+// halfClosed reports whether data has ended in a direction.
+func (c *conn) halfClosed() bool { return c.toHost.ended.Load() || c.toClient.ended.Load() }
+
+// abort ends the connection: with resets, or, before it is joined, with a refusal because of cause. It returns false if it
+// was called before.
+func (c *conn) abort(cause error) bool {
+	if !c.aborted.CompareAndSwap(false, true) {
+		return false
 	}
+	c.cancel(cause)
+	if c.joined.Load() {
+		reset(c.client)
+		reset(c.host)
+	} else {
+		stopReading(c.client)
+	}
+	return true
 }
 
-// moveQueued calls move when it is the pair's turn again.
-func (p *pair) moveQueued() {
-	p.queued = false
-	p.move()
+// reset closes a connection with a reset, which discards data that was not sent.
+func reset(conn *net.TCPConn) {
+	_ = conn.SetLinger(0) // fails only on a closed connection
+	_ = conn.Close()
 }
 
-// run moves up to a chunk in direction d. It reports whether there may be more to move. other is the opposite
-// direction.
-func (p *pair) run(d, other *direction) (more bool) {
-	for left := chunkSize; !d.finished; {
-		n, err := p.moveSome(d)
-		left -= n
-		if n > 0 {
-			p.last = p.now
-		}
-		switch {
-		case errors.Is(err, unix.EAGAIN):
-			return false
-		case err != nil:
-			p.end(d, other, err)
-		case left <= 0:
+// stopReading makes reads of a connection fail.
+func stopReading(conn *net.TCPConn) { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
+
+// copy copies in both directions until both have ended, and closes both connections. The bytes in first are the first ones
+// for the host. If a connection fails, the other one is reset.
+func (c *conn) copy(shared *copier, first []byte) {
+	var toHost, toClient error
+	var running sync.WaitGroup
+	running.Go(func() { toHost = c.run(shared, &c.toHost, &c.toClient, first) })
+	toClient = c.run(shared, &c.toClient, &c.toHost, nil)
+	running.Wait()
+	if toHost != nil || toClient != nil {
+		c.abort(nil)
+	}
+	_, _ = c.client.Close(), c.host.Close()
+}
+
+// run runs direction d to its end. other is the opposite direction. The error is nil if the source has ended its data.
+func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
+	readErr, writeErr := c.move(shared, d, first)
+	c.touch()
+	switch {
+	case readErr != nil:
+		c.abort(nil)
+		return readErr
+	case errors.Is(writeErr, unix.EPIPE):
+		return nil // the destination had ended its data before its reset
+	case writeErr != nil:
+		return writeErr // the other direction first moves what the destination sent before its reset
+	case !other.ended.Load() && pollConn(d.from)&unix.POLLHUP != 0 && !other.ended.Load():
+		// The source has reset its connection. Either it had ended its data before, or a write of the other direction has
+		// got the error, which the kernel reports only once. Every further write fails, so the other direction ends, too.
+		stopReading(other.from)
+		return nil
+	}
+	d.ended.Store(true)
+	_ = d.to.CloseWrite() // if it fails, the destination has reset its connection: the other direction finds out
+	return nil
+}
+
+// move copies until the source has ended its data, or one of the connections has failed. While it waits for the source,
+// it holds neither a buffer nor a pipe, as io.Copy would.
+func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeErr error) {
+	raw, err := d.from.SyscallConn()
+	if err != nil {
+		return err, nil
+	}
+	var buffer *[bufferSize]byte
+	n, m := 0, 0
+	read := func(fd uintptr) bool {
+		buffer = shared.buffers.Get().(*[bufferSize]byte)                         //nolint:forcetypeassert // the pool has nothing else
+		if n, err = unix.Read(int(fd), buffer[:]); !errors.Is(err, unix.EAGAIN) { //nolint:gosec // a descriptor
 			return true
 		}
+		shared.buffers.Put(buffer)
+		return false
 	}
-	return false
-}
-
-// end ends direction d because of err. At io.EOF it also ends the data to the destination. After another error it
-// resets both connections, unless the other direction still has to move what the destination sent.
-func (p *pair) end(d, other *direction, err error) {
-	d.finished, p.last = true, p.now
-	if errors.Is(err, io.EOF) && !d.from.failed { // a read returns EOF after a write has returned the error of a reset
-		d.atEOF = true
-		err = nil
-		if !other.finished {
-			if err = unix.Shutdown(d.to.fd, unix.SHUT_WR); err != nil {
-				d.to.failed = true
+	for m, writeErr = d.to.Write(first); ; m, writeErr = d.to.Write(buffer[:n]) {
+		if n > 0 {
+			shared.buffers.Put(buffer)
+		}
+		d.copied.Add(int64(m))
+		c.touch()
+		for busy, chunks := n == bufferSize, 1; busy && readErr == nil && writeErr == nil; chunks++ {
+			busy, readErr, writeErr = c.moveChunk(shared, d, raw)
+			if chunks%chunksAtOnce == 0 {
+				time.Sleep(rest)
 			}
 		}
-	}
-	p.failed = p.failed || err != nil
-	switch {
-	case other.finished:
-		p.close()
-	case err != nil && d.to.failed && !d.from.failed:
-		// The other direction moves what the destination sent before its reset.
-	case err != nil:
-		p.abort()
-	}
-}
-
-// abort resets both connections. If they are closed already, it does nothing.
-func (p *pair) abort() {
-	if p.closed {
-		return
-	}
-	p.failed, p.toHost.finished, p.toClient.finished = true, true, true
-	p.close()
-}
-
-// close closes both connections after both directions are over, with a reset if one of them has failed.
-func (p *pair) close() {
-	end := p.loop.close
-	if p.failed {
-		end = p.reset
-	}
-	end(p.client)
-	end(p.host)
-	for _, d := range []*direction{&p.toHost, &p.toClient} {
-		if d.pipe != nil {
-			p.returnPipe(d.pipe)
-			d.pipe = nil
+		if readErr != nil || writeErr != nil {
+			return readErr, writeErr
+		}
+		d.reading.Store(true)
+		readErr = raw.Read(read)
+		d.reading.Store(false)
+		if readErr == nil && n <= 0 {
+			shared.buffers.Put(buffer)
+			return err, nil // nil at the end of the data
+		} else if readErr != nil {
+			return readErr, nil
 		}
 	}
-	p.closed = true
-	p.done()
 }
 
-// moveSome moves some bytes in direction d. The error is EAGAIN if the source has none, or the destination has no
-// room.
-func (p *pair) moveSome(d *direction) (n int, err error) {
-	switch {
-	case !d.to.writable:
-		return 0, unix.EAGAIN
-	case len(d.rest) > 0:
-		n, err = p.write(d, d.rest)
-		if d.rest = d.rest[n:]; len(d.rest) == 0 {
-			d.rest = nil // frees its memory
-		}
-		return n, err
-	case d.pipe != nil:
-		return p.emptyPipe(d)
-	case !d.from.readable:
-		return 0, unix.EAGAIN
-	case d.busy:
-		return p.fillPipe(d)
+// moveChunk moves up to a chunk of the bytes that wait in the source. It never waits for the source, and reads no urgent
+// data, at which splice(2) would stop as at the end. If few bytes wait, or all pipes are in use, the direction is no longer
+// busy.
+func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (busy bool, readErr, writeErr error) {
+	waiting := 0
+	_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }) //nolint:gosec // a descriptor
+	if waiting < bufferSize {
+		return false, nil, nil
 	}
-	n, err = p.read(d, func() (int, error) { return unix.Read(d.from.fd, p.buffer[:]) })
-	if err != nil {
-		return 0, err
+	select {
+	case shared.pipes <- struct{}{}:
+		defer func() { <-shared.pipes }()
+	default:
+		return false, nil, nil
 	}
-	d.busy = n == bufferSize
-	d.from.readable = d.busy || d.from.ending || d.from.urgent // a shorter read has read everything
-	written, err := p.write(d, p.buffer[:n])
-	if d.rest = nil; written < n && (err == nil || errors.Is(err, unix.EAGAIN)) {
-		d.rest = slices.Clone(p.buffer[written:n])
+	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(min(waiting, chunkSize))})
+	d.copied.Add(n)
+	c.touch()
+	if pollConn(d.from)&unix.POLLHUP != 0 {
+		return true, err, nil
 	}
-	return written, err
+	return true, nil, err
 }
 
-// read calls f, which reads from the source. The error is EOF at the end of the data.
-func (p *pair) read(d *direction, f func() (int, error)) (int, error) {
-	n, err := retry(f)
-	switch {
-	case errors.Is(err, unix.EAGAIN):
-		d.from.readable = false
-	case err != nil:
-		d.from.failed = true
-	case n == 0:
-		return 0, io.EOF
+// pollConn returns POLLERR if the peer has reset the connection and no call has returned the error yet, and POLLHUP if no
+// more data can come or be sent.
+func pollConn(conn *net.TCPConn) int16 {
+	var poll [1]unix.PollFd
+	if raw, err := conn.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { // fails on a closed connection
+			poll[0].Fd = int32(fd) //nolint:gosec // a descriptor
+			_, _ = unix.Poll(poll[:], 0)
+		})
 	}
-	return n, err
+	return poll[0].Revents
 }
 
-// write writes to the destination.
-func (p *pair) write(d *direction, b []byte) (int, error) {
-	return p.tryWrite(d, func() (int, error) { return unix.Write(d.to.fd, b) })
-}
-
-// tryWrite calls f, which writes to the destination.
-func (p *pair) tryWrite(d *direction, f func() (int, error)) (int, error) {
-	n, err := retry(f)
-	n = max(n, 0)
-	switch {
-	case errors.Is(err, unix.EAGAIN):
-		p.setFull(d.to)
-	case err != nil:
-		d.to.failed = true
-	}
-	d.copied.Add(int64(n))
-	return n, err
-}
-
-// fillPipe moves a chunk from the source to a pipe, and from there to the destination.
-func (p *pair) fillPipe(d *direction) (n int, err error) {
-	pipe := p.takePipe()
-	if pipe == nil {
-		d.busy = false
-		return 0, nil
-	}
-	pipe.buffered, err = retry(func() (int, error) { return splice(d.from.fd, pipe.w, chunkSize) })
-	if err != nil || pipe.buffered == 0 {
-		pipe.buffered, d.busy = 0, false
-		p.returnPipe(pipe)
-		if err != nil && !errors.Is(err, unix.EAGAIN) { // the kernel reports the error of a connection only once
-			d.from.failed = true
-			return 0, err
-		}
-		return 0, nil // a read(2) follows and finds the reason: before urgent data, splice(2) returns 0 or EAGAIN
-	}
-	d.busy = pipe.buffered >= bufferSize
-	d.pipe = pipe
-	return p.emptyPipe(d)
-}
-
-// emptyPipe moves what a pipe holds to the destination.
-func (p *pair) emptyPipe(d *direction) (int, error) {
-	n, err := p.tryWrite(d, func() (int, error) { return splice(d.pipe.r, d.to.fd, d.pipe.buffered) })
-	if d.pipe.buffered -= n; d.pipe.buffered == 0 {
-		p.returnPipe(d.pipe)
-		d.pipe = nil
-	}
-	return n, err
-}
-
-// splice moves up to n bytes between two descriptors, one of which is the end of a pipe.
-func splice(from, to, n int) (int, error) {
-	moved, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-	return int(moved), err
-}
+// isGone reports whether the client has reset its connection, and nothing waits for it that would notice.
+func (c *conn) isGone() bool { return !c.toHost.reading.Load() && pollConn(c.client)&unix.POLLERR != 0 }
 
 // probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed
 // after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
 // tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). After that,
 // the rules would no longer translate the connection's addresses, and data from the host would not reach the client.
-func (p *pair) probe() {
-	const interval, count = 20 * time.Second, 6
-	idle := 3 * time.Minute
-	if p.toHost.atEOF || p.toClient.atEOF {
-		idle = interval
+func (c *conn) probe() {
+	config := net.KeepAliveConfig{Enable: true, Idle: 3 * time.Minute, Interval: 20 * time.Second, Count: 6}
+	if c.halfClosed() {
+		config.Idle = config.Interval
 	}
-	if p.probes == idle {
+	if c.probes == config.Idle {
 		return
 	}
-	p.probes = idle
-	for _, s := range []*socket{p.client, p.host} {
-		for _, o := range [][3]int{
-			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(idle.Seconds())},
-			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(interval.Seconds())}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, count},
-		} {
-			_ = unix.SetsockoptInt(s.fd, o[0], o[1], o[2]) // if it fails, the idle timeout still closes the connection
-		}
+	c.probes = config.Idle
+	for _, conn := range []*net.TCPConn{c.client, c.host} {
+		_ = conn.SetKeepAliveConfig(config) // if it fails, the idle timeout still closes the connection
 	}
 }

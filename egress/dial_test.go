@@ -6,30 +6,29 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/nat64"
 )
 
-// A zone has the addresses of names. The records of a slow family come when the channel is closed.
+// A zone has the addresses of names. The records of a slow family come late.
 type zone struct {
 	addrs map[string][]string
 	slow  family.Family
-	come  chan struct{}
+	late  time.Duration
 }
 
 func (z *zone) resolve(_ context.Context, name string, f family.Family, onlyCached bool) (addrs []netip.Addr, known bool, err error) {
-	if z.come != nil && f == z.slow {
+	if z.late > 0 && f == z.slow {
 		if onlyCached {
 			return nil, false, nil
 		}
-		<-z.come
+		<-time.After(z.late)
 	}
 	for _, text := range z.addrs[name] {
 		if addr := netip.MustParseAddr(text); family.Of(addr) == f {
@@ -42,103 +41,58 @@ func (z *zone) resolve(_ context.Context, name string, f family.Family, onlyCach
 	return addrs, true, nil
 }
 
-// A dialTask is a task of a loop whose clock stands still, unless jumping is true: then it jumps to the next timer while
-// only one connection is open.
-type dialTask struct {
-	*task
-	*dialer
-
-	clock   *stillClock
-	jumping bool
+// dialerOf returns a dialer that resolves names in z.
+func dialerOf(z *zone) *dialer {
+	cfg := &Config{Resolve: z.resolve}
+	return &dialer{cfg, newGuard(cfg), new(sync.WaitGroup), make(chan struct{}, 1)}
 }
 
-// inLoop runs f as a task of a loop, with a dialer that resolves names in z.
-func inLoop(t *testing.T, z *zone, f func(*dialTask)) {
-	t.Helper()
-	l, err := newLoop()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.end()
-	cfg := Config{Resolve: z.resolve}
-	ended := false
-	d := &dialTask{dialer: &dialer{&cfg, newGuard(&cfg), 10}, clock: stand(l)}
-	l.start(func(tk *task) {
-		d.task = tk
-		f(d)
-		ended = true
-	})
-	if err := l.run(func() bool {
-		if d.jumping && len(l.sockets) == 2 { // with the loop's own
-			d.clock.jump()
-		}
-		return ended
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// E10: the addresses of a name are dialled with the families in turn, IPv6 first, and those of a slow lookup later.
+// E10: the addresses of a name are dialled with the families in turn, IPv6 first, and those of a slow lookup later. An
+// address that does not answer delays the next one by 250 ms, if descriptors allow it to be dialled beside it.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		slow         family.Family
-		isSlow, late bool
-		want         string
+		slow   family.Family
+		late   time.Duration
+		silent string
+		want   string
 	}{
-		"both are cached":    {want: "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3"},
-		"IPv6 comes in time": {slow: family.IPv6, isSlow: true, want: "::a 1.1.1.1 ::b 1.1.1.2 1.1.1.3"},
-		"IPv6 comes late":    {slow: family.IPv6, isSlow: true, late: true, want: "1.1.1.1 1.1.1.2 1.1.1.3 ::a ::b"},
-		"IPv4 comes late":    {slow: family.IPv4, isSlow: true, late: true, want: "::a ::b 1.1.1.1 1.1.1.2 1.1.1.3"},
+		"both are cached":     {want: "::a@0s 1.1.1.1@0s ::b@0s 1.1.1.2@0s 1.1.1.3@0s"},
+		"IPv6 comes in time":  {slow: family.IPv6, late: 40 * time.Millisecond, want: "::a@40ms 1.1.1.1@40ms ::b@40ms 1.1.1.2@40ms 1.1.1.3@40ms"},
+		"IPv6 comes late":     {slow: family.IPv6, late: time.Second, want: "1.1.1.1@50ms 1.1.1.2@50ms 1.1.1.3@50ms ::a@1s ::b@1s"},
+		"IPv4 comes late":     {slow: family.IPv4, late: time.Second, want: "::a@50ms ::b@50ms 1.1.1.1@1s 1.1.1.2@1s 1.1.1.3@1s"},
+		"one is silent":       {silent: "::a", want: "::a@0s 1.1.1.1@250ms ::b@250ms 1.1.1.2@250ms 1.1.1.3@250ms"},
+		"all are silent":      {silent: "::a 1.1.1.1 ::b", want: "::a@0s 1.1.1.1@250ms"},
+		"another one is late": {slow: family.IPv4, late: 300 * time.Millisecond, silent: "::a", want: "::a@50ms ::b@300ms 1.1.1.1@300ms 1.1.1.2@300ms 1.1.1.3@300ms"},
 	} {
-		z := &zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, slow: test.slow}
-		if test.isSlow {
-			z.come = make(chan struct{})
-		}
-		inLoop(t, z, func(d *dialTask) {
-			until := d.now.Add(time.Hour)
-			r := &dialing{dialer: d.dialer, task: d.task, alternate: true}
-			defer r.giveUp()
-			r.lookUp([]endpoint{{name: "a.example.org", port: 7}}, until)
-			var got []string
-			take := func() int {
-				r.release()
-				for _, addr := range r.addrs {
-					got = append(got, addr.Addr().String())
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				d := dialerOf(&zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, slow: test.slow, late: test.late})
+				ctx, cancel := context.WithTimeout(t.Context(), connectTimeout)
+				defer cancel()
+				var dialled []string
+				_, _, err := d.dial(ctx, []endpoint{{name: "a.example.org", port: 7}}, func(to netip.AddrPort) error {
+					dialled = append(dialled, fmt.Sprintf("%s@%v", to.Addr(), time.Since(began)))
+					if strings.Contains(test.silent, to.Addr().String()) {
+						<-ctx.Done()
+					}
+					return errors.New("refused")
+				})
+				d.running.Wait()
+				if got := strings.Join(dialled, " "); err == nil || got != test.want {
+					t.Errorf("%s, %v, want %s", got, err, test.want)
 				}
-				r.addrs = nil
-				return len(got)
-			}
-			if test.isSlow && take() > 0 {
-				t.Errorf("%s: the addresses of one family do not wait for the other", name)
-			}
-			if test.late {
-				if wake := r.wakeTime(until); wake.Sub(d.now) != 50*time.Millisecond {
-					t.Errorf("%s: the addresses of one family wait for %v, want %v", name, wake.Sub(d.now), 50*time.Millisecond)
+				if len(d.extra) > 0 {
+					t.Error("an attempt keeps its place")
 				}
-				d.clock.time = d.now.Add(50 * time.Millisecond)
-				if err := d.wait(d.clock.time); err != nil || take() == 0 {
-					t.Errorf("%s: the addresses of one family wait for longer: %v", name, err)
-				}
-			}
-			if test.isSlow {
-				close(z.come)
-			}
-			for r.lookups > 0 {
-				if err := d.wait(time.Time{}); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-			take()
-			if text := strings.Join(got, " "); text != test.want {
-				t.Errorf("%s: %s, want %s", name, text, test.want)
-			}
+			})
 		})
 	}
 }
 
-// E10: an address that does not answer delays the next one by 250 ms only; all errors are in the text.
+// E10: the errors of all attempts are in the text; a client that resets its connection ends the dial.
 func TestDial(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -147,57 +101,26 @@ func TestDial(t *testing.T) {
 	}
 	defer listener.Close()
 	open := listener.Addr().(*net.TCPAddr).AddrPort()
-	full := fullListener(t, open.Port())
-	z := &zone{addrs: map[string][]string{"a.example.org": {full, "127.0.0.1"}, "lost.example.org": {"127.0.0.3", "127.0.0.4"}}}
-	inLoop(t, z, func(d *dialTask) {
-		began := d.now
-		d.jumping = true
-		conn, to, err := d.dial(d.task, []endpoint{{name: "a.example.org", port: open.Port()}}, true, began.Add(connectTimeout))
-		d.jumping = false
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		d.close(conn)
-		if took := d.now.Sub(began); to != open || took != 250*time.Millisecond {
-			t.Errorf("%s after %v", to, took)
-		}
-		_, _, err = d.dial(d.task, []endpoint{{name: "lost.example.org", port: open.Port()}}, true, d.now.Add(connectTimeout))
-		if r, ok := errors.AsType[*refusal](err); !ok || r.reason != ReasonConnect || strings.Count(err.Error(), "connection refused") != 2 {
-			t.Errorf("%v", err)
-		}
-		d.jumping = true
-		if _, _, err = d.dial(d.task, []endpoint{{addr: netip.MustParseAddr(full), port: open.Port()}}, true, d.now.Add(attemptDelay)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("an address that does not answer: %v", err)
-		}
-		if len(d.sockets) != 1 || d.extra != 10 { // the loop's own
-			t.Errorf("%d sockets and %d attempts are left", len(d.sockets), d.extra)
-		}
-	})
-}
-
-// fullListener returns an address at which connections to a port have no answer.
-func fullListener(t *testing.T, port uint16) string {
-	t.Helper()
-	const addr = "127.0.0.2"
-	listener, err := net.Listen("tcp", fmt.Sprintf("%s:%d", addr, port))
-	if err != nil {
-		t.Fatal(err)
+	d := dialerOf(&zone{addrs: map[string][]string{"a.example.org": {"127.0.0.3", "127.0.0.1"}, "lost.example.org": {"127.0.0.3", "127.0.0.4"}}})
+	allowed := func(netip.AddrPort) error { return nil }
+	conn, to, err := d.dial(t.Context(), []endpoint{{name: "a.example.org", port: open.Port()}}, allowed)
+	if err != nil || to != open {
+		t.Fatal(to, err)
 	}
-	t.Cleanup(func() { listener.Close() })
-	raw, err := listener.(*net.TCPListener).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
+	defer conn.Close()
+	_, _, err = d.dial(t.Context(), []endpoint{{name: "lost.example.org", port: open.Port()}}, allowed)
+	if r, ok := errors.AsType[*refusal](err); !ok || r.reason != ReasonConnect || strings.Count(err.Error(), "connection refused") != 2 {
+		t.Errorf("%v", err)
 	}
-	if err := raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), 0) }); err != nil {
-		t.Fatal(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, _, err = d.dial(ctx, []endpoint{{name: "a.example.org", port: 7}}, func(netip.AddrPort) error {
+		cancel()
+		<-ctx.Done()
+		return nil
+	}); err == nil {
+		t.Error("a dial goes on after its client has gone")
 	}
-	conn, err := net.Dial("tcp", listener.Addr().String()) // one fills the shortest queue
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return addr
+	d.running.Wait()
 }
 
 // E8: forbidden addresses are recognised in the form that the network's NAT64 gives them.

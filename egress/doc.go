@@ -4,9 +4,8 @@
 //
 // # The way of a connection
 //
-//  1. The server accepts the connection. If too many connections are open, it closes the connection that has been
-//     idle longest. If no connection is idle, it resets the new connection at once.
-//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalOf).
+//  1. The server accepts the connection. If there is no room for it, package connlimit decides which connection is closed.
+//  2. Connection tracking says which VIP and port the client connected to (conntrack.OriginalTCP).
 //  3. The table says which host has the VIP. An unknown VIP is refused.
 //  4. If the table has the ports of the host, the port must be one of them.
 //  5. If only one host has the VIP, and the host is no wildcard, the name is known. Then nothing is read from the
@@ -21,19 +20,27 @@
 //     [Config.Proxy].
 //  8. Both directions are copied until both have ended. Each peer sees how the other peer ended: with the end of
 //     its data, or with a reset. A connection that is refused is reset.
-//  9. A sweep over all connections closes the connections that are idle for [Config.IdleTimeout].
+//  9. A sweep over all connections closes the connections that are idle for [Config.IdleTimeout], or whose client has
+//     reset them while nothing waits for it.
 //
-// One goroutine does all this, in a loop around epoll(7). For each connection, a task does steps 2 to 7. A task is a
-// coroutine, so its code can be read from top to bottom like the code of a goroutine. While a task waits, the loop
-// goes on. Step 8 needs neither a goroutine nor a task: each event moves the data that can be moved. A call that may
-// block, such as the lookup of a name that is not cached, gets a goroutine of its own. So all connections together
-// use one processor, and leave the other processors to queries.
+// A connection has two goroutines: the one that serves it from top to bottom, and, in step 8, one for the other direction.
+// Attempts to connect and lookups that have to wait have goroutines of their own. A goroutine that serves more than one
+// client, which accepts, sweeps or counts, makes no call that may wait for one: no read, write, lookup, log line or parse.
+// What all connections share is held only while it is used: a pipe by a direction that has data, the lock for long
+// beginnings by a parser that has bytes.
+//
+// A direction that waits for data holds no buffer. While data keeps coming, it moves chunks by splice(2) in
+// TCPConn.ReadFrom: never more than what waits, so it does not wait with a pipe, and stops before urgent data.
+//
+// The kernel reports a reset to one call only. If a write gets the error, a read then returns the end of the data. So a
+// direction takes an end for a reset if the connection is closed and a write has failed, unless the write says that the
+// end came first (EPIPE).
 //
 // The name decides where a connection leads, never an address that the client chose. If a server has two names, a
 // client can still send one of them in its SNI and the other inside TLS ("domain fronting"). Only a proxy that ends
 // TLS can prevent that.
 //
-//	server.go    steps 1, 2 and 9: accepting, limits, the task of a connection, the end
+//	server.go    steps 1, 2 and 9: accepting, limits, the way of a connection, the end
 //	proxy.go     step 7 by CONNECT
 //	dial.go      steps 6 and 7: from a name to addresses, and to a connection
 //	copy.go      step 8: both directions, half-close and reset
@@ -41,10 +48,8 @@
 //	route.go     steps 3 and 4: from a VIP and a port to a host
 //	status.go    what the server counts for each host
 //	listen.go    the listeners: sockets that this process opens, or that another process has opened for it
-//	quic.go      clients of QUIC, which use TCP after a Version Negotiation packet
 //	forbidden.go addresses that are refused
 //	endpoints.go step 4: from a port to the endpoints of the host
-//	loop.go      the events of sockets, and tasks
 //	refusals.go  why connections are refused
 //	config.go    the settings
 package egress

@@ -80,9 +80,6 @@ func newGuard(cfg *Config) *guard {
 	})}
 }
 
-// mayWait reports whether the method forbids may have to wait for nameservers.
-func (g *guard) mayWait(addr netip.Addr) bool { return addr.Unmap().Is6() && g.nat64.MayWait() }
-
 // forbids returns an error if no connection may be made to the address and the port of to.
 func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	addr, port := to.Addr().Unmap(), to.Port()

@@ -11,34 +11,25 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// A listener is a listening socket that Go's runtime does not watch.
-type listener struct {
-	fd   int
-	addr netip.AddrPort
-}
-
 // listeners are the listeners of a server. They are safe for concurrent use.
 type listeners struct {
-	config *Config
+	config   *Config
+	freeBind bool // open listeners also at addresses that this host does not have yet
 
 	mu      sync.Mutex
-	opened  []listener
+	opened  []*net.TCPListener
 	missing map[netip.AddrPort]error // the listeners that could not be opened, and why
 	closed  bool                     // close was called
 }
 
 // open adopts Config.Sockets. If there are none, or if Config.OpenOthers is true, it opens the listeners of
 // Config.Addr, and records the listeners that it cannot open as missing. It fails if all are missing because the
-// address is wrong. A listener on loopback is opened even if the host does not have the address yet, because IPv6
-// may be switched on later.
+// address is wrong.
 func (ls *listeners) open(ctx context.Context) error {
 	if err := ls.adopt(); err != nil {
 		return err
@@ -59,27 +50,30 @@ func (ls *listeners) open(ctx context.Context) error {
 		}
 		l, err := ls.openOne(ctx, addr)
 		if err != nil {
-			errs = append(errs, err)
-			ls.missing[addr] = err
+			ls.missing[addr], errs = err, append(errs, err)
 			continue
 		}
 		ls.opened = append(ls.opened, l)
-		if port == 0 { // the other listeners get the port that the kernel chose for the first
-			port = l.addr.Port()
-		}
+		port = addrOf(l).Port() // if the kernel chose it, the other listeners get it, too
 	}
 	if len(ls.opened) == 0 && !slices.ContainsFunc(errs, mayPass) {
 		return fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", ls.config.Addr, errors.Join(errs...))
 	}
-	logMissing(ls.config.Logger, errs)
+	for _, err := range errs {
+		ls.config.Logger.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
+	}
 	return nil
 }
 
 // adopt takes over the sockets of another process.
 func (ls *listeners) adopt() error {
 	for _, file := range ls.config.Sockets {
-		l, err := detached(net.FileListener(file))
-		_ = file.Close() // l has a duplicate
+		found, err := net.FileListener(file)
+		_ = file.Close() // found has a duplicate
+		l, ok := found.(*net.TCPListener)
+		if err == nil && !ok {
+			err = errors.New("want TCP")
+		}
 		if err != nil {
 			ls.close()
 			return fmt.Errorf("inherited socket %s for connections to VIPs: %w", file.Name(), err)
@@ -89,45 +83,27 @@ func (ls *listeners) adopt() error {
 	return nil
 }
 
-// openOne opens one listener of this process.
-func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (listener, error) {
-	var control func(string, string, syscall.RawConn) error
-	if addr.Addr().IsLoopback() {
-		control = sockets.FreeBind
+// openOne opens one listener of this process. A listener on loopback is opened even if the host does not have the address
+// yet, because IPv6 may be switched on later.
+func (ls *listeners) openOne(ctx context.Context, addr netip.AddrPort) (*net.TCPListener, error) {
+	config := sockets.TCPConfig()
+	config.KeepAlive = -1 // conn.probe sets it
+	if ls.freeBind || addr.Addr().IsLoopback() {
+		config.Control = sockets.FreeBind
 	}
-	l, err := listenOn(ctx, addr, control)
-	if err == nil && ls.config.Store != nil {
+	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
+	if err != nil {
+		return nil, err
+	}
+	if ls.config.Store != nil {
 		ls.config.Store(l)
 	}
-	return detached(l, err)
-}
-
-// detached returns a duplicate of l that Go's runtime does not watch, and closes l. If the runtime watched the
-// socket, each new client would also wake the runtime. If err is not nil, detached returns it.
-func detached(l net.Listener, err error) (listener, error) {
-	if err != nil {
-		return listener{}, err
-	}
-	defer func() { _ = l.Close() }() // found has a duplicate
-	tcp, ok := l.(*net.TCPListener)
-	if !ok {
-		return listener{}, errors.New("want TCP")
-	}
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return listener{}, err
-	}
-	found := listener{addr: tcp.Addr().(*net.TCPAddr).AddrPort()}
-	controlErr := raw.Control(func(fd uintptr) {
-		found.fd, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) //nolint:gosec // a descriptor; connections inherit it
-	})
-	return found, errors.Join(controlErr, err)
+	return l.(*net.TCPListener), nil //nolint:forcetypeassert // of network tcp
 }
 
 // openMissing tries to open the missing listeners until all are open or ctx ends. It calls the function accept with
 // each listener that it has opened.
-func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
+func (ls *listeners) openMissing(ctx context.Context, accept func(*net.TCPListener)) {
 	if len(ls.unserved()) == 0 {
 		return
 	}
@@ -150,7 +126,7 @@ func (ls *listeners) openMissing(ctx context.Context, accept func(listener)) {
 }
 
 // add records the result of opening a missing listener. It reports whether the listener is to be served.
-func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
+func (ls *listeners) add(addr netip.AddrPort, l *net.TCPListener, err error) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	switch {
@@ -158,7 +134,7 @@ func (ls *listeners) add(addr netip.AddrPort, l listener, err error) bool {
 		ls.missing[addr] = err
 		return false
 	case ls.closed:
-		_ = unix.Close(l.fd) // clients that have connected are reset
+		_ = l.Close() // clients that have connected are reset
 		return false
 	}
 	delete(ls.missing, addr)
@@ -189,10 +165,13 @@ func (ls *listeners) addrs() (addrs []netip.AddrPort) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.opened {
-		addrs = append(addrs, l.addr)
+		addrs = append(addrs, addrOf(l))
 	}
 	return addrs
 }
+
+// addrOf returns the address of a listener.
+func addrOf(l *net.TCPListener) netip.AddrPort { return l.Addr().(*net.TCPAddr).AddrPort() } //nolint:forcetypeassert // TCP
 
 // close closes the listeners. None is opened afterwards.
 func (ls *listeners) close() {
@@ -203,7 +182,7 @@ func (ls *listeners) close() {
 	}
 	ls.closed = true
 	for _, l := range ls.opened {
-		_ = unix.Close(l.fd)
+		_ = l.Close()
 	}
 }
 
@@ -211,63 +190,28 @@ func (ls *listeners) close() {
 // settings.
 func mayPass(err error) bool { return !sockets.WrongAddr(err) }
 
-// logMissing logs why listeners are missing.
-func logMissing(log *slog.Logger, errs []error) {
-	for _, err := range errs {
-		log.Warn("degraded: connections to VIPs of one family are not carried; retrying", "error", err)
-	}
-}
-
-// listenOn opens one listener.
-func listenOn(ctx context.Context, addr netip.AddrPort, control func(string, string, syscall.RawConn) error) (*net.TCPListener, error) {
-	config := sockets.TCPConfig()
-	config.KeepAlive = -1 // pair.probe sets it
-	config.Control = control
-	l, err := config.Listen(ctx, fmt.Sprintf("tcp%d", family.Of(addr.Addr())), addr.String())
-	if err != nil {
-		return nil, err
-	}
-	return l.(*net.TCPListener), nil
-}
-
 // OpenSockets opens the listening sockets of addr, a [Config.Addr]. Another process gets them in its
 // [Config.Sockets]. OpenSockets also opens sockets at addresses that this host does not have yet. If it cannot open
 // a socket, it logs why. It fails if it can open no socket because the address is wrong. The caller closes the
 // files.
 func OpenSockets(ctx context.Context, addr string, log *slog.Logger) ([]*os.File, error) {
-	cfg := Config{Addr: addr}
-	hosts, port, err := cfg.listenAddrs()
-	if err != nil {
-		return nil, err
-	}
-	if port == 0 {
+	ls := &listeners{config: &Config{Addr: addr, Logger: log}, freeBind: true}
+	if _, port, err := ls.config.listenAddrs(); err == nil && port == 0 {
 		return nil, fmt.Errorf("egress address %q: want a port other than 0 with --supervise", addr)
 	}
+	defer ls.close() // the files are duplicates
+	if err := ls.open(ctx); err != nil {
+		return nil, err
+	}
 	var files []*os.File
-	var errs []error
-	for _, host := range hosts {
-		file, err := openSocket(ctx, netip.AddrPortFrom(host, port))
+	for _, l := range ls.opened {
+		file, err := l.File()
 		if err != nil {
-			errs = append(errs, err)
-			continue
+			return files, err
 		}
 		files = append(files, file)
 	}
-	if len(files) == 0 && !slices.ContainsFunc(errs, mayPass) {
-		return nil, fmt.Errorf("listening for connections to VIPs on %s (--egress-addr): %w", addr, errors.Join(errs...))
-	}
-	logMissing(log, errs)
 	return files, nil
-}
-
-// openSocket opens one listening socket as a file.
-func openSocket(ctx context.Context, addr netip.AddrPort) (*os.File, error) {
-	listener, err := listenOn(ctx, addr, sockets.FreeBind)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = listener.Close() }() // the file is a duplicate
-	return listener.File()
 }
 
 // Among reports whether a socket is one that a server would open for addr, a [Config.Addr].
@@ -283,8 +227,5 @@ func Among(addr string, file *os.File) bool {
 func Owns(addr string, file *os.File) bool {
 	cfg := Config{Addr: addr}
 	_, port, err := cfg.listenAddrs()
-	if err != nil {
-		return false
-	}
-	return port != 0 && sockets.TCPAddr(file).Port() == port
+	return err == nil && port != 0 && sockets.TCPAddr(file).Port() == port
 }

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -49,16 +51,21 @@ var (
 )
 
 // A beginning is the start of a client's connection, from which a parser reads a name. The beginning keeps the
-// bytes for the host, and discards what the parser writes.
+// bytes for the host, and discards what the parser writes. Beyond firstRead bytes, its parser runs only while it has locked
+// parsing, which all beginnings share, but not while it waits for the client. So clients with long beginnings take one
+// processor together, and none of them waits for another client.
 type beginning struct {
 	net.Conn // nil: crypto/tls calls only the methods below
 
-	from     io.Reader
-	total    *int64 // bytes of memory that are reserved for all beginnings
-	reserved int64  // bytes of memory that are reserved for this beginning
-	read     []byte
-	next     int   // index in read of the byte that the parser gets next
-	err      error // why there are no more bytes
+	from    io.Reader
+	hold    func(bytes int64) bool // reserves memory, or releases it; false if there is no more
+	held    int64                  // bytes of memory that are reserved
+	parsing *sync.Mutex
+	locked  bool // parsing is locked
+	rested  int  // length of read at the last rest
+	read    []byte
+	next    int   // index in read of the byte that the parser gets next
+	err     error // why there are no more bytes
 }
 
 // Read gives the parser the bytes of the connection.
@@ -79,22 +86,30 @@ func (b *beginning) readMore(n int) {
 		b.err = errTooLong
 		return
 	}
-	if len(b.read)+n > cap(b.read) {
-		size := max(firstRead, 2*cap(b.read))
-		more := int64(size-max(firstRead, cap(b.read))) * parserShare
-		b.reserved += more
-		if *b.total += more; *b.total > maxBeginnings {
+	if more := int64(n * parserShare); len(b.read)+n > firstRead {
+		b.held += more
+		if !b.hold(more) {
 			b.err = errMemory
 			return
 		}
-		b.read = append(make([]byte, 0, size), b.read...)
+	}
+	b.read = slices.Grow(b.read, n)
+	if b.locked {
+		b.parsing.Unlock()
+		if len(b.read) >= b.rested+firstRead {
+			b.rested = len(b.read)
+			time.Sleep(rest) // Go then looks at the network
+		}
 	}
 	got, err := b.from.Read(b.read[len(b.read) : len(b.read)+n])
 	b.read, b.err = b.read[:len(b.read)+got], err
+	if b.locked = len(b.read) > firstRead; b.locked {
+		b.parsing.Lock()
+	}
 }
 
 // release gives back the reserved memory, once the bytes are no longer needed.
-func (b *beginning) release() { *b.total -= b.reserved }
+func (b *beginning) release() { b.hold(-b.held) }
 
 // Write discards the alerts of crypto/tls.
 func (*beginning) Write(p []byte) (int, error) { return len(p), nil }
@@ -106,6 +121,11 @@ func (*beginning) Close() error { return nil }
 // request, without the port. It reads no more than it needs. The error is errNoName if the client says no name, and
 // another error if the beginning is malformed or could not be read.
 func (b *beginning) name() (string, error) {
+	defer func() {
+		if b.locked {
+			b.parsing.Unlock()
+		}
+	}()
 	if _, b.err = io.ReadFull(b, make([]byte, 1)); b.err != nil {
 		return "", b.err
 	}

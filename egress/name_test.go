@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -30,7 +31,9 @@ func (*onlyRead) SetWriteDeadline(time.Time) error { return os.ErrNoDeadline }
 
 // begin returns a beginning that arrives in segments of size bytes.
 func begin(from io.Reader, size int) *beginning {
-	return &beginning{from: &onlyRead{from, size}, total: new(int64)}
+	b := &beginning{from: &onlyRead{from, size}, parsing: new(sync.Mutex)}
+	b.hold = func(int64) bool { return true }
+	return b
 }
 
 // byCryptoTLS returns the server name that crypto/tls finds in the ClientHello at the start of b. It
@@ -109,7 +112,7 @@ func FuzzHello(f *testing.F) {
 func TestHelloPrefixes(t *testing.T) {
 	t.Parallel()
 	flight := clientHello(t, &tls.Config{ServerName: "a.example.org"})
-	for _, size := range []int{1, 5, len(flight)} {
+	for _, size := range []int{10, len(flight)} {
 		split := resplit(flight, size)
 		for i := range split {
 			if name, err := begin(bytes.NewReader(split[:i]), 1<<20).name(); !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
@@ -148,11 +151,16 @@ func TestHelloErrors(t *testing.T) {
 
 // An endless is a beginning, and then the same bytes again and again.
 type endless struct {
+	read func() // is called by each Read, unless it is nil
+
 	first, again []byte
 	rest         []byte
 }
 
 func (e *endless) Read(b []byte) (int, error) {
+	if e.read != nil {
+		e.read()
+	}
 	if len(e.rest) == 0 {
 		e.rest, e.first = append(e.first, e.again...), nil
 	}
@@ -170,16 +178,27 @@ func TestLongBeginnings(t *testing.T) {
 		"fields":   {first: []byte("GET / HTTP/1.1\r\n"), again: []byte("X: x\r\n")},
 		"a method": {again: bytes.Repeat([]byte("GET"), 1000)},
 	} {
-		again := from
+		again, held := from, int64(0)
 		b := begin(&from, 1400)
+		b.hold = func(n int64) bool {
+			held += n
+			return true
+		}
+		from.read = func() {
+			if !b.parsing.TryLock() {
+				t.Errorf("%s: other beginnings wait for this client", name)
+				return
+			}
+			b.parsing.Unlock()
+		}
 		if _, err := b.name(); !errors.Is(err, errTooLong) || len(b.read) > MaxHello+maxFraming+firstRead {
 			t.Errorf("%s: %d bytes, %.80v", name, len(b.read), err)
 		}
-		if b.release(); *b.total != 0 {
-			t.Errorf("%s: %d bytes are still reserved", name, *b.total)
+		if b.release(); held != 0 || !b.parsing.TryLock() {
+			t.Errorf("%s: %d bytes are still reserved, or the lock is", name, held)
 		}
 		b = begin(&again, 1400)
-		*b.total = maxBeginnings
+		b.hold = func(int64) bool { return false }
 		if _, err := b.name(); !errors.Is(err, errMemory) || len(b.read) > firstRead {
 			t.Errorf("%s without memory: %d bytes, %.80v", name, len(b.read), err)
 		}

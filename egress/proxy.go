@@ -2,69 +2,68 @@ package egress
 
 import (
 	"bufio"
+	"cmp"
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"time"
 )
 
-// connect connects to one of targets, directly or through the proxy. It suspends the task t while it waits. The
-// error contains a refusal.
-func (d *dialer) connect(t *task, targets []endpoint) (conn *socket, to netip.AddrPort, err error) {
-	deadline := t.now.Add(connectTimeout)
+// connect connects to one of targets, directly or through the proxy, until ctx ends. The error contains a refusal.
+func (d *dialer) connect(ctx context.Context, targets []endpoint) (conn *net.TCPConn, to netip.AddrPort, err error) {
 	if d.config.Proxy == "" {
-		return d.dial(t, targets, false, deadline)
+		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to) })
 	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
 	var errs []error
 	for _, target := range targets {
-		conn, to, err = d.connectByProxy(t, target, deadline)
-		if err == nil {
+		if conn, to, err = d.connectByProxy(ctx, target); err == nil {
 			return conn, to, nil
 		}
-		if endErr := t.endError(); endErr != nil { // the task has to end, and err is only a consequence
-			return nil, to, endErr
-		}
-		if errs = append(errs, err); !t.now.Before(deadline) {
+		if errs = append(errs, err); ctx.Err() != nil {
 			break
 		}
 	}
 	return nil, to, attemptErrors(errs)
 }
 
+// allow returns a refusal if no connection may be made to an address.
+func (d *dialer) allow(ctx context.Context, to netip.AddrPort) error {
+	if err := d.guard.forbids(ctx, to); err != nil {
+		return &refusal{ReasonAddress, err}
+	}
+	return nil
+}
+
 // connectByProxy asks the proxy for a connection to a target.
-func (d *dialer) connectByProxy(t *task, target endpoint, deadline time.Time) (conn *socket, to netip.AddrPort, err error) {
-	if err := d.checkForProxy(t, target); err != nil {
-		return nil, to, err
+func (d *dialer) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, netip.AddrPort, error) {
+	if target.name != "" && endsInNumber(target.name) {
+		return nil, netip.AddrPort{}, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
+	} else if target.name == "" {
+		if err := d.allow(ctx, netip.AddrPortFrom(target.addr, target.port)); err != nil {
+			return nil, netip.AddrPort{}, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
+		}
 	}
 	proxy, err := parseEndpoint(d.config.Proxy)
 	if err != nil {
-		return nil, to, err
+		return nil, netip.AddrPort{}, err
 	}
-	conn, to, err = d.dial(t, []endpoint{proxy}, true, deadline) // the operator chose the proxy, so all its addresses are allowed
+	// The operator chose the proxy, so all its addresses are allowed.
+	conn, to, err := d.dial(ctx, []endpoint{proxy}, func(netip.AddrPort) error { return nil })
 	if err != nil {
 		return nil, to, err
 	}
-	if err := requestTunnel(&taskStream{t, conn, deadline}, target.String()); err != nil {
-		t.reset(conn)
-		return nil, to, refuse(ReasonConnect, "connecting to %s through the proxy %s (--egress-proxy): %w", target, d.config.Proxy, err)
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	if err := requestTunnel(conn, target.String()); !stop() || err != nil {
+		reset(conn)
+		return nil, to, refuse(ReasonConnect, "connecting to %s through the proxy %s (--egress-proxy): %w", target, d.config.Proxy, cmp.Or(err, ctx.Err()))
 	}
 	return conn, to, nil
-}
-
-// checkForProxy returns a refusal if the proxy must not connect to a target.
-func (d *dialer) checkForProxy(t *task, target endpoint) error {
-	if target.name != "" {
-		if endsInNumber(target.name) {
-			return refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
-		}
-		return nil
-	}
-	if err := d.allow(t, netip.AddrPortFrom(target.addr, target.port)); err != nil {
-		return refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
-	}
-	return nil
 }
 
 // endsInNumber reports whether the last label of a hostname is a number, such as in 127.1, which many programs

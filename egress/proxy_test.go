@@ -2,13 +2,12 @@ package egress
 
 import (
 	"bufio"
-	"errors"
+	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 )
@@ -62,9 +61,12 @@ func TestConnectByProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer proxy.Close()
+	ctx, gone := context.WithCancel(t.Context())
+	defer gone()
 	go http.Serve(proxy, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:errcheck,gosec // ends with the listener
 		switch r.Host {
 		case "silent.example.org:7":
+			gone()
 			<-r.Context().Done()
 		case "lost.example.org:7":
 			http.Error(w, "no such host", http.StatusBadGateway)
@@ -79,38 +81,32 @@ func TestConnectByProxy(t *testing.T) {
 	}))
 	name := func(name string) endpoint { return endpoint{name: name, port: 7} }
 	address := func(addr string) endpoint { return endpoint{addr: netip.MustParseAddr(addr), port: 7} }
-	inLoop(t, &zone{}, func(d *dialTask) {
-		d.config.Proxy = proxy.Addr().String()
-		for _, test := range []struct {
-			want    string
-			targets []endpoint
-		}{
-			{"220 a.example.org:7", []endpoint{name("a.example.org")}},
-			{"220 192.0.2.1:7", []endpoint{address("192.0.2.1")}},
-			{"220 a.example.org:7", []endpoint{name("lost.example.org"), address("127.0.0.1"), name("a.example.org")}},
-			{"502 Bad Gateway", []endpoint{name("lost.example.org")}},
-			{"127.0.0.1 is loopback", []endpoint{address("127.0.0.1")}},
-			{"ends in a number", []endpoint{name("127.1")}},
-			{"ends in a number", []endpoint{name("x.0x7f")}},
-		} {
-			conn, to, err := d.connect(d.task, test.targets)
-			got := fmt.Sprint(err)
-			if err == nil {
-				got, err = bufio.NewReader(&taskStream{d.task, conn, d.now.Add(connectTimeout)}).ReadString('\n')
-				if d.close(conn); err != nil || to.String() != d.config.Proxy {
-					t.Errorf("%v: from %v, %v", test.targets, to, err)
-				}
-			}
-			if !strings.Contains(got, test.want) {
-				t.Errorf("%v: %q, want %q", test.targets, got, test.want)
+	d := dialerOf(&zone{})
+	d.config.Proxy = proxy.Addr().String()
+	for _, test := range []struct {
+		want    string
+		targets []endpoint
+	}{
+		{"220 a.example.org:7", []endpoint{name("a.example.org")}},
+		{"220 192.0.2.1:7", []endpoint{address("192.0.2.1")}},
+		{"220 a.example.org:7", []endpoint{name("lost.example.org"), address("127.0.0.1"), name("a.example.org")}},
+		{"502 Bad Gateway", []endpoint{name("lost.example.org")}},
+		{"127.0.0.1 is loopback", []endpoint{address("127.0.0.1")}},
+		{"ends in a number", []endpoint{name("127.1")}},
+		{"ends in a number", []endpoint{name("x.0x7f")}},
+		{"timeout", []endpoint{name("silent.example.org"), name("a.example.org")}}, // then the client has gone
+	} {
+		conn, to, err := d.connect(ctx, test.targets)
+		got := fmt.Sprint(err)
+		if err == nil {
+			got, err = bufio.NewReader(conn).ReadString('\n')
+			if conn.Close(); err != nil || to.String() != d.config.Proxy {
+				t.Errorf("%v: from %v, %v", test.targets, to, err)
 			}
 		}
-		d.jumping = true
-		if _, _, err := d.connectByProxy(d.task, name("silent.example.org"), d.now.Add(attemptDelay)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("a proxy that does not answer: %v", err)
+		if !strings.Contains(got, test.want) {
+			t.Errorf("%v: %q, want %q", test.targets, got, test.want)
 		}
-		if len(d.sockets) != 1 { // the loop's own
-			t.Errorf("%d sockets are left", len(d.sockets))
-		}
-	})
+	}
+	d.running.Wait()
 }

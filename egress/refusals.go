@@ -6,6 +6,8 @@ import (
 	"sort"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // A Reason says why a connection was not carried.
@@ -65,19 +67,20 @@ type reasonCount struct {
 	unlogged int       // the refusals since then
 }
 
-// refusals counts refusals by reason, and logs them. The zero value is ready for use.
+// refusals counts refusals by reason, and logs them.
 type refusals struct {
+	total *prometheus.CounterVec
+
 	mu       sync.Mutex
 	byReason map[Reason]*reasonCount
 }
 
-// add counts a refusal, and logs it unless another one for its reason was logged less than a second ago.
-func (r *refusals) add(log *slog.Logger, reason Reason, err error) {
+// add counts a refusal. The function write, which is to be called without a lock, logs it unless another one for its
+// reason was logged less than a second ago.
+func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
+	r.total.WithLabelValues(string(reason)).Inc()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.byReason == nil {
-		r.byReason = map[Reason]*reasonCount{}
-	}
 	c := r.byReason[reason]
 	if c == nil {
 		c = &reasonCount{RefusalStatus: RefusalStatus{Reason: reason}}
@@ -87,20 +90,13 @@ func (r *refusals) add(log *slog.Logger, reason Reason, err error) {
 	c.Last, c.Error = time.Now(), err.Error()
 	c.unlogged++
 	if c.Last.Sub(c.logged) < refusalLogInterval {
-		return
+		return func(*slog.Logger) {}
 	}
-	log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", c.unlogged)
+	count := c.unlogged
 	c.logged, c.unlogged = c.Last, 0
-}
-
-// count returns the number of refusals for a reason.
-func (r *refusals) count(reason Reason) int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if c := r.byReason[reason]; c != nil {
-		return c.Count
+	return func(log *slog.Logger) {
+		log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", count)
 	}
-	return 0
 }
 
 // status returns the number of refusals and the last refusal for each reason, sorted by reason.

@@ -2,187 +2,112 @@ package egress
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A carried is a pair of a server, and the other ends of its connections.
-type carried struct {
-	*pair
-
-	client, host net.Conn
+// isReset reports whether a peer is told a reset.
+func isReset(peer net.Conn) bool {
+	_, err := peer.Read(make([]byte, 1))
+	return errors.Is(err, syscall.ECONNRESET)
 }
 
-// carries returns a pair of a server, which copies.
-func carries(t *testing.T, s *Server) *carried {
-	t.Helper()
-	client, near := connected(t)
-	far, host := connected(t)
-	p := s.copier.newPair(watched(t, s.loop, near), watched(t, s.loop, far), &counts{})
-	s.metrics.open.Add(1)
-	p.done = func() {
-		delete(s.pairs, p)
-		s.metrics.open.Add(-1)
-	}
-	s.pairs[p] = true
-	return &carried{p, client, host}
-}
-
-// watched returns a connection as a socket of a loop, and closes it.
-func watched(tb testing.TB, l *loop, conn *net.TCPConn) *socket {
-	tb.Helper()
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	fd := -1
-	if controlErr := raw.Control(func(from uintptr) { fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil || err != nil {
-		tb.Fatal(controlErr, err)
-	}
-	if err := conn.Close(); err != nil {
-		tb.Fatal(err)
-	}
-	s, err := l.watch(fd, eventsOfConn, nil)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return s
-}
-
-// connected returns both ends of a connection.
-func connected(t *testing.T) (one, other *net.TCPConn) {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	dialled, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dialled.Close() })
-	accepted, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { accepted.Close() })
-	return dialled.(*net.TCPConn), accepted.(*net.TCPConn)
-}
-
-// sweeper returns a server with an idle timeout and without listeners.
-func sweeper(t *testing.T, timeout time.Duration) *Server {
-	t.Helper()
-	l, err := newLoop()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &Server{config: Config{IdleTimeout: timeout}, loop: l, copier: &copier{loop: l}, pairs: map[*pair]bool{}, metrics: newMetrics()}
-	t.Cleanup(func() {
-		s.copier.closePipes()
-		l.end()
-	})
-	return s
-}
-
-// A stillClock is the clock of a loop. It stands still unless a test moves it.
-type stillClock struct {
-	*loop
-
-	time time.Time
-}
-
-// stand makes the clock of a loop stand still.
-func stand(l *loop) *stillClock {
-	c := &stillClock{l, l.now}
-	l.clock = func() time.Time { return c.time }
-	return c
-}
-
-// jump moves the clock to the next time for which a task waits.
-func (c *stillClock) jump() {
-	if c.nextTimer.After(c.time) {
-		c.time = c.nextTimer
-	}
-}
-
-// E18: a sweep ends what has been idle for the timeout, or after the end of one direction for a twelfth of it, and nothing
-// else.
+// E17, E18: a sweep ends what has been idle for the timeout, or after the end of one direction for a twelfth of it, and
+// nothing else. At the limit, what has been idle longest gives way.
 func TestSweep(t *testing.T) {
 	t.Parallel()
-	const timeout, interval = time.Hour, 5 * time.Second
-	s := sweeper(t, timeout)
-	clock := stand(s.loop)
-	began := clock.time
+	s := bare(t, 4)
+	began, timeout := time.Now(), s.config.IdleTimeout
 	idle, half, busy := carries(t, s), carries(t, s), carries(t, s)
-	if err := half.client.(*net.TCPConn).CloseWrite(); err != nil {
+	for _, c := range []*carried{idle, half, busy} {
+		c.copies()
+		wait.Until(t, "both directions wait", func() bool { return c.toHost.reading.Load() && c.toClient.reading.Load() })
+	}
+	if err := half.peer.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	s.loop.start(s.sweep)
-	ended := map[*carried]time.Duration{}
-	var sent time.Time
-	if err := s.loop.run(func() bool {
-		for _, c := range []*carried{idle, half, busy} {
-			if ended[c] == 0 && c.closed {
-				ended[c] = s.loop.now.Sub(began)
+	if n, err := half.far.Read(make([]byte, 1)); n > 0 || err == nil {
+		t.Fatal(n, err)
+	}
+	wait.Until(t, "one direction has ended", half.halfClosed)
+	for _, step := range []struct {
+		after time.Duration
+		ended []*carried
+	}{{timeout/12 - time.Minute, nil}, {timeout/12 + time.Minute, []*carried{half}}, {timeout - time.Minute, nil}, {timeout + time.Minute, []*carried{idle}}} {
+		busy.last.Store(began.Add(step.after).UnixNano())
+		open := len(s.open())
+		s.sweep(began.Add(step.after))
+		for _, c := range step.ended {
+			wait.For(t, "the connection ends", c.ended)
+			if !isReset(c.peer) {
+				t.Errorf("after %v: want a reset", step.after)
 			}
 		}
-		switch {
-		case !half.toHost.atEOF:
-		case !sent.Equal(clock.time):
-			sent = clock.time
-			sends(t, busy.client, []byte("x"))
-		case busy.last.Equal(clock.time): // it was carried
-			clock.jump()
-		}
-		return ended[idle] > 0
-	}); err != nil {
-		t.Fatal(err)
+		wait.Until(t, "the connections have ended, and no other", func() bool { return len(s.open()) == open-len(step.ended) })
 	}
-	if took := ended[half]; took < timeout/12 || took > timeout/12+interval {
-		t.Errorf("a half-closed connection ended after %v, want %v", took, timeout/12)
+	busy.touch()
+	first := carries(t, s)
+	busy.touch()
+	for range 3 {
+		carries(t, s)
 	}
-	if took := ended[idle]; took < timeout || took > timeout+interval {
-		t.Errorf("an idle connection ended after %v, want %v", took, timeout)
-	}
-	if took := ended[busy]; took > 0 || !s.Open() {
-		t.Errorf("a busy connection ended after %v", took)
-	}
-	for _, conn := range []net.Conn{idle.client, idle.host, half.client} {
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("%v, want a reset", err)
-		}
+	if !first.place.Evicted() || !isReset(first.peer) || busy.place.Evicted() {
+		t.Error("want that the idle connection gives way")
 	}
 }
 
-// E17: the connection that has been idle longest makes room, if it is still idle.
-func TestMakeRoom(t *testing.T) {
+// E9: a reset of the client is noticed although no direction reads from it: the host takes no more bytes.
+func TestClientGone(t *testing.T) {
 	t.Parallel()
-	s := sweeper(t, time.Minute) // a connection may be closed for another one after a second
-	if s.makeRoom() {
-		t.Error("there is room without connections")
-	}
-	var all []*carried
-	for i, idle := range []time.Duration{3 * time.Second, 5 * time.Second, 4 * time.Second, -time.Hour} {
-		all = append(all, carries(t, s))
-		all[i].last = s.loop.now.Add(-idle)
-	}
-	clock := stand(s.loop)
-	s.loop.start(s.sweep)
-	if err := s.loop.run(func() bool { clock.jump(); return len(s.longIdle) > 0 }); err != nil {
+	s := bare(t, 1)
+	c := carries(t, s)
+	c.copies()
+	stop := make(chan struct{})
+	go func() {
+		defer close(stop)
+		for err := error(nil); err == nil; {
+			_, err = c.peer.Write(make([]byte, 1<<20)) // until the reset
+		}
+	}()
+	var before int64
+	wait.Until(t, "the host takes no more", func() bool {
+		now := c.counts.sent.Load()
+		stalled := now > 0 && now == before && !c.toHost.reading.Load()
+		before = now
+		return stalled
+	})
+	reset(c.peer)
+	wait.For(t, "the client has gone", stop)
+	s.sweep(time.Now())
+	wait.For(t, "the connection ends", c.ended)
+}
+
+// E1, E13, E17: a client of the listener itself is reset; the server ends, and closes its listener.
+func TestRun(t *testing.T) {
+	t.Parallel()
+	cfg := DefaultConfig()
+	cfg.Addr, cfg.Logger, cfg.Drain = "127.0.0.1:0", slog.New(slog.DiscardHandler), time.Hour
+	s, err := New(t.Context(), cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
-	all[2].last = s.loop.now // it has sent something since the sweep
-	for _, want := range []*carried{all[1], all[0]} {
-		if !s.makeRoom() || !want.closed {
-			t.Errorf("another connection than the one that has been idle longest made room")
-		}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	client, err := net.Dial("tcp", s.Addrs()[0].String())
+	if err == nil {
+		defer client.Close()
+		_, err = client.Read(make([]byte, 1))
 	}
-	if s.makeRoom() || all[2].closed || all[3].closed {
-		t.Error("a busy connection made room")
+	if !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("a client of no VIP: %v, want a reset", err)
+	}
+	s.End(true)
+	if err := wait.For(t, "the server ends", ended); err != nil {
+		t.Error(err)
 	}
 }

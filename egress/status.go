@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -128,15 +129,15 @@ func (c *counts) forgetBefore(other *counts) bool {
 	return c.used.Before(other.used)
 }
 
-// bytes returns the bytes to hosts and from them.
-func (h *hostCounts) bytes() (sent, received int64) {
+// bytes returns the bytes to hosts, and the bytes from them.
+func (h *hostCounts) bytes() [2]int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	sent, received = h.sent, h.received
+	sent, received := h.sent, h.received
 	for _, c := range h.byName {
 		sent, received = sent+c.sent.Load(), received+c.received.Load()
 	}
-	return sent, received
+	return [2]int64{sent, received}
 }
 
 // status returns the counts by name.
@@ -153,51 +154,43 @@ func (h *hostCounts) status() (all []HostStatus) {
 	return all
 }
 
-// metrics count what a server carries and refuses. They implement [prometheus.Collector].
+// metrics count what a server carries and refuses.
 type metrics struct {
 	open     atomic.Int64 // connections
 	max      int64        // limit of open
 	hosts    hostCounts
 	refusals refusals
 
-	connections, idle                    prometheus.Counter
-	refused, openConns, maxConns, copied *prometheus.Desc
+	connections, idle prometheus.Counter
 }
 
-func newMetrics() *metrics {
-	return &metrics{
-		connections: prometheus.NewCounter(prometheus.CounterOpts{
+// newMetrics returns metrics with max as the limit of open connections. If registerer is not nil, they are registered there.
+func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
+	factory := promauto.With(registerer)
+	refused := factory.NewCounterVec(prometheus.CounterOpts{
+		Name: "nametap_egress_refusals_total", Help: "Connections to VIPs that were refused, by reason.",
+	}, []string{"reason"})
+	for _, reason := range AllReasons() {
+		refused.WithLabelValues(string(reason))
+	}
+	m := &metrics{
+		max: limit, refusals: refusals{byReason: map[Reason]*reasonCount{}, total: refused},
+		connections: factory.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_connections_total", Help: "Connections to VIPs that were carried to a host.",
 		}),
-		idle: prometheus.NewCounter(prometheus.CounterOpts{
+		idle: factory.NewCounter(prometheus.CounterOpts{
 			Name: "nametap_egress_idle_closed_total", Help: "Connections to VIPs that were closed because they were idle.",
 		}),
-		refused:   prometheus.NewDesc("nametap_egress_refusals_total", "Connections to VIPs that were refused, by reason.", []string{"reason"}, nil),
-		openConns: prometheus.NewDesc("nametap_egress_open_connections", "Connections to VIPs that are open.", nil, nil),
-		maxConns:  prometheus.NewDesc("nametap_egress_max_connections", "Limit of open connections to VIPs.", nil, nil),
-		copied:    prometheus.NewDesc("nametap_egress_bytes_total", "Bytes that were carried, by direction.", []string{"direction"}, nil),
 	}
-}
-
-// Describe describes the metrics.
-func (m *metrics) Describe(descs chan<- *prometheus.Desc) {
-	m.connections.Describe(descs)
-	m.idle.Describe(descs)
-	for _, desc := range []*prometheus.Desc{m.refused, m.openConns, m.maxConns, m.copied} {
-		descs <- desc
+	gauge := func(name, help string, value func() int64) {
+		factory.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
 	}
-}
-
-// Collect collects the metrics.
-func (m *metrics) Collect(metrics chan<- prometheus.Metric) {
-	m.connections.Collect(metrics)
-	m.idle.Collect(metrics)
-	for _, reason := range AllReasons() {
-		metrics <- prometheus.MustNewConstMetric(m.refused, prometheus.CounterValue, float64(m.refusals.count(reason)), string(reason))
+	gauge("nametap_egress_open_connections", "Connections to VIPs that are open.", m.open.Load)
+	gauge("nametap_egress_max_connections", "Limit of open connections to VIPs.", func() int64 { return limit })
+	for i, direction := range []string{"sent", "received"} {
+		factory.NewCounterFunc(prometheus.CounterOpts{
+			Name: "nametap_egress_bytes_total", Help: "Bytes that were carried, by direction.", ConstLabels: prometheus.Labels{"direction": direction},
+		}, func() float64 { return float64(m.hosts.bytes()[i]) })
 	}
-	metrics <- prometheus.MustNewConstMetric(m.openConns, prometheus.GaugeValue, float64(m.open.Load()))
-	metrics <- prometheus.MustNewConstMetric(m.maxConns, prometheus.GaugeValue, float64(m.max))
-	sent, received := m.hosts.bytes()
-	metrics <- prometheus.MustNewConstMetric(m.copied, prometheus.CounterValue, float64(sent), "sent")
-	metrics <- prometheus.MustNewConstMetric(m.copied, prometheus.CounterValue, float64(received), "received")
+	return m
 }

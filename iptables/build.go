@@ -235,17 +235,13 @@ func (b builder) prerouting(a action) chain {
 	return c
 }
 
-// quicPort is the UDP port of HTTP/3. refusedPort is a UDP port on which no program listens (RFC 1078).
-const quicPort, refusedPort = 443, 1
+// refusedPort is a UDP port on which no program listens (RFC 1078).
+const refusedPort = 1
 
-// vips makes the rules that redirect connections to VIPs. The rules match only connections that come in through
-// inInterface; if inInterface is "", they match all connections. Packets of HTTP/3 are redirected to the agent, which
-// answers that it supports no version of QUIC. Other UDP packets are redirected to refusedPort, so the kernel refuses
-// them at once.
+// vips makes the rules that redirect connections to VIPs, of those that come in through inInterface; if inInterface is
+// "", of all. UDP packets are redirected to refusedPort, so the kernel refuses them at once.
 func (b builder) vips(inInterface string) (rules []string) {
 	for _, vip := range b.vipRanges() {
-		m := matches("-d", vip, "-i", inInterface, "-p", "udp") + fmt.Sprintf(" -m udp --dport %d", quicPort)
-		rules = append(rules, b.rule(m, "QUIC to VIPs", fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort)))
 		for _, to := range []struct {
 			protocol string
 			port     uint16
@@ -290,7 +286,12 @@ func (b builder) accepts() []chain {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
 		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
 	}
-	output.rules, input.rules = b.acceptRedirected(), b.acceptRedirected()
+	for _, vip := range b.vipRanges() { // makes sendmsg(2) fail: an ICMP error alone reaches connected sockets only
+		m := fmt.Sprintf("-p udp -m conntrack --ctstate DNAT --ctorigdst %s --ctreplsrcport %d", vip, refusedPort)
+		icmp := map[family.Family]string{family.IPv4: "icmp", family.IPv6: "icmp6"}[b.family]
+		output.rules = append(output.rules, b.rule(m, "UDP to VIPs", "REJECT --reject-with "+icmp+"-port-unreachable"))
+	}
+	output.rules, input.rules = append(output.rules, b.acceptRedirected()...), b.acceptRedirected()
 	return []chain{input, output}
 }
 

@@ -47,12 +47,11 @@ type Config struct {
 	VirtualInterfaces []string
 
 	// VIPs are virtual addresses. If a client connects to a VIP, the agent connects it to the host that has the VIP.
-	// TCP connections to VIPs, and UDP packets to their port 443, are redirected to EgressPort. Other UDP packets
-	// are refused (ICMP port unreachable). If Servers is empty, queries (port 53) to VIPs are captured. Otherwise
-	// packets to port 53 of VIPs are treated like packets to other ports. The exclusions apply to VIPs, too. If
-	// EgressPort is 0, VIPs has no effect.
+	// TCP connections to VIPs are redirected to EgressPort. UDP packets are refused. If Servers is empty, queries
+	// (port 53) to VIPs are captured. Otherwise packets to port 53 of VIPs are treated like packets to other ports. The
+	// exclusions apply to VIPs, too. If EgressPort is 0, VIPs has no effect.
 	VIPs []netip.Prefix
-	// EgressPort is the agent's TCP port for VIPs, and its UDP port for QUIC, on the same addresses as Port.
+	// EgressPort is the agent's TCP port for VIPs, on the same addresses as Port.
 	EgressPort uint16
 
 	// Pod is true if the network namespace is a pod's. Queries that the agent sends to other hosts then skip the

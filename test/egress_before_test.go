@@ -49,7 +49,7 @@ func TestEgressBefore(t *testing.T) {
 			}
 			wait.Until(t, "UDP is refused", func() bool {
 				_, err := quic.Write([]byte("hello"))
-				return err != nil && strings.Contains(err.Error(), "refused")
+				return isRefused(err)
 			})
 		})
 	}

@@ -82,7 +82,7 @@ func measure(o options) error {
 		return err
 	}
 	if o.idle > 0 {
-		return idle(o, []*proxy{haproxy, nginx, nametap})
+		return idle(o, []*proxy{haproxy, nginx, relay, nametap})
 	}
 	return nil
 }

@@ -37,15 +37,6 @@ func NewFinder(resolve func(context.Context) ([]netip.Addr, error)) *Finder {
 	return &Finder{resolve: resolve, renewed: make(chan struct{}, 1)}
 }
 
-// MayWait reports whether the method Find may have to wait for nameservers.
-func (f *Finder) MayWait() bool {
-	if !f.mu.TryLock() { // another goroutine waits for nameservers
-		return true
-	}
-	defer f.mu.Unlock()
-	return !time.Now().Before(f.next)
-}
-
 // Find returns the prefixes, in the order of their addresses. The caller must not change them. If nameservers are silent,
 // these are the previous ones, and sure is false.
 func (f *Finder) Find(ctx context.Context) (found []netip.Prefix, sure bool) {
