@@ -45,6 +45,7 @@ settings again. It applies those that it can and logs those that need a restart.
 
 // runAgent runs the agent, or the process that supervises it, until the command is told to end.
 func runAgent(command *cobra.Command, o *options) error {
+	signals := newAgentSignals()
 	if err := o.resolve(); err != nil {
 		return usageError{err}
 	}
@@ -58,7 +59,6 @@ func runAgent(command *cobra.Command, o *options) error {
 	if err != nil {
 		return usageError{err}
 	}
-	signals := newAgentSignals()
 	sockets, heart, restarts := supervise.Inherited()
 	switch {
 	case heart != nil:
@@ -87,7 +87,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	}
 	signals.onSecond(a.Hasten)
 	if cfg.Service {
-		onHandOver(a.HandOver)
+		signals.onHandOver(a.HandOver)
 	}
 	reloads.watcher.Clock = a.Clock()
 	running, stop := context.WithCancel(command.Context())

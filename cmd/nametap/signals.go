@@ -36,14 +36,16 @@ func hangupReloads() bool {
 
 // agentSignals are the signals of a process that runs the agent.
 type agentSignals struct {
-	end    []os.Signal
-	reload <-chan os.Signal // nil if no signal asks to reload
+	end      []os.Signal
+	reload   <-chan os.Signal // nil if no signal asks to reload
+	handOver chan os.Signal
 }
 
 // newAgentSignals returns the signals of this process. If SIGHUP is to reload the settings, it no longer ends the
 // context of the command.
 func newAgentSignals() agentSignals {
-	signals := agentSignals{end: endSignals()}
+	signals := agentSignals{end: endSignals(), handOver: make(chan os.Signal, 1)}
+	signal.Notify(signals.handOver, handOverSignal)
 	if !hangupReloads() {
 		return signals
 	}
@@ -70,12 +72,10 @@ func (s agentSignals) onSecond(f func()) {
 // RestartKillSignal of nametap.service.
 const handOverSignal = syscall.SIGUSR1
 
-// onHandOver calls f after handOverSignal.
-func onHandOver(f func()) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, handOverSignal)
+// onHandOver calls f after handOverSignal, which may have come before.
+func (s agentSignals) onHandOver(f func()) {
 	go func() {
-		<-signals
+		<-s.handOver
 		f()
 	}()
 }

@@ -70,6 +70,7 @@ func (w *world) faults(random *rand.Rand) []fault {
 		return func() func() {
 			w.tables.restarted()
 			w.agent.Signal(syscall.SIGCONT) // a stopped agent would never get the signal
+			w.agent.Await("the agent runs", func() bool { return w.levels()[0] > 0 })
 			w.agent.End(signal)
 			w.tables.restarted()
 			w.startAgent()
