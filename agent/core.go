@@ -28,6 +28,7 @@ type core struct {
 	clock    *clock.Clock
 	draining atomic.Bool
 	silent   atomic.Pointer[[]string] // why listeners have not answered the last probes of watchListeners
+	notified atomic.Bool              // whether systemd knows that the agent is ready
 	quit     func()                   // ends the agent; may be called any number of times
 }
 

@@ -30,6 +30,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 		if err := notify(ctx, daemon.SdNotifyReady); err != nil {
 			return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
 		}
+		c.notified.Store(true)
 	}
 	if clock.Sleep(ctx, SteadyTime) {
 		forgetStarts(c.log)
@@ -64,7 +65,7 @@ func watchListeners(ctx context.Context, c *core) error {
 		c.silent.Store(&texts)
 		if hangs(answered, found) {
 			c.log.Warn("DNS listeners do not answer: the agent is restarted unless they do")
-		} else if err := c.saysAnswers(ctx, watchdog > 0); err != nil {
+		} else if err := c.saysAnswers(ctx, watchdog > 0 && c.notified.Load()); err != nil {
 			c.log.Warn("saying that the agent answers has failed", "error", err)
 		}
 		select {
