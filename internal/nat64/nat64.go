@@ -95,13 +95,14 @@ func (f *Finder) Renew() {
 }
 
 // prefixes returns the prefixes of the addresses of [Name]. Each address contains one of two IPv4 addresses, at a place
-// that follows from the length of the prefix.
+// that follows from the length of the prefix. An address that is not IPv6, or is in ::/96, shows nothing.
 func prefixes(addrs []netip.Addr) (found []netip.Prefix) {
 	for _, addr := range addrs {
 		for _, bits := range []int{96, 64, 56, 48, 40, 32} {
-			v4, zero := Extract(addr, bits/8).As4(), bits == 96 || addr.As16()[8] == 0
-			if zero && (v4 == [4]byte{192, 0, 0, 170} || v4 == [4]byte{192, 0, 0, 171}) {
-				found = append(found, netip.PrefixFrom(addr, bits).Masked())
+			prefix, v4 := netip.PrefixFrom(addr, bits).Masked(), Extract(addr, bits/8).As4()
+			usable := prefix.Addr().IsGlobalUnicast() && (bits == 96 || addr.As16()[8] == 0)
+			if usable && (v4 == [4]byte{192, 0, 0, 170} || v4 == [4]byte{192, 0, 0, 171}) {
+				found = append(found, prefix)
 				break
 			}
 		}

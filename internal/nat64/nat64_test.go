@@ -30,7 +30,9 @@ func TestPrefixes(t *testing.T) { // A15, E8
 			t.Errorf("%s shows %v", prefix, got)
 		}
 	}
-	for _, text := range []string{"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1"} {
+	for _, text := range []string{
+		"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1", "::c000:aa", "::ffff:c000:aa", "192.0.0.170", "fe80::c000:aa", "ff0e::c000:aa",
+	} {
 		if got := prefixes([]netip.Addr{netip.MustParseAddr(text)}); got != nil {
 			t.Errorf("%s shows %v", text, got)
 		}
