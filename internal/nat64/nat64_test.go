@@ -31,9 +31,7 @@ func TestPrefixes(t *testing.T) { // A15, E8
 			t.Errorf("%s shows %v", prefix, got)
 		}
 	}
-	for _, text := range []string{
-		"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1", "::c000:aa", "::ffff:c000:aa", "192.0.0.170", "fe80::c000:aa", "ff0e::c000:aa",
-	} {
+	for _, text := range []string{"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1", "::c000:aa", "192.0.0.170", "fe80::c000:aa"} {
 		if got := prefixes([]netip.Addr{netip.MustParseAddr(text)}); got != nil {
 			t.Errorf("%s shows %v", text, got)
 		}
@@ -48,9 +46,8 @@ func TestFollow(t *testing.T) { // A15
 		f := NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
 			if asked++; silent {
 				<-ctx.Done()
-				return nil, ctx.Err()
 			}
-			return reply, failure
+			return reply, errors.Join(failure, ctx.Err())
 		})
 		go f.Follow(t.Context(), func() (time.Duration, bool) { return hold, true })
 		after := func(pause time.Duration, lookups int, found bool) {
