@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/nat64"
 )
 
 // Resolve returns the addresses of hostname that nameservers or the cache have. rrtype is A or
@@ -90,8 +90,9 @@ func (r *resolution) addresses(found *forward.Result) (addrs []netip.Addr, err e
 	switch rcode := found.Rcode(); {
 	case len(addrs) > 0:
 		return addrs, nil
-	case rcode != dns.RcodeSuccess:
+	case rcode == dns.RcodeSuccess || rcode == dns.RcodeNameError:
+		return nil, fmt.Errorf("nameservers answer %s: %w", wire.RcodeName(rcode), nat64.ErrNone)
+	default:
 		return nil, fmt.Errorf("nameservers answer %s", wire.RcodeName(rcode))
 	}
-	return nil, errors.New("the name has no " + dns.TypeToString[r.rrtype] + " records")
 }

@@ -274,9 +274,9 @@ func (m *merge) add(name string, f *file) {
 }
 
 // keepGood keeps good objects in use that are broken now, that cannot be read, or that have been missing for less than
-// the settle time. If a missing object was in a file that is written in place, keepGood keeps all objects of that file
-// in their good form, because the last object in the file may be half written. If no object at all is left, keepGood
-// keeps all good objects, unless AllowEmpty is set: an empty directory is usually being mounted or copied.
+// the settle time. If a missing object was in a file that is written in place, keepGood keeps the objects that the file
+// has in their good form, because the last of them may be half written. If no object at all is left, keepGood keeps
+// all good objects, unless AllowEmpty is set: an empty directory is usually being mounted or copied.
 func (s *Source) keepGood(m *merge, t *tree) {
 	missing, writing := map[object.Key]time.Time{}, map[string]bool{}
 	s.next = readEvery
@@ -301,7 +301,8 @@ func (s *Source) keepGood(m *merge, t *tree) {
 	s.missing = missing
 	if len(m.inUse) > 0 || len(s.good) == 0 || s.cfg.AllowEmpty {
 		for k, o := range s.good {
-			if _, ok := missing[k]; ok || writing[o.file] {
+			_, waits := missing[k]
+			if _, found := m.inUse[k]; waits || found && writing[o.file] {
 				m.inUse[k] = o
 			}
 		}

@@ -237,6 +237,14 @@ func TestSlowWriter(t *testing.T) { // D18, D43
 		if took := time.Since(began); took < maxSettleTime || took > maxSettleTime+time.Second {
 			t.Errorf("removed after %v", took)
 		}
+		for n := range 40 { // they go missing one after the other, at every second read
+			if n%2 == 0 && n/2 < len(services) {
+				overwrite(t, dir, "a.yaml", strings.Join(services[n/2:], ""))
+			}
+			time.Sleep(max(h.step(), debounce)) //nolint:forbidigo // advances the clock of the bubble
+			h.take()
+		}
+		h.want("s4:10.0.0.1")
 	})
 }
 

@@ -111,6 +111,7 @@ func TestAliases(t *testing.T) {
 		{answer: []string{"www.example. 5 CNAME B.example.", "b.example. 5 A 192.0.2.1"}, want: 1, target: "b.example."},
 		{answer: []string{"www.example. 5 CNAME b.example.", sig, "B.example. 5 CNAME c.Other.", "c.other. 5 A 192.0.2.1"}, want: 3, target: "c.other."},
 		{answer: []string{"www.example. 5 CNAME b.example.", "c.example. 5 CNAME d.example."}, want: 1, target: "b.example."},
+		{answer: []string{"example. 5 DNAME other.", "www.example. 5 CNAME www.other."}, want: 2, target: "www.other."},
 	} {
 		r := parse(t, pack(t, upstream(t, "WWW.example.", dns.TypeA, c.answer...)))
 		if r.Aliases() != c.want {

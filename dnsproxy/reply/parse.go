@@ -135,7 +135,7 @@ func (p *parser) record(w *wire.Walker) error {
 
 // follow counts a record for the method Aliases.
 func (p *parser) follow(w *wire.Walker, rrtype uint16) {
-	if rrtype == dns.TypeRRSIG && w.Section == wire.AnswerSection {
+	if (rrtype == dns.TypeRRSIG || rrtype == dns.TypeDNAME) && w.Section == wire.AnswerSection { // RFC 6672, section 3.1
 		return
 	}
 	var x, y [wire.MaxNameLen]byte

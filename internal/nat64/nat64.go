@@ -17,8 +17,11 @@ import (
 const Name = "ipv4only.arpa"
 
 // A lookup of Name may take the time timeout. A Finder keeps its result at least for the time hold, because the forwarder
-// does not cache every negative answer.
-const timeout, hold = time.Second, time.Minute
+// does not cache every negative answer. Follow repeats a lookup that has failed after the time soon, then less often.
+const timeout, hold, soon = time.Second, time.Minute, 5 * time.Second
+
+// ErrNone is the error of a lookup if nameservers say that there is no such address. Other errors say that they fail.
+var ErrNone = errors.New("there are no such records")
 
 // A Finder finds the prefixes of a network's NAT64. It is safe for concurrent use.
 type Finder struct {
@@ -28,7 +31,7 @@ type Finder struct {
 
 	mu       sync.Mutex
 	prefixes []netip.Prefix
-	sure     bool      // the last lookup has not timed out
+	sure     bool      // the last lookup has not failed
 	next     time.Time // when they are looked up again
 }
 
@@ -37,7 +40,7 @@ func NewFinder(resolve func(context.Context) ([]netip.Addr, error)) *Finder {
 	return &Finder{resolve: resolve, renewed: make(chan struct{}, 1)}
 }
 
-// Find returns the prefixes, in the order of their addresses. The caller must not change them. If nameservers are silent,
+// Find returns the prefixes, in the order of their addresses. The caller must not change them. If nameservers fail,
 // these are the previous ones, and sure is false.
 func (f *Finder) Find(ctx context.Context) (found []netip.Prefix, sure bool) {
 	f.mu.Lock()
@@ -47,7 +50,7 @@ func (f *Finder) Find(ctx context.Context) (found []netip.Prefix, sure bool) {
 		defer cancel()
 		addrs, err := f.resolve(ctx)
 		kept := timeout
-		if f.sure = !errors.Is(err, context.DeadlineExceeded); f.sure {
+		if f.sure = err == nil || errors.Is(err, ErrNone); f.sure {
 			f.prefixes, kept = prefixes(addrs), hold
 		}
 		f.next = time.Now().Add(kept)
@@ -59,10 +62,10 @@ func (f *Finder) Find(ctx context.Context) (found []netip.Prefix, sure bool) {
 func (f *Finder) Prefix() *netip.Prefix { return f.used.Load() }
 
 // Follow keeps the result of Prefix up to date until ctx ends. It calls useful, looks the prefixes up if that
-// reports true, and does so again after the time that useful returns, or when nameservers have changed. If useful is nil,
-// there is no prefix.
+// reports true, and does so again after the time that useful returns, or when nameservers have changed. While nameservers
+// fail, it does so sooner. If useful is nil, there is no prefix.
 func (f *Finder) Follow(ctx context.Context, useful func() (again time.Duration, use bool)) {
-	for useful != nil && ctx.Err() == nil {
+	for retry := soon; useful != nil && ctx.Err() == nil; {
 		var used *netip.Prefix
 		again, use := useful()
 		if use {
@@ -70,8 +73,10 @@ func (f *Finder) Follow(ctx context.Context, useful func() (again time.Duration,
 			if len(found) > 0 {
 				used = &found[0]
 			}
-			if !sure {
-				again = 5 * time.Second
+			if sure {
+				retry = soon
+			} else {
+				again, retry = min(again, retry), 2*retry
 			}
 		}
 		f.used.Store(used)
@@ -79,6 +84,7 @@ func (f *Finder) Follow(ctx context.Context, useful func() (again time.Duration,
 		case <-ctx.Done():
 		case <-time.After(again):
 		case <-f.renewed:
+			retry = soon
 			f.mu.Lock()
 			f.prefixes, f.next = nil, time.Time{}
 			f.mu.Unlock()
@@ -95,13 +101,14 @@ func (f *Finder) Renew() {
 }
 
 // prefixes returns the prefixes of the addresses of [Name]. Each address contains one of two IPv4 addresses, at a place
-// that follows from the length of the prefix.
+// that follows from the length of the prefix. An address that is not IPv6, or is in ::/96, shows nothing.
 func prefixes(addrs []netip.Addr) (found []netip.Prefix) {
 	for _, addr := range addrs {
 		for _, bits := range []int{96, 64, 56, 48, 40, 32} {
-			v4, zero := Extract(addr, bits/8).As4(), bits == 96 || addr.As16()[8] == 0
-			if zero && (v4 == [4]byte{192, 0, 0, 170} || v4 == [4]byte{192, 0, 0, 171}) {
-				found = append(found, netip.PrefixFrom(addr, bits).Masked())
+			prefix, v4 := netip.PrefixFrom(addr, bits).Masked(), Extract(addr, bits/8).As4()
+			usable := prefix.Addr().IsGlobalUnicast() && (bits == 96 || addr.As16()[8] == 0)
+			if usable && (v4 == [4]byte{192, 0, 0, 170} || v4 == [4]byte{192, 0, 0, 171}) {
+				found = append(found, prefix)
 				break
 			}
 		}

@@ -2,6 +2,7 @@ package nat64
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -30,23 +31,23 @@ func TestPrefixes(t *testing.T) { // A15, E8
 			t.Errorf("%s shows %v", prefix, got)
 		}
 	}
-	for _, text := range []string{"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1"} {
+	for _, text := range []string{"2001:db8::c000:a9", "2001:db8:c000:aa:100::", "2001:db8::1", "::c000:aa", "192.0.0.170", "fe80::c000:aa"} {
 		if got := prefixes([]netip.Addr{netip.MustParseAddr(text)}); got != nil {
 			t.Errorf("%s shows %v", text, got)
 		}
 	}
 }
 
-// A silent nameserver changes nothing and is asked again; other nameservers, or a reply without a prefix, end its use.
+// A failing nameserver changes nothing and is asked again; other nameservers, or a reply without a prefix, end its use.
 func TestFollow(t *testing.T) { // A15
 	synctest.Test(t, func(t *testing.T) {
 		reply := []netip.Addr{netip.MustParseAddr("64:ff9b::c000:aa")}
-		silent, asked := false, 0
+		silent, asked, failure := false, 0, error(nil)
 		f := NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
 			if asked++; silent {
 				<-ctx.Done()
 			}
-			return reply, ctx.Err()
+			return reply, errors.Join(failure, ctx.Err())
 		})
 		go f.Follow(t.Context(), func() (time.Duration, bool) { return hold, true })
 		after := func(pause time.Duration, lookups int, found bool) {
@@ -59,12 +60,15 @@ func TestFollow(t *testing.T) { // A15
 		}
 		after(hold/2, 1, true)
 		silent = true
-		after(hold, 7, true)
+		after(hold, 4, true) // again after 5 and 10 s
 		f.Renew()
-		after(2*timeout, 8, false)
-		silent = false
+		after(2*timeout, 5, false)
+		silent, failure = false, errors.New("SERVFAIL")
+		after(hold, 8, false)
+		failure = nil
+		f.Renew()
 		after(hold/2, 9, true)
-		reply = nil
+		reply, failure = nil, ErrNone
 		after(hold, 10, false)
 	})
 }
