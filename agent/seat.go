@@ -39,11 +39,11 @@ type seat struct {
 }
 
 // take waits until this agent has the seat, and returns a function that gives it up. It also returns if a user who
-// cannot have the seat uses its name. If ctx ends first, the result is nil.
+// cannot have the seat uses its name, to listen or only to bind a socket. If ctx ends first, the result is nil.
 func (s *seat) take(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var logged logonce.Failure
-	for ; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
+	for refused := 0; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
 		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
 			var serving sync.WaitGroup
@@ -65,7 +65,9 @@ func (s *seat) take(ctx context.Context) (release func()) {
 				}
 			})
 		}
-		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // refused: the other agent has just ended
+		if refused++; err == nil {
+			refused = 0
+		} else if !errors.Is(err, unix.ECONNREFUSED) || refused == 5 { // refused: it has just ended, or it never listens
 			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
 			return cancel
 		}
