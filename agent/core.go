@@ -51,10 +51,8 @@ func (c *core) notReady() string {
 // hangError returns an error if queries to the open UDP listeners get no answer: then a restart would help. It returns
 // nil while the agent starts or ends.
 func (c *core) hangError(ctx context.Context) error {
-	if !c.open() || c.draining.Load() {
-		return nil
-	}
-	if !hangs(map[string]bool{}, probeAll(ctx, listenerQuestions(askID, udpListeners(c.proxy)...), nil)) {
+	if !c.open() || c.draining.Load() ||
+		!hangs(map[string]bool{}, probeAll(ctx, listenerQuestions(askID, udpListeners(c.proxy)...), nil)) {
 		return nil
 	}
 	return errors.New("the UDP listeners are silent")

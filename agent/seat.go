@@ -39,11 +39,11 @@ type seat struct {
 }
 
 // take waits until this agent has the seat, and returns a function that gives it up. It also returns if a user who
-// cannot have the seat uses its name. If ctx ends first, the result is nil.
+// cannot have the seat uses its name, to listen or only to bind a socket. If ctx ends first, the result is nil.
 func (s *seat) take(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var logged logonce.Failure
-	for ; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
+	for refused := 0; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
 		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
 			var serving sync.WaitGroup
@@ -56,16 +56,20 @@ func (s *seat) take(ctx context.Context) (release func()) {
 		}
 		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
-			err = s.follow(ctx, conn, func(holder string) {
+			var holder string
+			if holder, err = s.describe(conn); err == nil {
 				if logged.Differs(errors.New(holder)) {
 					s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
 				}
 				if !chans.Closed(s.waits) {
 					close(s.waits)
 				}
-			})
+				s.follow(ctx, conn, holder)
+			}
 		}
-		if err != nil && !errors.Is(err, unix.ECONNREFUSED) { // refused: the other agent has just ended
+		if refused++; err == nil {
+			refused = 0
+		} else if !errors.Is(err, unix.ECONNREFUSED) || refused == 5 { // refused: it has just ended, or it never listens
 			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
 			return cancel
 		}
@@ -82,23 +86,16 @@ func (s *seat) serve(ctx context.Context, listener net.Listener, serving *sync.W
 			clock.Sleep(ctx, time.Second)
 			continue
 		}
-		serving.Go(func() {
-			_ = s.follow(ctx, conn, func(waiter string) { // a process that may not have the seat is no agent
-				s.log.Warn("another agent wants to capture DNS in this network namespace: end one of the two", "other", waiter)
-			})
-		})
+		if waiter, err := s.describe(conn); err == nil { // before the next one is accepted: any user can connect
+			s.log.Warn("another agent wants to capture DNS in this network namespace: end one of the two", "other", waiter)
+			serving.Go(func() { s.follow(ctx, conn, waiter) })
+		}
 	}
 }
 
-// follow notes the process at the other end of conn until that ends conn, or ctx ends. It calls the function found with
-// a description. It returns an error if the process may not have the seat.
-func (s *seat) follow(ctx context.Context, conn net.Conn, found func(peer string)) error {
+// follow notes the process at the other end of conn, until that ends conn, or ctx ends.
+func (s *seat) follow(ctx context.Context, conn net.Conn, peer string) {
 	defer conn.Close()
-	peer, err := s.describe(conn)
-	if err != nil {
-		return err
-	}
-	found(peer)
 	s.mu.Lock()
 	s.peers[conn] = peer
 	s.mu.Unlock()
@@ -107,7 +104,6 @@ func (s *seat) follow(ctx context.Context, conn net.Conn, found func(peer string
 	s.mu.Lock()
 	delete(s.peers, conn)
 	s.mu.Unlock()
-	return nil
 }
 
 // others returns the other agents that want the seat, or have it.
@@ -118,14 +114,15 @@ func (s *seat) others() []string {
 }
 
 // describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
-// as this process may see them. It returns an error if the process may not have the seat.
+// as this process may see them. If the process may not have the seat, describe closes conn and returns an error.
 func (s *seat) describe(conn net.Conn) (string, error) {
 	peer, err := peerOf(conn)
-	if err != nil {
-		return "", err
+	own := uint32(os.Getuid()) //nolint:gosec // a user
+	if err == nil && peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) {
+		err = fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
 	}
-	if own := uint32(os.Getuid()); peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) { //nolint:gosec // a user
-		return "", fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
+	if err != nil {
+		return "", errors.Join(err, conn.Close())
 	}
 	if peer.Pid == 0 {
 		return fmt.Sprintf("a process of user %d in another process namespace, such as a container", peer.Uid), nil

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
@@ -202,6 +203,23 @@ func TestSecondAgent(t *testing.T) { // K23
 	}
 	first.end(syscall.SIGKILL)
 	wait.Until(t, "the second captures", func() bool { return second.log.Count("DNS is captured") == 1 })
+	v.asked(named, meshIP)
+}
+
+// TestSeatIsBound starts an agent while another program has the name of the seat, and does not listen.
+func TestSeatIsBound(t *testing.T) { // K23
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.Run(func() {
+		socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err == nil {
+			err = unix.Bind(socket, &unix.SockaddrUnix{Name: "@nametap-capture"})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	v.capture()
 	v.asked(named, meshIP)
 }
 

@@ -55,7 +55,7 @@ type Limit struct {
 	clients map[netip.Prefix]*client
 }
 
-// A client is an IPv4 address or an IPv6 network. All clients without an IP address are one client.
+// A client is an IPv4 address or an IPv6 network. All clients without an IP address or at loopback are one client.
 type client struct {
 	conns int64 // guarded by Limit.mu
 	held  atomic.Int64
@@ -103,7 +103,7 @@ func (l *Limit) elapsed() int64 { return int64(time.Since(l.origin)) }
 func (l *Limit) Enter(conn net.Conn) *Place {
 	p := &Place{limit: l, conn: conn}
 	p.since.Store(l.elapsed())
-	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+	if tcp, ok := conn.RemoteAddr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() {
 		addr := tcp.AddrPort().Addr().Unmap()
 		p.key, _ = addr.Prefix(min(network, addr.BitLen())) // fails for no length of an address
 	}

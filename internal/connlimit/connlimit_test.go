@@ -51,7 +51,7 @@ func TestEviction(t *testing.T) { // R23
 			second.Serve()
 			first.Hold(1)
 		}, 2, 0, 2},
-		"new ones last": {[3]string{"192.0.2.1", "192.0.2.2", "192.0.2.2"}, func(first, second, _ place) {
+		"new ones last": {[3]string{"192.0.2.1", "127.0.0.2", "127.9.8.7"}, func(first, second, _ place) {
 			first.Hold(2)
 			second.Serve()
 			second.Hold(1)
