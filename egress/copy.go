@@ -203,13 +203,14 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 	}
 }
 
-// moveChunk moves up to a chunk of the bytes that wait in the source. It never waits for the source, and reads no urgent
-// data, at which splice(2) would stop as at the end. If few bytes wait, or all pipes are in use, the direction is no longer
-// busy.
+// moveChunk moves up to a chunk of the bytes that wait in the source. It waits for neither peer, so one that does not read
+// holds no pipe, and it reads no urgent data, at which splice(2) would stop as at the end. If few bytes wait, or the
+// destination takes few, or all pipes are in use, the direction is no longer busy.
 func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (busy bool, readErr, writeErr error) {
 	waiting := 0
 	_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }) //nolint:gosec // a descriptor
-	if waiting < bufferSize {
+	size := min(waiting, chunkSize, roomOf(d.to))
+	if size < bufferSize {
 		return false, nil, nil
 	}
 	select {
@@ -218,7 +219,7 @@ func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (bus
 	default:
 		return false, nil, nil
 	}
-	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(min(waiting, chunkSize))})
+	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(size)})
 	d.copied.Add(n)
 	c.touch()
 	if pollConn(d.from)&unix.POLLHUP != 0 {
@@ -227,13 +228,22 @@ func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (bus
 	return true, nil, err
 }
 
-// pollConn returns POLLERR if the peer has reset the connection and no call has returned the error yet, and POLLHUP if no
-// more data can come or be sent.
+// roomOf returns how many bytes a connection takes without waiting, at least: the kernel calls it writable if a third of its
+// send buffer is free.
+func roomOf(conn *net.TCPConn) (room int) {
+	if raw, err := conn.SyscallConn(); err == nil && pollConn(conn)&unix.POLLOUT != 0 {
+		_ = raw.Control(func(fd uintptr) { room, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF) }) //nolint:gosec // a descriptor
+	}
+	return room / 4
+}
+
+// pollConn returns POLLOUT if the connection has room for data, POLLERR if the peer has reset the connection and no call has
+// returned the error yet, and POLLHUP if no more data can come or be sent.
 func pollConn(conn *net.TCPConn) int16 {
 	var poll [1]unix.PollFd
 	if raw, err := conn.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { // fails on a closed connection
-			poll[0].Fd = int32(fd) //nolint:gosec // a descriptor
+			poll[0].Fd, poll[0].Events = int32(fd), unix.POLLOUT //nolint:gosec // a descriptor
 			_, _ = unix.Poll(poll[:], 0)
 		})
 	}

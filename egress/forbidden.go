@@ -3,12 +3,12 @@ package egress
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/nat64"
+	"github.com/nametap/nametap/internal/sockets"
 )
 
 // An addressRange is a range of addresses to which no connection is made.
@@ -103,20 +103,8 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 			return fmt.Errorf("%s is %s", addr, g.ranges[at].name)
 		}
 	}
-	if slices.Contains(g.ownPorts, port) && ownAddress(plain) {
+	if slices.Contains(g.ownPorts, port) && sockets.OfThisHost(plain) {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil
-}
-
-// ownAddress reports whether addr is an address of this host now.
-func ownAddress(addr netip.Addr) bool {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return true // not known, so the address may be this host's
-	}
-	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && prefix.Addr().Unmap() == addr
-	})
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -163,9 +164,15 @@ func helloName(b *beginning) (string, error) {
 }
 
 // httpName returns the host of an HTTP/1 request: the host in the target or, if the target has none, in the Host field
-// (RFC 9112, section 3.2).
+// (RFC 9112, section 3.2). A path is for the host to judge: clients send such as /100%, which no URL may have.
 func httpName(b *beginning) (string, error) {
-	request, err := http.ReadRequest(bufio.NewReaderSize(b, firstRead))
+	reader := bufio.NewReaderSize(b, firstRead)
+	line, _ := reader.ReadString('\n') // after an error, ReadRequest has it, too
+	method, rest, _ := strings.Cut(line, " ")
+	if path, version, found := strings.Cut(rest, " "); found && strings.HasPrefix(path, "/") {
+		line = method + " / " + version
+	}
+	request, err := http.ReadRequest(bufio.NewReader(io.MultiReader(strings.NewReader(line), reader)))
 	switch {
 	case err != nil:
 		return "", err
@@ -186,7 +193,6 @@ func (b *beginning) readName(r *route) (wire.Name, error) {
 	switch n := len(b.read); {
 	case err == nil:
 		return r.check(text)
-	case errors.Is(err, errEnded):
 	case errors.Is(err, errMemory):
 		err = refuse(ReasonLimit, "%s: no name within %d bytes, and %w", r.text(), n, err)
 	case errors.Is(err, errTooLong):

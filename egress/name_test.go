@@ -213,7 +213,7 @@ func TestHTTPName(t *testing.T) {
 		"GET / HTTP/1.1\nhost:a.example.org:8080\n\n":                                 "a.example.org",
 		"POST /x HTTP/1.0\r\nAccept: */*\r\nHOST:  a.example.org \r\n\r\nHost: b\r\n": "a.example.org",
 		"GET http://b.example.org:80/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":        "b.example.org",
-		"GET /?to=http://b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":      "a.example.org",
+		"GET /100%?to=http://b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":  "a.example.org",
 		"CONNECT b.example.org:443 HTTP/1.1\r\nHost: a.example.org\r\n\r\n":           "b.example.org",
 		"GET / HTTP/1.1\r\nHost: a.example.org\r\n":                                   "EOF",
 		"VERSION-CONTROL / HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                   "a.example.org",

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/sockets"
@@ -338,9 +337,6 @@ func (s *Server) route(ctx context.Context, client *net.TCPConn) (route, error) 
 	}
 	if !redirected {
 		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
-	}
-	if chans.Closed(s.config.Synced) {
-		return routeTo(vip, &s.config)
 	}
 	select {
 	case <-s.config.Synced:
