@@ -213,7 +213,7 @@ var (
 			return d.nametap.Shortname == "db" && d.istiod.Registry != "External" && subset(d.istiod.IPs, d.nametap.IPs)
 		}},
 		{"endpoints that istiod does not follow", func(d *difference) bool {
-			return d.nametap.Shortname == "db" && strings.Contains(d.w.objects["Service db."+d.nametap.Namespace], "~")
+			return d.istiod.Registry == "Kubernetes" && strings.Contains(d.w.objects["Service "+d.nametap.Shortname+"."+d.nametap.Namespace], "~")
 		}},
 		{"an endpoint without a Pod", func(d *difference) bool { return d.added() && strings.HasPrefix(d.nametap.Shortname, "pod-") }},
 		{"another revision", func(d *difference) bool { return d.host == "rev.example" }},
