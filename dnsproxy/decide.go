@@ -95,11 +95,11 @@ func (r *rules) answersFor(t *table.Table, m *table.Match, q wire.Question) bool
 	if q.Type == dns.TypeCNAME && m.Owner(q.Name) != q.Name {
 		return true // the answer to A has a CNAME record
 	}
-	if _, local := r.suffixes.Local(m.Owner(q.Name)); local {
-		return true
-	}
 	outside := m.Host.Alias() != wire.Root && len(m.Host.V4)+len(m.Host.V6) == 0 // unless aliased is a Service
 	if !outside && answersAlways(q.Type) {
+		return true
+	}
+	if _, local := r.suffixes.Local(m.Owner(q.Name)); local {
 		return true
 	}
 	aliased := t.Aliased(m, q.Name)
