@@ -86,13 +86,18 @@ func nameserver(tb testing.TB, addr, has string) *fakedns.Server {
 	return fakedns.Start(tb, anyName(has), fakedns.On(netip.AddrPortFrom(netip.MustParseAddr(addr), 53)))
 }
 
-// anyName returns a handler that answers every name with one address.
+// anyName returns a handler that answers every name with one address, except names that a search list makes of those of
+// the mesh (names below its domain, and what stands before such a domain or a wildcard's suffix: N4, N5), and PTR.
 func anyName(address string) fakedns.Handler {
 	ip := net.ParseIP(address)
 	return func(query *dns.Msg, _ string) *dns.Msg {
-		reply := new(dns.Msg).SetReply(query)
-		if query.Opcode == dns.OpcodeQuery && query.Question[0].Qtype == dns.TypeA {
-			header := dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}
+		reply, name := new(dns.Msg).SetReply(query), query.Question[0].Name
+		switch {
+		case query.Opcode != dns.OpcodeQuery:
+		case dns.IsSubDomain("corp.example.", name), dns.IsSubDomain("b.", name), dns.IsSubDomain("arpa.", name):
+			reply.RecursionAvailable, reply.Rcode = true, dns.RcodeNameError
+		case query.Question[0].Qtype == dns.TypeA:
+			header := dns.RR_Header{Name: name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}
 			reply.RecursionAvailable, reply.Answer = true, []dns.RR{&dns.A{Hdr: header, A: ip}}
 		}
 		return reply
