@@ -23,7 +23,7 @@ func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error
 		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
 	}
 	controlErr := raw.Control(func(fd uintptr) {
-		original, ok, err = OriginalOf(int(fd), addrPort(conn.LocalAddr())) //nolint:gosec // a descriptor
+		original, ok, err = originalOf(int(fd), addrPort(conn.LocalAddr())) //nolint:gosec // a descriptor
 	})
 	if controlErr != nil {
 		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", controlErr)
@@ -31,8 +31,8 @@ func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error
 	return original, ok, err
 }
 
-// OriginalOf does the same as OriginalTCP for a descriptor. local is the local address of the connection.
-func OriginalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
+// originalOf does the same as OriginalTCP for a descriptor. local is the local address of the connection.
+func originalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
 	if local = canonical(local); local.Addr().Is4() {
 		original, err = original4(fd)
 	} else {
