@@ -56,7 +56,7 @@ func TestSweep(t *testing.T) {
 	for range 3 {
 		carries(t, s)
 	}
-	if !first.place.Evicted() || !isReset(first.peer) || busy.place.Evicted() {
+	if first.place.Hold(0) || !isReset(first.peer) || !busy.place.Hold(0) {
 		t.Error("want that the idle connection gives way")
 	}
 }

@@ -182,9 +182,6 @@ func (p *Place) Hold(n int64) bool {
 	return !p.evicted.Load()
 }
 
-// Evicted reports whether the connection was closed to make room.
-func (p *Place) Evicted() bool { return p.evicted.Load() }
-
 // Leave gives the place back. It may be called any number of times.
 func (p *Place) Leave() {
 	p.limit.mu.Lock()

@@ -78,7 +78,7 @@ func TestEviction(t *testing.T) { // R23
 					limit.Enter(last)
 				case 1:
 					for i, p := range places {
-						if open := p.Hold(0); !open || p.Evicted() {
+						if !p.Hold(0) {
 							t.Errorf("%s: %d is evicted", name, i)
 						}
 					}
@@ -89,7 +89,7 @@ func TestEviction(t *testing.T) { // R23
 					}
 				}
 				for i := range conns {
-					if conns[i].closed != (i == want) || places[i].Evicted() != (i == want) {
+					if conns[i].closed != (i == want) || places[i].Hold(0) == (i == want) {
 						t.Errorf("%s, %d: connection %d: closed is %t", name, kind, i, conns[i].closed)
 					}
 				}
