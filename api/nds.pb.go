@@ -372,17 +372,17 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 // A NameTable with a Change is not a complete table: it changes the agent's table. A control plane
 // sends it only to agents that ask for it (node metadata NAMETAP_MERGE: "hosts").
 //
-// Hosts are spread over 256 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
+// Hosts are spread over 512 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
 // lower case, each after its length, without the empty label at the end, and only the first 255 bytes. The hash
 // begins as the number of these bytes. Then the bytes are read eight at a time, as
 // little-endian numbers. For each number, the hash becomes (hash xor number) * 0x9e3779b97f4a7c15, modulo 2^64. The
 // last number is the last eight bytes, so some bytes may be read twice. If there are fewer than eight bytes, zeros
-// are appended. The shard is the highest byte of the hash.
+// are appended. The shard is the nine highest bits of the hash.
 type NameTable_Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The shards that the change replaces: if a host of these shards is not in table, it is removed.
 	// Each shard has a bit; shard 0 has the lowest bit of the first byte. Empty for no shards,
-	// otherwise 32 bytes.
+	// otherwise 64 bytes.
 	Complete []byte `protobuf:"bytes,1,opt,name=complete,proto3" json:"complete,omitempty"`
 	// Further hosts that are removed, in lower case.
 	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`

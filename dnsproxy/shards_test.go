@@ -65,7 +65,7 @@ func TestLoadShards(t *testing.T) { // C11
 	} {
 		at := digest.ShardOf("x")
 		if name == "another shard" {
-			at = (digest.ShardOf("api.example") + 1) % 256
+			at = (digest.ShardOf("api.example") + 1) % digest.Count
 		}
 		if err := p.Load(map[int][]byte{at: bad}); err == nil || p.Table() != current {
 			t.Errorf("%s: %v", name, err)

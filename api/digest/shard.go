@@ -9,7 +9,7 @@ import (
 )
 
 // Count is the number of shards over which hosts are spread.
-const Count = 256
+const Count = 512
 
 // maxName is how many bytes of a name, without the dot at its end, determine its shard.
 const maxName = 254
@@ -58,7 +58,7 @@ func shardOfWire(name []byte) int {
 		hash = (hash ^ binary.LittleEndian.Uint64(name[at:])) * odd
 	}
 	hash = (hash ^ binary.LittleEndian.Uint64(name[len(name)-word:])) * odd
-	return int(hash >> 56)
+	return int(hash >> 55)
 }
 
 // Split returns the entries of NameTables in wire form, by shard. The result has all shards, even
@@ -71,10 +71,10 @@ func Split(tables ...[]byte) (map[int][]byte, error) {
 		given += len(table)
 	}
 	list := make([][]byte, 0, given/usual)
-	shardOfEntry := make([]uint8, 0, given/usual) // the shards of the entries in list
+	shardOfEntry := make([]uint16, 0, given/usual) // the shards of the entries in list
 	size, err := entries(tables, func(shard int, entry []byte) {
 		sizes[shard] += len(entry)
-		list, shardOfEntry = append(list, entry), append(shardOfEntry, uint8(shard)) //nolint:gosec // below Count
+		list, shardOfEntry = append(list, entry), append(shardOfEntry, uint16(shard)) //nolint:gosec // below Count
 	})
 	if err != nil {
 		return nil, err

@@ -11,7 +11,7 @@
 //  3. tables.go has the hosts, the views and what each client has. It encodes each table, and each change of a table,
 //     once for all clients. change.go keeps the last changes of all hosts.
 //  4. view.go: a view is what the clients of one namespace see: a base that it shares with other views, except for the
-//     hosts that only this namespace sees. Bases and views have a checksum for each shard (one of 256 groups of hosts),
+//     hosts that only this namespace sees. Bases and views have a checksum for each shard (one of 512 groups of hosts),
 //     but no hosts.
 //  5. response.go encodes responses. All clients share the bytes of the tables in them. cache.go keeps what was
 //     encoded. codec.go sends these bytes without a copy for each client.
@@ -22,6 +22,6 @@
 //
 //   - Nothing (Istio's agent): there is one unnamed table. After a change, the client is sent all of it.
 //   - Hosts ("hosts"): there is one unnamed table. After a change, the client is sent the hosts that have changed, and
-//     the checksum of the new table. A client that connects says which hosts it has, by 256 checksums, and is sent the
+//     the checksum of the new table. A client that connects says which hosts it has, by 512 checksums, and is sent the
 //     shards that differ. If a client lacks changes that are no longer kept, it is sent the shards that have changed.
 package push

@@ -44,7 +44,7 @@ type pointer uint64
 
 const (
 	pointerNameBits     = 32
-	pointerShardBits    = 8
+	pointerShardBits    = 9
 	pointerExternal     = 1 << (pointerNameBits + pointerShardBits)
 	pointerTagShift     = pointerNameBits + pointerShardBits + 1
 	maxPointers         = 64  // how many names an answer has at most
