@@ -129,9 +129,9 @@ func (r sotwRPC) subscribe(node *corev3.Node, _ map[string]string) error {
 }
 
 // receive converts the resources to the incremental form. A NameTable does not contain its name, so a resource has a
-// name only if the control plane wraps it in a discovery.v3.Resource of xDS. Further resources without a name get
-// names that no control plane uses. A response that only has heartbeats, which are resources without a body, does not
-// have all resources.
+// name only if the control plane wraps it in a discovery.v3.Resource of xDS, and not even then with the caches of
+// go-control-plane. So if there are several resources without a name, receive gives them names. A response that only has
+// heartbeats, which are resources without a body, does not have all resources.
 func (r sotwRPC) receive() (response, error) {
 	m, err := r.client.Recv()
 	if err != nil {
@@ -150,6 +150,8 @@ func (r sotwRPC) receive() (response, error) {
 		if !body.MessageIs(resource) || body.UnmarshalTo(resource) != nil {
 			// A malformed wrapper stays as it is, and the receiver refuses its type.
 			resource = &discoveryv3.Resource{Resource: body}
+		}
+		if resource.GetName() == "" {
 			if unnamed++; unnamed > 1 {
 				resource.Name = fmt.Sprintf("\x00%d", unnamed)
 			}

@@ -57,7 +57,8 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 // 55 ms use at most a tenth of a processor. Without the wait, the author of an object with hosts in all shards could
 // change the object again and again, and make agents build their whole table each time. The client answers the push
 // only after the wait. Until then nametap-discovery sends no further push. After that it sends all changes in one
-// push. With a longer maxRest, agents would not see a change of another object within a second.
+// push. With a longer maxRest, agents would not see a change of another object within a second. After a rejected push
+// the client waits maxRest, because go-control-plane's server sends it again at once.
 const (
 	restFactor = 9
 	maxRest    = 500 * time.Millisecond
@@ -71,10 +72,10 @@ func (s *stream) handle(ctx context.Context, r response) error {
 	changed, err := s.receiver.use(r)
 	err = shorten(err)
 	s.receiver.cfg.Handled()
-	reply := answer{nonce: r.nonce, version: s.version}
+	reply, rest := answer{nonce: r.nonce, version: s.version}, min(restFactor*time.Since(began), maxRest)
 	if err != nil {
 		s.receiver.reject(r, err)
-		reply.rejection = rejection(err)
+		reply.rejection, rest = rejection(err), maxRest
 	} else {
 		if s.acceptedAt.IsZero() {
 			s.acceptedAt = time.Now()
@@ -87,7 +88,7 @@ func (s *stream) handle(ctx context.Context, r response) error {
 		_ = s.rpc.answer(reply) // the stream ends in any case
 		return err
 	}
-	clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
+	clock.Sleep(ctx, rest)
 	return s.rpc.answer(reply)
 }
 
