@@ -35,8 +35,11 @@ type NameTable struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The key is the host's name in upper or lower case, as its author wrote it, without a
 	// trailing dot; "*.suffix" for a wildcard.
-	Table         map[string]*NameTable_NameInfo `protobuf:"bytes,1,rep,name=table,proto3" json:"table,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Change        *NameTable_Change              `protobuf:"bytes,1001,opt,name=change,proto3" json:"change,omitempty"`
+	Table map[string]*NameTable_NameInfo `protobuf:"bytes,1,rep,name=table,proto3" json:"table,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// The entry of the host that is the name of the resource with this NameTable. istiod's incremental form has a
+	// resource for each host.
+	NameInfo      *NameTable_NameInfo `protobuf:"bytes,2,opt,name=name_info,json=nameInfo,proto3" json:"name_info,omitempty"`
+	Change        *NameTable_Change   `protobuf:"bytes,1001,opt,name=change,proto3" json:"change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -74,6 +77,13 @@ func (*NameTable) Descriptor() ([]byte, []int) {
 func (x *NameTable) GetTable() map[string]*NameTable_NameInfo {
 	if x != nil {
 		return x.Table
+	}
+	return nil
+}
+
+func (x *NameTable) GetNameInfo() *NameTable_NameInfo {
+	if x != nil {
+		return x.NameInfo
 	}
 	return nil
 }
@@ -461,9 +471,10 @@ var File_nds_proto protoreflect.FileDescriptor
 
 const file_nds_proto_rawDesc = "" +
 	"\n" +
-	"\tnds.proto\x12\x17istio.networking.nds.v1\"\x9a\a\n" +
+	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xe4\a\n" +
 	"\tNameTable\x12C\n" +
-	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x12B\n" +
+	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x12H\n" +
+	"\tname_info\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\bnameInfo\x12B\n" +
 	"\x06change\x18\xe9\a \x01(\v2).istio.networking.nds.v1.NameTable.ChangeR\x06change\x1a\xf3\x02\n" +
 	"\bNameInfo\x12\x10\n" +
 	"\x03ips\x18\x01 \x03(\tR\x03ips\x12\x1a\n" +
@@ -518,15 +529,16 @@ var file_nds_proto_goTypes = []any{
 }
 var file_nds_proto_depIdxs = []int32{
 	4, // 0: istio.networking.nds.v1.NameTable.table:type_name -> istio.networking.nds.v1.NameTable.TableEntry
-	5, // 1: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
-	2, // 2: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
-	3, // 3: istio.networking.nds.v1.NameTable.NameInfo.destinations:type_name -> istio.networking.nds.v1.NameTable.Destination
-	1, // 4: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	1, // 1: istio.networking.nds.v1.NameTable.name_info:type_name -> istio.networking.nds.v1.NameTable.NameInfo
+	5, // 2: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
+	2, // 3: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
+	3, // 4: istio.networking.nds.v1.NameTable.NameInfo.destinations:type_name -> istio.networking.nds.v1.NameTable.Destination
+	1, // 5: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
+	6, // [6:6] is the sub-list for method output_type
+	6, // [6:6] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_nds_proto_init() }

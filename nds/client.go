@@ -95,7 +95,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		streamFailures: logonce.New(cfg.Logger),
 	}
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
+		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
 		restoreFailures: logonce.New(cfg.Logger),
 	}
 	return c, nil
@@ -335,7 +335,7 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 	}
 	c.state.update(func(s *Status) { s.Open = true })
 	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
-	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
+	err = s.run(ctx, c.sentNode)
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // above 0, even if the clock is coarse
 	}

@@ -63,7 +63,7 @@ func TestStatusJSON(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `{"connected":false,"open":false,"address":"[::1]:15010","variant":"incremental","loaded":false,"version":"",` +
-		`"tableAgeSeconds":0,"stale":false,"checksumDifferences":0,"pushes":0,"rejected":0,"reconnects":0}`
+		`"tableAgeSeconds":0,"stale":false,"pushes":0,"rejected":0,"reconnects":0}`
 	if string(got) != want {
 		t.Errorf("status is\n%s, want\n%s", got, want)
 	}

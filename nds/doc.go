@@ -2,18 +2,16 @@
 // open and passes each pushed NameTable to an [ApplyFunc].
 //
 // To follow a push, read in this order: [Client.Run] (client.go) connects, and connects
-// again after a failure; stream.run (stream.go) receives responses; receiver.use (receiver.go) computes
-// the new table and calls the apply function with the shards that differ; the stream sends ACK or NACK. One goroutine
+// again after a failure; stream.run (stream.go) receives responses; receiver.use (receiver.go) finds what they change
+// (table.go), and calls the apply function with the shards that differ; the stream sends ACK or NACK. One goroutine
 // takes all these steps, so pushes are applied in the order in which they arrive. Another goroutine writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
 //	client.go        Client: connecting again and again, following the node, the fallback to state-of-the-world
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
+//	table.go         the table: its resources and shards, in wire form
 //	snapshot.go      writing the last good table to disk; receiver.go reads it
-//	snapshotfile.go  the content of the file with that table
-//	hosts.go         the table: its shards and checksums
-//	change.go        changes of single hosts, in wire form
 //	rpc.go           the two variants of ADS, and their responses
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
@@ -26,25 +24,23 @@
 //	config.go        the settings
 //	node.go          the node: what the agent sends about the workload
 //
-// What a response means:
+// The table is the union of the NameTables of all named resources; one resource without a name is the whole table. The
+// names are the control plane's: istiod sends one resource without a name or, in its incremental form, one for each
+// host, and nametap-discovery one for each shard.
 //
-//   - A response has at most one NameTable, whose resource has no name. A NameTable with a Change (api/nds.proto)
-//     changes the table in use; any other NameTable is the whole table. The client asks for changes (NAMETAP_MERGE in
-//     the metadata of the node), but istiod ignores that and sends whole tables. Both kinds of tables are split into
-//     shards in the same way, and are handled alike after that.
-//   - A state-of-the-world response without a NameTable means an empty table. An incremental response without a
-//     NameTable changes nothing, except at the start of a stream: the first response then means an empty table. There
-//     is one exception: if the table in use came as changes, the first response changes nothing, either.
-//   - A table with the same shards as the table in use is not applied again.
-//   - A response is ACKed after its table is in use. If the response is malformed, or the apply
-//     function returns an error, the response is NACKed with the reason, and the current table stays.
-//   - A change has the checksum of the table after the change. If the client gets another checksum, the current table
-//     stays, the NACK names the hosts in the change, and the stream ends.
-//   - If the table in use came as changes, the first request of a stream has the checksums of the table's shards
-//     (NAMETAP_HOSTS) and the revision of the last change (NAMETAP_REVISION). The control plane then
-//     sends the shards that differ. After a wrong checksum, the client computes the checksums again from the entries. If
-//     the checksum is wrong after the first change of a stream, the checksums in the first request did not show what
-//     differs. So the first request of the next stream has neither checksums nor a revision.
+//   - A resource without a name replaces all others, and a named one replaces a resource without a name. A host may be
+//     in several resources: [ApplyFunc] gets all of its entries, in any order.
+//   - The first request of an incremental stream announces the versions of the resources in use. What it does not
+//     announce, and the first response does not have, is gone: resources without a version, and one without a name.
+//     Later responses have what changes. A resource of istiod that ends a response with all resources replaces all.
+//   - A state-of-the-world response has all resources.
+//   - A resource without a body is a heartbeat, and changes nothing. A state-of-the-world response with heartbeats only
+//     changes nothing, either. The TTLs of resources do not count.
+//   - Only shards that differ from those in use are applied.
+//   - A response is ACKed after its table is in use. If the response is malformed, or the table would be too long, or the
+//     apply function returns an error, the response is NACKed with the reason, and the current table stays.
+//   - The version of a resource of nametap-discovery is a hash of the resource. If the resource has another hash, the
+//     response is NACKed, the stream ends, and the next one announces nothing.
 //
 // The node of a stream is the result of [Config.Refresh] when the client connects. When Refresh
 // returns another node later, the client ends the stream and connects again.

@@ -179,7 +179,7 @@ func testNode(t *testing.T) *corev3.Node {
 	metadata, err := structpb.NewStruct(map[string]any{
 		"NAME": "web-0", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "default",
 		"INSTANCE_IPS": "10.0.0.1,192.0.2.2,fd00::2", "CLUSTER_ID": "Kubernetes",
-		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false", "NAMETAP_MERGE": "hosts",
+		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false",
 		"LABELS": map[string]any{"app": "web"},
 	})
 	if err != nil {
@@ -189,8 +189,20 @@ func testNode(t *testing.T) *corev3.Node {
 		Id:                   "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local",
 		Metadata:             metadata,
 		UserAgentName:        "nametap",
+		ClientFeatures:       []string{"nametap.named-tables"},
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "v0.1.0"},
 	}
+}
+
+// deltaNode is testNode in the incremental variant, in which the client can read istiod's form of a resource for each
+// host.
+func deltaNode(t *testing.T) *corev3.Node {
+	t.Helper()
+	node := testNode(t)
+	for key, value := range map[string]string{"DELTA_NDS": "true", "ISTIO_VERSION": "1.32.0"} {
+		node.Metadata.Fields[key] = structpb.NewStringValue(value)
+	}
+	return node
 }
 
 // sotw makes a control plane without the incremental variant, so that the client falls back.
@@ -211,11 +223,17 @@ func (h *harness) wantApplied(want []byte) {
 	h.t.Helper()
 	select {
 	case got := <-h.applied:
-		if diff := cmp.Diff(entriesIn(h.t, want), entriesIn(h.t, got)); diff != "" {
-			h.t.Fatalf("table in use (-want +got):\n%s", diff)
-		}
+		h.wantEntries(got, want)
 	case <-h.ctx.Done():
 		h.t.Fatal("no table was applied")
+	}
+}
+
+// wantEntries compares two tables, without regard to the order of entries.
+func (h *harness) wantEntries(got, want []byte) {
+	h.t.Helper()
+	if diff := cmp.Diff(entriesIn(h.t, want), entriesIn(h.t, got)); diff != "" {
+		h.t.Fatalf("table in use (-want +got):\n%s", diff)
 	}
 }
 

@@ -1,9 +1,7 @@
 package nds
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"log/slog"
 	"maps"
@@ -15,13 +13,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
@@ -183,88 +186,142 @@ func TestVariants(t *testing.T) {
 	}
 }
 
-func testSnapshot(tb testing.TB) snapshot {
+// testEntries returns a NameTable in wire form.
+func testEntries(tb testing.TB, hosts ...string) []byte {
 	tb.Helper()
-	table, err := wholeTable(testEntries(tb, "a.example", "B.example", "c.example"))
+	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
+	for _, host := range hosts {
+		table.Table[host] = &api.NameTable_NameInfo{Ips: []string{"192.0.2.1"}}
+	}
+	value, err := proto.MarshalOptions{Deterministic: true}.Marshal(table)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return snapshot{owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000), table: table}
+	return value
+}
+
+// newReceiver returns a receiver without a table.
+func newReceiver() *receiver {
+	return &receiver{table: newTable(), cfg: Config{MaxTable: maxPushBytes}}
+}
+
+// contents returns the names and versions of the resources of a table, with their entries in order.
+func contents(t *table) map[string][]string {
+	all := map[string][]string{}
+	for name, r := range t.resources {
+		var entries []string
+		for _, p := range r.parts {
+			for rest := p.entries; len(rest) > 0; {
+				_, _, n := protowire.ConsumeField(rest)
+				entries, rest = append(entries, string(rest[:n])), rest[n:]
+			}
+		}
+		slices.Sort(entries)
+		all[name] = append(entries, r.version)
+	}
+	return all
 }
 
 // C7: the parser does not panic on any file, and what it accepts reads the same after it
 // is written again.
 func FuzzSnapshot(f *testing.F) {
-	parts, err := testSnapshot(f).marshal()
+	r := newReceiver()
+	u, err := r.update(response{typeURL: TypeURL, resources: []*discoveryv3.Resource{
+		{Name: "x", Version: "1", Resource: &anypb.Any{TypeUrl: TypeURL, Value: testEntries(f, "a.example", "B.example", "c.example")}},
+		{Name: "y", Resource: &anypb.Any{TypeUrl: TypeURL}},
+	}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	parts, err := snapshot{owner: "shop/Kubernetes", version: "v1", pushed: time.Unix(0, 1_800_000_000_000_000_000), shards: u.shards}.marshal()
 	if err != nil {
 		f.Fatal(err)
 	}
 	data := slices.Concat(parts...)
 	f.Add(data)
 	f.Add(data[:len(data)-1])
-	f.Add(data[snapshotBase:])
+	f.Add(data[snapshotHead:])
 	f.Add([]byte(snapshotMagic))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, file := range [][]byte{data, resealed(data)} {
-			s, err := parseSnapshot(file)
+		sum := sha256.Sum256(data) // the correct checksum, which a fuzzer does not find
+		for _, file := range [][]byte{data, slices.Concat([]byte(snapshotMagic), sum[:], data)} {
+			s, before, err := reread(file)
 			if err != nil {
 				continue
 			}
-			again, err := s.marshal()
+			s.shards = before.shards
+			parts, err := s.marshal()
 			if err != nil {
 				t.Fatalf("read, but cannot be written: %v", err)
 			}
-			reread, err := parseSnapshot(slices.Concat(again...))
+			again, after, err := reread(slices.Concat(parts...))
 			if err != nil {
 				t.Fatalf("written, but cannot be read: %v", err)
 			}
-			if !maps.EqualFunc(s.table.content(), reread.table.content(), bytes.Equal) || s.table.mode != reread.table.mode || s.owner != reread.owner || !s.pushed.Equal(reread.pushed) {
-				t.Fatalf("read %+v, after writing %+v", s, reread)
+			if diff := cmp.Diff(contents(before), contents(after)); diff != "" || s.owner != again.owner || !s.pushed.Equal(again.pushed) {
+				t.Fatalf("read %+v, after writing %+v:\n%s", s, again, diff)
 			}
 		}
 	})
 }
 
-// resealed returns a file with the base data and its correct checksum, which a fuzzer does not
-// find.
-func resealed(data []byte) []byte {
-	base := append(binary.BigEndian.AppendUint64(nil, uint64(len(data))), data...)
-	sum := sha256.Sum256(base)
-	return slices.Concat([]byte(snapshotMagic), make([]byte, 8), sum[:], base)
+// reread returns the snapshot in a file, and its table.
+func reread(file []byte) (snapshot, *table, error) {
+	s, err := parseSnapshot(file)
+	if err != nil {
+		return snapshot{}, nil, err
+	}
+	r := newReceiver()
+	u, err := r.update(s.response)
+	if err != nil {
+		return snapshot{}, nil, err
+	}
+	r.table.use(u)
+	return s, r.table, nil
 }
 
-// C3, C11: any response has one table, or is refused. The table has the entries of the response.
-func FuzzResponse(f *testing.F) {
-	m := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Resources: []*discoveryv3.Resource{
-		{Resource: &anypb.Any{TypeUrl: TypeURL, Value: testEntries(f, "a.example", "B.example")}},
-	}}
-	data, err := proto.Marshal(m)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(data)
-	f.Fuzz(func(t *testing.T, data []byte) {
-		m := &discoveryv3.DeltaDiscoveryResponse{}
-		if proto.Unmarshal(data, m) != nil {
-			return
+// C3, C11: the parser of resources does not panic on any bytes, and keeps all hosts.
+func FuzzResource(f *testing.F) {
+	f.Add("x", testEntries(f, "a.example", "B.example", "c.example"))
+	f.Add("a.example", []byte{0x12, 4, 0x12, 2, 'a', 'b'})
+	f.Add("a.example", []byte{0x12, 0, 0x12, 0, 0x1a, 0})
+	f.Add("x", []byte{0x0a, 2, 0x0a, 5})
+	f.Fuzz(func(t *testing.T, name string, value []byte) {
+		r, err := newResource(name, "1", value)
+		want, got := &api.NameTable{}, &api.NameTable{}
+		if proto.Unmarshal(value, want) != nil || !utf8.ValidString(name) {
+			return // what is wrong with the value of an entry, the table finds
 		}
-		value, there, err := response{typeURL: m.GetTypeUrl(), resources: m.GetResources()}.table()
 		if err != nil {
+			if name != "" || want.GetNameInfo() == nil {
+				t.Fatalf("refused: %v", err)
+			}
 			return
 		}
-		if there != (len(m.GetResources()) == 1) || there && m.GetResources()[0].GetName() != "" {
-			t.Fatalf("a table of %v", m)
+		want = &api.NameTable{Table: want.GetTable(), NameInfo: want.GetNameInfo()} // without fields that are not known
+		if want.GetNameInfo() != nil {
+			want.Table = maps.Clone(want.GetTable())
+			if want.Table == nil {
+				want.Table = map[string]*api.NameTable_NameInfo{}
+			}
+			want.Table[name], want.NameInfo = want.GetNameInfo(), nil
 		}
-		table, err := wholeTable(value)
-		if err != nil {
-			return
+		length, last := 0, -1
+		for _, p := range r.parts {
+			of := &api.NameTable{}
+			if err := proto.Unmarshal(p.entries, of); err != nil || p.shard <= last {
+				t.Fatalf("shard %d after %d: %v", p.shard, last, err)
+			}
+			for host := range of.GetTable() {
+				if digest.ShardOf(host) != p.shard {
+					t.Fatalf("shard %d has host %q", p.shard, host)
+				}
+			}
+			proto.Merge(got, of)
+			length, last = length+len(p.entries), p.shard
 		}
-		size := 0
-		for at := range table.shards {
-			size += len(table.shards[at].entries)
-		}
-		if size > len(value) || (table.len() == 0) != (size == 0) {
-			t.Fatalf("%d hosts, of %d bytes, in %q", table.len(), size, value)
+		if !proto.Equal(want, got) || length != r.bytes {
+			t.Fatalf("%d bytes, want %d, of %v", r.bytes, length, got)
 		}
 	})
 }

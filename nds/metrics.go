@@ -60,8 +60,6 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 	}
 	count("nametap_xds_reconnects_total", "Connection attempts to the control plane after the first.",
 		func(s Status) uint64 { return s.Reconnects })
-	count("nametap_xds_checksum_differences_total", "Times that the table did not have the checksum of a push; what differed was sent again.",
-		func(s Status) uint64 { return s.ChecksumDifferences })
 	gauge("nametap_xds_connected", "1 while a stream to the control plane is open and has received a response.",
 		func(s Status) float64 { return boolValue(s.Connected) })
 	gauge("nametap_xds_table_timestamp_seconds", "When the control plane last sent the table in use, in Unix time; 0 without a table.",

@@ -2,9 +2,7 @@ package nds
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -101,8 +99,8 @@ func (n Node) proto() (*corev3.Node, error) {
 		// the first key, and sends automatic VIPs to every node that captures DNS.
 		"DNS_CAPTURE":       strconv.FormatBool(n.AutoAllocate),
 		"DNS_AUTO_ALLOCATE": strconv.FormatBool(n.AutoAllocate),
-		metadataMerge:       "hosts",
 	})
+	delete(metadata, metaDelta) // see incrementalNode
 	if n.ServiceAccount != "" {
 		metadata["SERVICE_ACCOUNT"] = n.ServiceAccount
 	}
@@ -121,6 +119,8 @@ func (n Node) proto() (*corev3.Node, error) {
 		Id:            "sidecar~" + ips[0] + "~" + n.PodName + "." + n.Namespace + "~" + n.Domain,
 		Metadata:      fields,
 		UserAgentName: "nametap",
+		// nametap-discovery sends parts of the table only to clients with this feature.
+		ClientFeatures: []string{"nametap.named-tables"},
 	}
 	if n.Version != "" {
 		node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: n.Version}
@@ -128,12 +128,19 @@ func (n Node) proto() (*corev3.Node, error) {
 	return node, nil
 }
 
-// The fields of the node metadata by which a client asks for changes of hosts (api/nds.proto).
-const (
-	metadataMerge    = "NAMETAP_MERGE"
-	metadataHosts    = "NAMETAP_HOSTS"
-	metadataRevision = "NAMETAP_REVISION"
-)
+// metaDelta is the field of the node metadata by which a client asks istiod for its incremental form of the table:
+// a resource for each host. istiod sends it from version 1.32 on, to clients that say that they have this version.
+const metaDelta = "DELTA_NDS"
+
+// incrementalNode returns node for the incremental variant: with the metadata for istiod's incremental form, which the
+// client can read, whatever the settings of the user.
+func incrementalNode(node *corev3.Node) *corev3.Node {
+	node = proto.CloneOf(node)
+	maps.Copy(node.GetMetadata().GetFields(), map[string]*structpb.Value{
+		metaDelta: structpb.NewStringValue("true"), "ISTIO_VERSION": structpb.NewStringValue("1.32.0"),
+	})
+	return node
+}
 
 // spiffePath returns the node's SPIFFE identity without the trust domain.
 func (n Node) spiffePath() string {
@@ -160,13 +167,4 @@ func (n Node) checkCertificate(leaf *x509.Certificate) error {
 	}
 	return fmt.Errorf("the certificate is for %s, and this node is %s: see --namespace and --service-account",
 		strings.Join(identities, ", "), n.spiffePath())
-}
-
-// fingerprint returns a text that is the same for nodes with the same description. It leaves out the version of the
-// agent: the table of a node does not depend on the version, and a snapshot must outlive an upgrade.
-func fingerprint(node *corev3.Node) string {
-	described := &corev3.Node{Id: node.GetId(), Metadata: node.GetMetadata(), UserAgentName: node.GetUserAgentName()}
-	data, _ := proto.MarshalOptions{Deterministic: true}.Marshal(described) // cannot fail: all strings are UTF-8
-	sum := sha256.Sum256(data)
-	return hex.EncodeToString(sum[:])
 }

@@ -1,7 +1,11 @@
 package nds_test
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,7 +13,6 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -20,7 +23,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-// A plane is a control plane that sends changes of hosts.
+// A plane is a control plane that sends a resource for each shard, as nametap-discovery does.
 type plane struct {
 	t      *testing.T
 	server *fakexds.Server
@@ -28,24 +31,25 @@ type plane struct {
 	mu      sync.Mutex
 	entries map[string][]byte // by host; in wire form, with tag and length
 	version int
-	// damage, if not nil, changes the next NameTable that is sent.
-	damage func([]byte)
-	// first are the first requests of streams, with the hosts that were sent in answer.
+	// damaged is true if the resources in the next response differ from their hashes.
+	damaged bool
+	// first are the first requests of streams.
 	first []firstRequest
 }
 
-// A firstRequest is what the first request of a stream says.
+// A firstRequest is what the first request of a stream announces, and the resources that were sent in answer.
 type firstRequest struct {
-	merge, revision string
-	digests         []byte
-	sent            []string
+	announced map[string]string
+	sent      []string
 }
 
-func startPlane(t *testing.T, opts fakexds.Options) *plane {
+func startPlane(t *testing.T, hosts ...string) *plane {
 	t.Helper()
 	p := &plane{t: t, entries: map[string][]byte{}}
-	opts.First = p.greet
-	p.server = serve(t, opts)
+	for _, host := range hosts {
+		p.set(host, "192.0.2.1")
+	}
+	p.server = serve(t, fakexds.Options{First: p.greet})
 	return p
 }
 
@@ -53,30 +57,22 @@ func startPlane(t *testing.T, opts fakexds.Options) *plane {
 func (p *plane) greet(r fakexds.Request) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fields := r.Node().GetMetadata().GetFields()
-	f := firstRequest{merge: fields["NAMETAP_MERGE"].GetStringValue()}
-	text := func(key string) []byte {
-		value, err := base64.StdEncoding.DecodeString(fields[key].GetStringValue())
-		if err != nil {
-			p.t.Errorf("%s: %v", key, err)
-		}
-		return value
+	if !slices.Equal(r.Node().GetClientFeatures(), []string{"nametap.named-tables"}) {
+		p.t.Errorf("the client has the features %q", r.Node().GetClientFeatures())
 	}
-	f.revision, f.digests = string(text("NAMETAP_REVISION")), text("NAMETAP_HOSTS")
-	complete := digest.All()
-	if theirs, ok := digest.ParseDigests(f.digests); ok {
-		sums := p.sumsLocked()
-		ours := sums.Digests()
-		complete = ours.Differing(&theirs)
-	}
-	for host := range p.entries {
-		if complete.Has(digest.ShardOf(host)) {
-			f.sent = append(f.sent, host)
+	f := firstRequest{announced: r.Delta.GetInitialResourceVersions()}
+	resources := p.resourcesLocked()
+	var removed []string
+	for name, version := range f.announced {
+		if m := resources[name]; m == nil {
+			removed = append(removed, name)
+		} else if m.GetVersion() == version {
+			delete(resources, name)
 		}
 	}
-	slices.Sort(f.sent)
+	f.sent = slices.Sorted(maps.Keys(resources))
 	p.first = append(p.first, f)
-	return p.responsesLocked(f.sent, nil, complete)
+	return p.responseLocked(resources, removed), nil
 }
 
 // set puts a host into the table without a push.
@@ -89,11 +85,7 @@ func (p *plane) set(key string, ips ...string) {
 // entryOf returns an entry in wire form.
 func entryOf(t *testing.T, host string, info *api.NameTable_NameInfo) []byte {
 	t.Helper()
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: info}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return raw
+	return plain(t, &api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: info}})
 }
 
 func (p *plane) remove(host string) {
@@ -102,111 +94,139 @@ func (p *plane) remove(host string) {
 	delete(p.entries, host)
 }
 
-// push sends these hosts as they are now, and returns the version of the push.
-func (p *plane) push(hosts ...string) string {
-	// The server must not be called with the lock held: it calls greet.
-	return p.server.PushResponses(p.changeOf(hosts))
-}
+// shardName returns the name of the resource that has a host.
+func shardName(host string) string { return strconv.Itoa(digest.ShardOf(host)) }
 
-// changeOf returns a change with these hosts as they are now.
-func (p *plane) changeOf(hosts []string) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse) {
+// push sends the resources with these hosts as they are now, and returns the version of the push.
+func (p *plane) push(hosts ...string) string {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	var present, removed []string
+	all := p.resourcesLocked()
+	some := map[string]*discoveryv3.Resource{}
+	var removed []string
 	for _, host := range hosts {
-		if _, ok := p.entries[host]; ok {
-			present = append(present, host)
+		if name := shardName(host); all[name] != nil {
+			some[name] = all[name]
 		} else {
-			removed = append(removed, host)
+			removed = append(removed, name)
 		}
 	}
-	return p.responsesLocked(present, removed, digest.Set{})
+	response := p.responseLocked(some, removed)
+	p.mu.Unlock() // the server calls greet
+	return p.server.PushResponses(response, nil)
 }
 
-// damageNext makes the next push differ in a bit from what its checksum says: in the last byte of the
-// first entry.
+// damageNext makes the resources in the next response differ in a bit from their hashes.
 func (p *plane) damageNext() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.damage = func(value []byte) {
-		_, n := protowire.ConsumeBytes(value[1:])
-		value[n] ^= 1
-	}
+	p.damaged = true
 }
 
-func (p *plane) sumsLocked() digest.Sums {
-	var b digest.Sums
-	for host, raw := range p.entries {
-		at := digest.ShardOf(host)
-		b[at] = b[at].Add(digest.Of(raw))
+// resourcesLocked returns the resources by name.
+func (p *plane) resourcesLocked() map[string]*discoveryv3.Resource {
+	values := map[string][]byte{}
+	for _, host := range slices.Sorted(maps.Keys(p.entries)) {
+		values[shardName(host)] = append(values[shardName(host)], p.entries[host]...)
 	}
-	return b
+	resources := map[string]*discoveryv3.Resource{}
+	for name, value := range values {
+		resources[name] = named(name, versionOf(value), value)
+	}
+	return resources
 }
 
-// responsesLocked returns a change with hosts, for both variants.
-func (p *plane) responsesLocked(hosts, removed []string, complete digest.Set) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse) {
+// versionOf returns the version of a NameTable of nametap-discovery.
+func versionOf(value []byte) string {
+	sum := sha256.Sum256(value)
+	return "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8])
+}
+
+// named returns a resource with this NameTable.
+func named(name, version string, value []byte) *discoveryv3.Resource {
+	return &discoveryv3.Resource{Name: name, Version: version, Resource: &anypb.Any{TypeUrl: nds.TypeURL, Value: value}}
+}
+
+// responseLocked returns a response with these resources.
+func (p *plane) responseLocked(resources map[string]*discoveryv3.Resource, removed []string) *discoveryv3.DeltaDiscoveryResponse {
 	p.version++
-	version := "v" + strconv.Itoa(p.version)
-	sums := p.sumsLocked()
-	change := &api.NameTable_Change{Removed: removed, Sum: sums.Sum().Bytes(), Revision: []byte("after " + version)}
-	if complete != (digest.Set{}) {
-		change.Complete = complete[:]
+	r := &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: "v" + strconv.Itoa(p.version), TypeUrl: nds.TypeURL, RemovedResources: removed}
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		m := proto.CloneOf(resources[name])
+		if p.damaged {
+			value := m.GetResource().GetValue()
+			value[len(value)-1] ^= 1
+		}
+		r.Resources = append(r.Resources, m)
 	}
-	var value []byte
-	for _, host := range hosts {
-		value = append(value, p.entries[host]...)
-	}
-	if p.damage != nil {
-		p.damage(value)
-		p.damage = nil
-	}
-	return p.compose(value, change, version)
-}
-
-// compose returns a response with a change for both variants.
-func (p *plane) compose(entries []byte, change *api.NameTable_Change, version string) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse) {
-	message, err := proto.Marshal(change)
-	if err != nil {
-		p.t.Error(err)
-	}
-	value := protowire.AppendBytes(protowire.AppendTag(entries, 1001, protowire.BytesType), message)
-	body := &anypb.Any{TypeUrl: nds.TypeURL, Value: value}
-	return &discoveryv3.DeltaDiscoveryResponse{SystemVersionInfo: version, TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{{Resource: body}}},
-		&discoveryv3.DiscoveryResponse{VersionInfo: version, TypeUrl: nds.TypeURL, Resources: []*anypb.Any{body}}
+	p.damaged = false
+	return r
 }
 
 // digest returns the checksum of the table.
 func (p *plane) digest() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.sumsLocked()
-	return b.Sum().String()
+	resources := p.resourcesLocked()
+	sum := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(resources)) {
+		fmt.Fprintf(sum, "%s %s\n", name, resources[name].GetVersion())
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
-// requests returns the first requests of all streams so far.
-func (p *plane) requests() []firstRequest {
+// wantStreams waits until there were n streams, and returns the first request of the last one.
+func (p *plane) wantStreams(h *harness, n int) firstRequest {
+	p.t.Helper()
+	if _, err := p.server.WaitStream(h.ctx, n); err != nil {
+		p.t.Fatal(err)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.Clone(p.first)
+	if len(p.first) != n {
+		p.t.Fatalf("%d streams, want %d", len(p.first), n)
+	}
+	return p.first[n-1]
+}
+
+// wantTable checks that the client has the table of the control plane.
+func (p *plane) wantTable(h *harness) {
+	p.t.Helper()
+	h.wantStatus(func(s nds.Status) bool { return s.Mode == nds.ModeNamed && s.Digest == p.digest() && !s.Stale })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h.wantHosts(slices.Collect(maps.Values(p.entries))...)
+}
+
+// wantHosts checks that the table in use has these entries.
+func (h *harness) wantHosts(entries ...[]byte) {
+	h.t.Helper()
+	h.wantEntries(h.table.whole(), slices.Concat(entries...))
 }
 
 // A fakeTable is a table in use that keeps the entries.
 type fakeTable struct {
 	mu      sync.Mutex
 	shards  [digest.Count][]byte
-	applied int
-	err     error // of the next call
+	applied int // calls of apply
+	changed int // shards in the last call
 }
 
 func (f *fakeTable) apply(shards map[int][]byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.err; err != nil {
-		f.err = nil
-		return err
-	}
 	f.applied++
+	f.changed = len(shards)
 	for at, entries := range shards {
+		for rest := entries; len(rest) > 0; {
+			_, n := protowire.ConsumeBytes(rest[1:])
+			if n < 0 {
+				return fmt.Errorf("shard %d has %q", at, rest)
+			}
+			if key, err := digest.KeyOf(rest[:1+n]); err != nil || digest.ShardOf(key) != at {
+				return fmt.Errorf("shard %d has %q", at, rest[:1+n])
+			}
+			rest = rest[1+n:]
+		}
 		f.shards[at] = entries
 	}
 	return nil
@@ -219,53 +239,9 @@ func (f *fakeTable) whole() []byte {
 	return slices.Concat(f.shards[:]...)
 }
 
-// calls returns how often shards were applied.
-func (f *fakeTable) calls() int {
+// calls returns how often shards were applied, and how many the last time.
+func (f *fakeTable) calls() (applied, changed int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.applied
-}
-
-// entries returns the entries by host.
-func (f *fakeTable) entries(t *testing.T) map[string][]byte {
-	t.Helper()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	all := map[string][]byte{}
-	for at, shard := range f.shards {
-		for len(shard) > 0 {
-			_, n := protowire.ConsumeBytes(shard[1:])
-			raw := shard[:1+n]
-			shard = shard[1+n:]
-			var table api.NameTable
-			if err := proto.Unmarshal(raw, &table); err != nil {
-				t.Fatal(err)
-			}
-			for host := range table.GetTable() {
-				if _, twice := all[host]; twice || digest.ShardOf(host) != at {
-					t.Errorf("host %q is in shard %d, twice: %v", host, at, twice)
-				}
-				all[host] = raw
-			}
-		}
-	}
-	return all
-}
-
-// wantTable checks that the table in use equals the control plane's.
-func (f *fakeTable) wantTable(t *testing.T, p *plane) {
-	t.Helper()
-	got := f.entries(t)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if diff := cmp.Diff(p.entries, got); diff != "" {
-		t.Errorf("the table in use differs (-want +got):\n%s", diff)
-	}
-}
-
-// startHosts runs a client of p with a table of hosts.
-func startHosts(t *testing.T, p *plane, config func(*nds.Config)) (*harness, *fakeTable) {
-	t.Helper()
-	h := start(t, options{server: p.server, config: config, many: true})
-	return h, h.table
+	return f.applied, f.changed
 }

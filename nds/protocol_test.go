@@ -46,7 +46,7 @@ func TestDialogueIncremental(t *testing.T) {
 		h.wantApplied(plain(t, hosts("a.example.com")))
 		h.wantACK("v1")
 		h.wantDelta(
-			&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
+			&discoveryv3.DeltaDiscoveryRequest{Node: deltaNode(t)},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2"},
 		)
@@ -138,7 +138,7 @@ func TestReject(t *testing.T) {
 	subtest(t, "incremental", func(t *testing.T) {
 		t.Helper()
 		dialogue(t, fakexds.Options{}).wantDelta(
-			&discoveryv3.DeltaDiscoveryRequest{Node: testNode(t)},
+			&discoveryv3.DeltaDiscoveryRequest{Node: deltaNode(t)},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
 			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-3"},
@@ -171,16 +171,19 @@ func TestRejectOtherTypes(t *testing.T) {
 		{"response", &discoveryv3.DeltaDiscoveryResponse{TypeUrl: other}, `response of type "` + other + `"`},
 		{"resource", &discoveryv3.DeltaDiscoveryResponse{
 			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("b", other)},
-		}, `resource "b" of type "` + other + `"`},
-		{"no body", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{{Name: "a"}},
-		}, `resource "a" of type ""`},
+		}, `resource "b" (40 bytes): type "` + other + `"`},
 		{"twice", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("", nds.TypeURL), resource("", nds.TypeURL)},
-		}, "want one table"},
-		{"named", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("shop", nds.TypeURL)},
-		}, `resource "shop": want a table without a name`},
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), resource("a", nds.TypeURL)},
+		}, `resource "a" (40 bytes): it is in the response twice`},
+		{"malformed", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), named("b", "", good[:len(good)-1])},
+		}, `resource "b" (39 bytes): unexpected EOF`},
+		{"malformed entry", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{named("b", "", []byte{0x0a, 2, 0x0a, 5})},
+		}, `resource "b" (4 bytes): unexpected EOF`},
+		{"no name of a host", &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{named("", "", []byte{0x12, 0})},
+		}, `resource "" (2 bytes): a name_info in a resource without the name of its host`},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
 			t.Helper()

@@ -1,18 +1,16 @@
 package nds
 
 import (
-	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"slices"
+	"strings"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/structpb"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/logonce"
@@ -36,15 +34,14 @@ type receiver struct {
 	saver   *snapshotSaver
 	dir     *statedir.Dir
 
-	// node is the node of the current stream.
-	node *corev3.Node
-	// table is the table that apply accepted last, from any stream or from the snapshot; nil before that.
-	// tableNode is the fingerprint of the node to which table was sent, if table came as changes.
-	table     *hostTable
-	tableNode string
-	// undetected is true if the table differs from the control plane's table although both have the same checksums
-	// of shards.
-	undetected bool
+	// table is the union of the resources that apply accepted last, from any stream or from the snapshot. loaded is
+	// false before that.
+	table  *table
+	loaded bool
+	// announced has the resources that the first request of the stream announced. mistrust is true after a wrong hash:
+	// the next stream announces nothing.
+	announced map[string]string
+	mistrust  bool
 	// snapshotUnread is true if the snapshot could not be read. Then the receiver tries to read it before
 	// every connect, until a table is in use.
 	snapshotUnread  bool
@@ -76,17 +73,19 @@ func (r *receiver) restore() {
 	if owner := snapshotOwner(r.cfg.Node); err == nil && s.owner != owner {
 		err = fmt.Errorf("it belongs to %q, this node is %q", s.owner, owner)
 	}
+	var u update
 	if err == nil {
-		err = r.useSnapshot(&s)
+		u, err = r.update(s.response)
+	}
+	if err == nil {
+		err = r.apply(u.entries)
 	}
 	if err != nil {
 		r.setAside(err, lockErr)
 		return
 	}
-	if s.unused > 0 {
-		r.log.Warn("the last changes in the snapshot of the table are damaged, older hosts are used until the control plane sends newer ones",
-			"path", path, "bytes", s.unused)
-	}
+	r.table.use(u)
+	r.loaded = true
 	r.state.setTable(r.table, s.version, s.pushed, true)
 	r.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
@@ -94,18 +93,9 @@ func (r *receiver) restore() {
 
 // restoreAgain applies the snapshot if it could not be read before and no table is in use.
 func (r *receiver) restoreAgain() {
-	if r.snapshotUnread && r.table == nil {
+	if r.snapshotUnread && !r.loaded {
 		r.restore()
 	}
-}
-
-// useSnapshot applies a snapshot.
-func (r *receiver) useSnapshot(s *savedTable) error {
-	if err := r.apply(s.table.differingFrom(nil)); err != nil {
-		return err
-	}
-	r.table, r.tableNode = s.table, s.node
-	return nil
 }
 
 // setAside renames a snapshot that cannot be used. reason says why. If lockErr is not nil, another process may own
@@ -122,93 +112,140 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// firstNode returns the node for the first request of a stream: node itself or, if the table in use came as changes, a
-// copy of node with the checksums of the table. After a request with checksums, the control plane sends only the shards
-// that differ.
-func (r *receiver) firstNode(node *corev3.Node) *corev3.Node {
-	r.node = node
-	if r.table == nil || r.table.mode != ModeHosts || r.undetected {
-		return node
+// announce returns the versions of the resources for the first request of a stream. The control plane then sends only
+// those that differ.
+func (r *receiver) announce() map[string]string {
+	r.announced = nil
+	if !r.mistrust {
+		r.announced = r.table.versions()
 	}
-	extended := proto.CloneOf(node)
-	fields := extended.GetMetadata().GetFields()
-	fields[metadataHosts] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.sums.Digests().Bytes()))
-	// The revision says what the control plane had read when it sent the table. It is valid only for the node to
-	// which the table was sent, so it is sent only if this node is the same.
-	if len(r.table.revision) > 0 && r.tableNode == fingerprint(node) {
-		fields[metadataRevision] = structpb.NewStringValue(base64.StdEncoding.EncodeToString(r.table.revision))
-	}
-	return extended
+	return r.announced
 }
 
-// use applies a response, and returns how the new table differs from the table that the snapshotSaver got last.
-// The parameter first is true if no earlier response of the stream was accepted.
-func (r *receiver) use(resp response, first bool) (tableDiff, error) {
-	value, hasTable, err := resp.table()
+// use applies a response. changed is true if the table differs from the previous one.
+func (r *receiver) use(resp response) (changed bool, err error) {
+	for _, m := range resp.resources {
+		if err := checkHash(m); err != nil {
+			r.mistrust = true
+			return false, err
+		}
+	}
+	u, err := r.update(resp)
 	if err != nil {
-		return tableDiff{}, err
+		return false, err
 	}
-	isChange, err := hasChange(value)
-	if err != nil {
-		return tableDiff{}, fmt.Errorf("a table of %d bytes: %w", len(value), err)
-	}
-	next := r.table
-	switch {
-	case isChange:
-		next, err = r.changed(value, first)
-	case hasTable, resp.allResources, slices.Contains(resp.removed, ""), next == nil, first && next.mode == ModeWhole:
-		next, err = wholeTable(value)
-	}
-	if err != nil {
-		return tableDiff{}, err
-	}
-	shards, result := next.differingFrom(r.table), resultUnchanged
-	if len(shards) > 0 {
+	result := resultUnchanged
+	if len(u.entries) > 0 || !r.loaded {
 		result = resultApplied
 		start := time.Now()
-		err := r.apply(shards)
+		err := r.apply(u.entries)
 		r.metrics.duration.Observe(time.Since(start).Seconds())
 		if err != nil {
-			return tableDiff{}, err
+			return false, err
 		}
-		if next.len() == 0 && r.table != nil && r.table.len() > 0 {
+		if u.hosts == 0 && r.table.hosts > 0 {
 			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(resp.version, maxVersion))
 		}
 	}
-	diff := tableDiff{all: len(shards) > 0}
-	if described := fingerprint(r.node); isChange {
-		diff.all = r.table == nil || r.table.mode != ModeHosts || described != r.tableNode
-		if !diff.all && (len(shards) > 0 || !bytes.Equal(r.table.revision, next.revision)) {
-			diff.change = value
-		}
-		r.tableNode = described
-	}
-	r.table = next
+	changed = len(u.resources) > 0 || !r.loaded
+	r.table.use(u)
+	r.loaded, r.mistrust = true, false
 	r.pushed(resp, result)
-	return diff, nil
+	return changed, nil
 }
 
-// changed returns the table after the change in value, a NameTable in wire form. If the resulting table does not
-// have the checksum of the change, the next stream requests the shards that differ. But if the change was the first
-// of its stream, the next stream requests all shards, because the checksums of the shards did not show what
-// differs.
-func (r *receiver) changed(value []byte, first bool) (*hostTable, error) {
-	parsed, err := parseChange(value)
+// update returns the update of the table by a response.
+func (r *receiver) update(resp response) (update, error) {
+	resources, err := r.parse(&resp)
 	if err != nil {
-		return nil, err
+		return update{}, err
 	}
-	next, err := r.table.apply(&parsed)
-	if r.undetected = err != nil && first; err == nil {
-		return next, nil
+	whole, named := resources[""] != nil, false
+	for name, given := range resources {
+		named = named || name != "" && given != nil
 	}
-	if r.table != nil && r.table.mode == ModeHosts {
-		r.table = r.table.summed()
+	if resp.all || resp.first || whole || r.table.whole() {
+		for name := range r.table.resources {
+			_, given := resources[name]
+			_, announced := r.announced[name]
+			if !given && (resp.all || whole || named && name == "" || resp.first && !announced) {
+				resources[name] = nil
+			}
+		}
 	}
-	r.state.update(func(s *Status) {
-		s.ChecksumDifferences++
-		s.LastChecksumDifference, s.Digest = shorten(err).Error(), r.table.digest()
-	})
-	return nil, err
+	u := r.table.update(resources)
+	if u.bytes > r.cfg.MaxTable {
+		return update{}, fmt.Errorf("the table would have %d bytes, and may have %d: let the workload see fewer hosts (Sidecar, exportTo), "+
+			"or give the agent more memory", u.bytes, r.cfg.MaxTable)
+	}
+	return u, nil
+}
+
+// snapshotEnd is the name of a resource in responses of istiod that have all resources.
+const snapshotEnd = "istio.io/nds/full-snapshot"
+
+// parse returns the resources that a response has, and nil for those that it removes. It sets resp.all if there is a
+// resource that says so.
+func (r *receiver) parse(resp *response) (resources map[string]*resource, err error) {
+	if resp.typeURL != TypeURL {
+		return nil, fmt.Errorf("response of type %q: want %q", resp.typeURL, TypeURL)
+	}
+	resources = make(map[string]*resource, len(resp.resources))
+	for _, m := range resp.resources {
+		name, body := m.GetName(), m.GetResource()
+		_, twice := resources[name]
+		switch {
+		case twice:
+			err = errors.New("it is in the response twice")
+		case body == nil: // a heartbeat
+			resources[name] = r.table.resources[name]
+		case body.GetTypeUrl() != TypeURL:
+			err = fmt.Errorf("type %q: want %q", body.GetTypeUrl(), TypeURL)
+		case name == snapshotEnd:
+			resp.all = true
+		default:
+			resources[name], err = newResource(name, m.GetVersion(), body.GetValue())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("resource %q (%d bytes): %w", name, len(body.GetValue()), err)
+		}
+	}
+	for _, name := range resp.removed {
+		resources[name] = nil
+	}
+	return resources, nil
+}
+
+// A hashError is the error for a resource whose NameTable does not have the hash in its version.
+type hashError struct{ name, want, got string }
+
+func (e *hashError) Error() string {
+	return fmt.Sprintf("resource %q has the hash %s, and its version is %s", e.name, e.got, e.want)
+}
+
+// isHashError reports whether err is a hashError.
+func isHashError(err error) bool {
+	var wrong *hashError
+	return errors.As(err, &wrong)
+}
+
+// checkHash returns a hashError if the version of a resource of nametap-discovery does not match its NameTable.
+func checkHash(m *discoveryv3.Resource) error {
+	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), hashPrefix) {
+		return nil
+	}
+	if got := hashOf(m.GetResource().GetValue()); got != m.GetVersion() {
+		return &hashError{name: m.GetName(), want: m.GetVersion(), got: got}
+	}
+	return nil
+}
+
+const hashPrefix = "sha256:"
+
+// hashOf returns the version that nametap-discovery gives to a NameTable: a part of its SHA-256.
+func hashOf(nameTable []byte) string {
+	sum := sha256.Sum256(nameTable)
+	return hashPrefix + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // pushed counts and logs an accepted response, whose table is in use.
@@ -218,7 +255,7 @@ func (r *receiver) pushed(resp response, result string) {
 	if r.state.setTable(r.table, version, time.Now(), false) {
 		log = r.log.Info
 	}
-	log("table pushed", "version", version, "result", result, "mode", r.table.mode, "hosts", r.table.len(), "bytes", resp.bytes)
+	log("table pushed", "version", version, "result", result, "hosts", r.table.hosts, "bytes", resp.bytes)
 }
 
 // reject counts and logs a rejected response.
@@ -234,12 +271,12 @@ func (r *receiver) reject(resp response, reason error) {
 }
 
 // save passes the table in use to the goroutine that writes the snapshot.
-func (r *receiver) save(diff tableDiff) {
+func (r *receiver) save(changed bool) {
 	if r.cfg.StateDir == "" {
 		return
 	}
 	state := r.state.read()
 	r.saver.put(snapshot{
-		owner: snapshotOwner(r.cfg.Node), version: state.Version, pushed: state.LastPush, table: r.table, node: r.tableNode,
-	}, diff)
+		owner: snapshotOwner(r.cfg.Node), version: state.Version, pushed: state.LastPush, shards: r.table.shards,
+	}, changed)
 }

@@ -218,7 +218,7 @@ func TestMetrics(t *testing.T) {
 		if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) != 0 {
 			t.Fatal(problems, err)
 		}
-		if n, err := testutil.GatherAndCount(registry); err != nil || n != 11 {
+		if n, err := testutil.GatherAndCount(registry); err != nil || n != 10 {
 			t.Fatalf("%d series, %v", n, err)
 		}
 	})

@@ -35,8 +35,9 @@ func (v variant) String() string {
 // rpc is the RPC of one of the two variants.
 type rpc interface {
 	// subscribe sends the first request, which is the only request with the node. It must be called only once:
-	// if another request has a node, too, istiod answers it with all resources, or not at all.
-	subscribe(node *corev3.Node) error
+	// if another request has a node, too, istiod answers it with all resources, or not at all. versions has the
+	// resources that the client announces.
+	subscribe(node *corev3.Node, versions map[string]string) error
 	receive() (response, error)
 	answer(a answer) error
 	// closeSend ends the requests. The control plane then ends the stream.
@@ -64,32 +65,14 @@ func openRPC(ctx context.Context, conn *grpc.ClientConn, v variant) (rpc, error)
 type response struct {
 	typeURL, version, nonce string
 	// bytes is the length of the response in wire form.
-	bytes int
-	// allResources is true if a response has all resources, so a response without a resource means an empty table.
-	// Otherwise a response without a resource has no table.
-	allResources bool
-	resources    []*discoveryv3.Resource
-	removed      []string
-}
-
-// table returns the NameTable of a response. found is true if the response has a NameTable.
-func (r response) table() (table []byte, found bool, err error) {
-	if r.typeURL != TypeURL {
-		return nil, false, fmt.Errorf("response of type %q: want %q", r.typeURL, TypeURL)
-	}
-	for _, resource := range r.resources {
-		switch body := resource.GetResource(); {
-		case body.GetTypeUrl() != TypeURL:
-			return nil, false, fmt.Errorf("resource %q of type %q: want %q", resource.GetName(), body.GetTypeUrl(), TypeURL)
-		case len(r.resources) > 1:
-			return nil, false, fmt.Errorf("response with %d resources: want one table", len(r.resources))
-		case resource.GetName() != "":
-			return nil, false, fmt.Errorf("resource %q: want a table without a name", resource.GetName())
-		default:
-			table, found = body.GetValue(), true
-		}
-	}
-	return table, found, nil
+	bytes     int
+	resources []*discoveryv3.Resource
+	removed   []string
+	// first is true for the first response of an incremental stream: it has all resources that the request did not
+	// announce.
+	first bool
+	// all is true if the response has all resources.
+	all bool
 }
 
 // answer is an ACK or, if rejection is not nil, a NACK.
@@ -107,8 +90,10 @@ type incrementalRPC struct {
 }
 
 // subscribe sends a request without names of resources, which subscribes to all resources.
-func (r incrementalRPC) subscribe(node *corev3.Node) error {
-	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL})
+func (r incrementalRPC) subscribe(node *corev3.Node, versions map[string]string) error {
+	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{
+		Node: incrementalNode(node), TypeUrl: TypeURL, InitialResourceVersions: versions,
+	})
 }
 
 func (r incrementalRPC) receive() (response, error) {
@@ -138,33 +123,41 @@ type sotwRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 }
 
-func (r sotwRPC) subscribe(node *corev3.Node) error {
+// subscribe announces nothing, because the control plane sends all resources in any case.
+func (r sotwRPC) subscribe(node *corev3.Node, _ map[string]string) error {
 	return r.client.Send(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: TypeURL})
 }
 
-// receive converts the resources to the incremental form. A NameTable does not contain
-// its name, so a resource has a name only if the control plane wraps it in a
-// discovery.v3.Resource of xDS.
+// receive converts the resources to the incremental form. A NameTable does not contain its name, so a resource has a
+// name only if the control plane wraps it in a discovery.v3.Resource of xDS, and not even then with the caches of
+// go-control-plane. So if there are several resources without a name, receive gives them names. A response that only has
+// heartbeats, which are resources without a body, does not have all resources.
 func (r sotwRPC) receive() (response, error) {
 	m, err := r.client.Recv()
 	if err != nil {
 		return response{}, err
 	}
 	converted := response{
-		typeURL:      m.GetTypeUrl(),
-		version:      m.GetVersionInfo(),
-		nonce:        m.GetNonce(),
-		bytes:        proto.Size(m),
-		allResources: true,
-		resources:    make([]*discoveryv3.Resource, len(m.GetResources())),
+		typeURL: m.GetTypeUrl(),
+		version: m.GetVersionInfo(),
+		nonce:   m.GetNonce(),
+		bytes:   proto.Size(m),
+		all:     len(m.GetResources()) == 0,
 	}
-	for i, body := range m.GetResources() {
-		wrapped := &discoveryv3.Resource{}
-		if !body.MessageIs(wrapped) || body.UnmarshalTo(wrapped) != nil {
-			// A malformed wrapper stays as it is, and response.table refuses its type.
-			wrapped = &discoveryv3.Resource{Resource: body}
+	unnamed := 0
+	for _, body := range m.GetResources() {
+		resource := &discoveryv3.Resource{}
+		if !body.MessageIs(resource) || body.UnmarshalTo(resource) != nil {
+			// A malformed wrapper stays as it is, and the receiver refuses its type.
+			resource = &discoveryv3.Resource{Resource: body}
 		}
-		converted.resources[i] = wrapped
+		if resource.GetName() == "" {
+			if unnamed++; unnamed > 1 {
+				resource.Name = fmt.Sprintf("\x00%d", unnamed)
+			}
+		}
+		converted.all = converted.all || resource.GetResource() != nil
+		converted.resources = append(converted.resources, resource)
 	}
 	return converted, nil
 }

@@ -1,12 +1,19 @@
 package nds
 
 import (
+	"bytes"
 	"context"
-	"encoding/binary"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
+
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
@@ -19,35 +26,16 @@ const (
 	snapshotName = "nametable.snapshot"
 )
 
-// A tableDiff says how the table in use differs from the table that the snapshotSaver got last.
-type tableDiff struct {
-	all    bool   // the table must be saved whole, because the field change cannot say how it differs
-	change []byte // the change by which the table differs, a NameTable in wire form; nil for none
-}
-
 // A snapshotSaver writes snapshots in its own goroutine. So a disk that is slow or does not answer delays no push.
 type snapshotSaver struct {
 	dir  *statedir.Dir
 	wake chan struct{} // wakes run after put
 
-	mu         sync.Mutex
-	next       *snapshot // the snapshot to write; nil if there is nothing new
-	writeWhole bool      // next must be written whole, because the changes do not lead to its table
-	// The field changes has the changes that put was given since the last call of saveNext. It is nil if writeWhole is
-	// true. The field size is the total length of these changes in bytes, at most maxPending.
-	changes []record
-	size    int
-	failure string // why the last write failed; "" if it succeeded
+	mu      sync.Mutex
+	next    *snapshot // the snapshot to write; nil if there is nothing new
+	failure string    // why the last write failed; "" if it succeeded
 
-	// The fields below are owned by the goroutine of run.
-
-	// unsaved is true if the file does not have the table of the last snapshot.
-	unsaved bool
-	// The file ends with a log of changes (snapshotfile.go). base is the length of the file up to the log, and length
-	// is the length of the whole file. base is 0 if changes cannot be added to the file, for example because this
-	// saver has not written it.
-	base, length int64
-	failures     logonce.Log
+	failures logonce.Log // of the goroutine of run
 }
 
 func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
@@ -70,102 +58,67 @@ func (s *snapshotSaver) start() (stop func()) {
 	}
 }
 
-// maxPending bounds the changes that wait for a slow disk.
-const maxPending = 1 << 20
-
-// put makes the parameter next the snapshot to write. diff says how its table differs from the table of the last
-// put.
-func (s *snapshotSaver) put(next snapshot, diff tableDiff) {
+// put makes the parameter next the snapshot to write. If only the time of the push differs from the previous one,
+// changed is false, and the snapshot is written with the next change or at the end.
+func (s *snapshotSaver) put(next snapshot, changed bool) {
 	s.mu.Lock()
-	s.next, s.writeWhole = &next, s.writeWhole || diff.all
-	if diff.change != nil {
-		s.changes = append(s.changes, record{pushed: next.pushed, version: next.version, change: diff.change})
-		s.size += len(diff.change)
-	}
-	if s.writeWhole = s.writeWhole || s.size > maxPending; s.writeWhole {
-		s.changes, s.size = nil, 0
-	}
+	s.next = &next
 	s.mu.Unlock()
-	chans.Wake(s.wake)
+	if changed {
+		chans.Wake(s.wake)
+	}
 }
 
-// After a failure, the saver retries at the next push. If no push comes, it retries after a pause. The pause is
-// saveAgain at first. If the retry after the pause fails, the cause may last, so the next pause is twice as long, up to
-// maxSaveAgain. A push restarts the pause without doubling it.
+// After a write, the saver pauses for savePause, because a write costs as much as the table is long. After a failure
+// the pause is longer, up to maxSavePause, and the saver retries after it.
 const (
-	saveAgain    = 30 * time.Second
-	maxSaveAgain = 30 * time.Minute
+	savePause    = 10 * time.Second
+	maxSavePause = 30 * time.Minute
 )
 
 // run writes snapshots until ctx ends, and then writes the last snapshot.
 func (s *snapshotSaver) run(ctx context.Context) {
-	for failures := 0; ; {
-		var retry <-chan time.Time
-		if s.unsaved {
-			retry = time.After(clock.BackOff(failures, saveAgain, maxSaveAgain))
-		} else {
-			failures = 0
-		}
+	for failed := 0; ctx.Err() == nil; {
 		select {
 		case <-s.wake:
-			s.saveNext()
-		case <-retry:
-			s.saveNext()
-			failures++
+			if failed++; s.save() {
+				failed = 0
+			} else {
+				chans.Wake(s.wake)
+			}
+			clock.Sleep(ctx, clock.BackOff(failed, savePause, maxSavePause))
 		case <-ctx.Done():
-			s.saveNext()
-			return
 		}
 	}
+	s.save()
 }
 
-// saveNext writes the snapshot in s.next. If the file already has its table, saveNext writes only the time of the
-// push. If changes can be added to the file, it writes only the changes. Otherwise it writes the whole snapshot.
-// If that fails, the next call writes the whole snapshot.
-func (s *snapshotSaver) saveNext() {
+// save writes the snapshot in s.next. It returns false if that failed.
+func (s *snapshotSaver) save() (ok bool) {
 	s.mu.Lock()
-	next, changes := s.next, s.changes
-	s.unsaved = s.unsaved || s.writeWhole
-	s.next, s.writeWhole, s.changes, s.size = nil, false, nil, 0
+	next := s.next
+	s.next = nil
 	s.mu.Unlock()
-	switch {
-	case next == nil:
-		return
-	case s.unsaved:
-	case len(changes) == 0 && s.saveTime(next.pushed) == nil:
-		return
-	case len(changes) > 0 && s.saveChanges(changes) == nil:
-		s.succeeded()
-		return
+	if next == nil {
+		return true
 	}
 	parts, err := next.marshal()
 	if err == nil {
 		err = s.dir.Write(snapshotName, parts...)
 	}
-	if err != nil {
-		s.unsaved = true
-		s.mu.Lock()
-		s.failure = err.Error()
-		if s.next == nil {
-			s.next = next
-		}
-		s.mu.Unlock()
-		s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
-		return
-	}
-	s.succeeded()
-	s.unsaved, s.base, s.length = false, 0, int64(totalLen(parts))
-	if next.table.mode == ModeHosts {
-		s.base = s.length
-	}
-}
-
-// succeeded records that the snapshot was written.
-func (s *snapshotSaver) succeeded() {
-	s.failures.Reset()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failure = ""
+	if err == nil {
+		s.failures.Reset()
+		s.failure = ""
+		return true
+	}
+	s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
+	s.failure = err.Error()
+	if s.next == nil {
+		s.next = next
+	}
+	return false
 }
 
 // lastFailure returns why the last write failed, or "" if it succeeded.
@@ -175,25 +128,99 @@ func (s *snapshotSaver) lastFailure() string {
 	return s.failure
 }
 
-// saveTime writes the time of the last push to the file.
-func (s *snapshotSaver) saveTime(pushed time.Time) error {
-	return s.dir.WriteAt(snapshotName, binary.BigEndian.AppendUint64(nil, uint64(pushed.UnixNano())), int64(len(snapshotMagic)))
+// The snapshot file has snapshotMagic, the SHA-256 of the rest, and a DeltaDiscoveryResponse with the resources of the
+// table. Its control plane identifier is the owner, and its nonce is the time of the last push.
+const (
+	snapshotFamily = "nametap"
+	snapshotMagic  = snapshotFamily + "\x05"
+	snapshotHead   = len(snapshotMagic) + sha256.Size
+)
+
+// snapshot is the content of the snapshot file. A snapshot that was read has the field response, and a snapshot to
+// write has the field shards.
+type snapshot struct {
+	owner    string
+	version  string
+	pushed   time.Time
+	shards   *shards
+	response response
 }
 
-// errNoRoom is returned if the changes do not fit in the log. Then the file must be written whole.
-var errNoRoom = errors.New("the changes in the snapshot of the table are too long")
+// snapshotOwner identifies the nodes that may use a snapshot. They are in the same namespace of the same cluster,
+// because other nodes get other tables.
+func snapshotOwner(n Node) string { return n.Namespace + "/" + n.ClusterID }
 
-// saveChanges adds changes to the file. It does not wait until the changes are on the disk: if the last changes are
-// missing after a power failure, the control plane sends them again.
-func (s *snapshotSaver) saveChanges(changes []record) error {
-	var data []byte
-	for i := range changes {
-		data = changes[i].append(data)
+// marshal returns the parts of the snapshot file. It does not join them, because that would copy the whole table.
+func (s snapshot) marshal() ([][]byte, error) {
+	head, err := proto.Marshal(&discoveryv3.DeltaDiscoveryResponse{
+		SystemVersionInfo: s.version,
+		TypeUrl:           TypeURL,
+		ControlPlane:      &corev3.ControlPlane{Identifier: s.owner},
+		Nonce:             s.pushed.Format(time.RFC3339Nano),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("marshalling: %w", err)
 	}
-	if s.base == 0 || s.length-s.base+int64(len(data)) > max(s.base/2, minLog) {
-		return errNoRoom
+	parts := [][]byte{nil, head}
+	for r := range s.shards.all {
+		parts = append(parts, resourceHead(r))
+		for _, p := range r.parts {
+			parts = append(parts, p.entries)
+		}
 	}
-	err := s.dir.Append(snapshotName, data, s.length)
-	s.length += int64(len(data))
-	return err
+	sum := sha256.New()
+	for _, part := range parts {
+		sum.Write(part)
+	}
+	parts[0] = sum.Sum([]byte(snapshotMagic))
+	return parts, nil
+}
+
+// resourceHead returns the start of a resource in a DeltaDiscoveryResponse, up to its NameTable.
+func resourceHead(r *resource) []byte {
+	const (
+		fieldResources protowire.Number = 2 // of the DeltaDiscoveryResponse
+		fieldVersion   protowire.Number = 1 // of the Resource
+		fieldResource  protowire.Number = 2
+		fieldName      protowire.Number = 3
+		fieldTypeURL   protowire.Number = 1 // of the Any
+		fieldValue     protowire.Number = 2
+	)
+	text := func(to []byte, field protowire.Number, text string) []byte {
+		return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text)
+	}
+	// start begins a field of the given length, and of the entries after that.
+	start := func(to []byte, field protowire.Number, length int) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.BytesType), uint64(length+r.bytes)) //nolint:gosec // not negative
+	}
+	body := start(text(nil, fieldTypeURL, TypeURL), fieldValue, 0)
+	head := text(text(nil, fieldVersion, r.version), fieldName, r.name)
+	head = append(start(head, fieldResource, len(body)), body...)
+	return append(start(nil, fieldResources, len(head)), head...)
+}
+
+// parseSnapshot parses the content of a snapshot file.
+func parseSnapshot(data []byte) (snapshot, error) {
+	switch {
+	case !bytes.HasPrefix(data, []byte(snapshotFamily)):
+		return snapshot{}, errors.New("it is not a snapshot of nametap")
+	case !bytes.HasPrefix(data, []byte(snapshotMagic)) && len(data) > len(snapshotFamily):
+		return snapshot{}, errors.New("it is a snapshot of another version of nametap")
+	case len(data) < snapshotHead:
+		return snapshot{}, fmt.Errorf("it is damaged: it has only %d bytes", len(data))
+	}
+	if want := sha256.Sum256(data[snapshotHead:]); !bytes.Equal(data[len(snapshotMagic):snapshotHead], want[:]) {
+		return snapshot{}, errors.New("it is damaged: the checksum is wrong")
+	}
+	m := &discoveryv3.DeltaDiscoveryResponse{}
+	err := proto.Unmarshal(data[snapshotHead:], m)
+	s := snapshot{owner: m.GetControlPlane().GetIdentifier(), version: m.GetSystemVersionInfo()}
+	if err == nil {
+		s.pushed, err = time.Parse(time.RFC3339Nano, m.GetNonce())
+	}
+	if err != nil {
+		return snapshot{}, fmt.Errorf("it is damaged: %w", err)
+	}
+	s.response = response{typeURL: m.GetTypeUrl(), version: s.version, resources: m.GetResources()}
+	return s, nil
 }

@@ -1,26 +1,38 @@
 package nds
 
 import (
-	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/testkit/testlog"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
+
+// versionSaved returns the version in the snapshot of a directory; "" if there is none.
+func versionSaved(t *testing.T, dir *statedir.Dir) string {
+	t.Helper()
+	synctest.Wait()
+	data, err := os.ReadFile(dir.File(snapshotName))
+	if err != nil {
+		return ""
+	}
+	s, err := parseSnapshot(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.version
+}
 
 // C7: a snapshot that could not be written is written when that is possible, and at the latest at the end: the
 // next push may be far away.
 func TestSaverTriesAgain(t *testing.T) {
 	t.Parallel()
-	for _, wait := range []time.Duration{30 * time.Second, 29 * time.Second} { // until the end
+	for wait, want := range map[time.Duration]string{20 * time.Second: "v1", 19 * time.Second: ""} {
 		synctest.Test(t, func(t *testing.T) {
 			dir := statedir.New(t.TempDir(), lockName)
 			path := dir.File(snapshotName)
@@ -30,7 +42,7 @@ func TestSaverTriesAgain(t *testing.T) {
 			log := new(testlog.Buffer)
 			s := newSnapshotSaver(dir, log.Logger())
 			stop := s.start()
-			s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, tableDiff{all: true})
+			s.put(snapshot{owner: "o", version: "v1", shards: &shards{}, pushed: time.Now()}, true)
 			synctest.Wait()
 			if log.Count("not written") != 1 {
 				t.Errorf("the failure is not logged:\n%s", log)
@@ -39,83 +51,42 @@ func TestSaverTriesAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(wait) //nolint:forbidigo // the bubble's clock
-			synctest.Wait()
-			data, err := os.ReadFile(path)
-			if written := err == nil && len(data) > snapshotHead; written != (wait == 30*time.Second) {
-				t.Errorf("after %v: %d bytes, %v", wait, len(data), err)
+			if got := versionSaved(t, dir); got != want {
+				t.Errorf("after %v: %q", wait, got)
 			}
-			stop()
-			if data, err = os.ReadFile(path); err != nil || len(data) <= snapshotHead {
-				t.Errorf("at the end: %d bytes, %v", len(data), err)
+			if stop(); versionSaved(t, dir) != "v1" {
+				t.Errorf("at the end: %q", versionSaved(t, dir))
 			}
 		})
 	}
 }
 
-// C7: a disk that does not answer delays no push. What was pushed meanwhile is saved when it answers again.
-func TestSlowDisk(t *testing.T) {
+// C7: the first table is saved at once, later ones at most every 10 s. A push that changes nothing is saved at the end.
+func TestSaverPauses(t *testing.T) {
 	t.Parallel()
-	dir := statedir.New(t.TempDir(), lockName)
-	path, pipe := dir.File(snapshotName), dir.File("pipe")
-	s := newSnapshotSaver(dir, slog.New(slog.DiscardHandler))
-	stop := s.start()
-	put := func(version string, diff tableDiff) {
-		s.put(snapshot{owner: "o", version: version, table: &hostTable{}, pushed: time.Now()}, diff)
-	}
-	taken := func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.next == nil
-	}
-	put("v1", tableDiff{all: true})
-	wait.Until(t, "the snapshot is saved", func() bool { _, err := os.Stat(path); return err == nil })
-	// Opening a named pipe for writing blocks until there is a reader. A push that changes nothing writes its time to
-	// the file that is there.
-	if err := errors.Join(unix.Mkfifo(pipe, 0o600), os.Link(pipe, path+".new"), os.Rename(path+".new", path)); err != nil {
-		t.Fatal(err)
-	}
-	put("v1", tableDiff{})
-	wait.Until(t, "the disk is asked", taken)
-	put("v2", tableDiff{all: true})
-	put("v3", tableDiff{all: true})
-	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer reader.Close()
-	stop()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if saved, err := parseSnapshot(data); err != nil || saved.version != "v3" {
-		t.Errorf("saved %q, %v", saved.version, err)
-	}
-}
-
-// C7, C11: the log of changes is bounded. When it is full, the snapshot is written again.
-func TestSnapshotLogIsBounded(t *testing.T) {
-	t.Parallel()
-	s := newSnapshotSaver(statedir.New(t.TempDir(), lockName), slog.New(slog.DiscardHandler))
-	defer s.dir.Unlock()
-	table := &hostTable{mode: ModeHosts}
-	s.put(snapshot{table: table, pushed: time.Now()}, tableDiff{all: true})
-	s.saveNext()
-	whole, again := s.length, 0
-	for range 200 {
-		s.put(snapshot{table: table, pushed: time.Now()}, tableDiff{change: make([]byte, 1000)})
-		s.saveNext()
-		info, err := os.Stat(s.dir.File(snapshotName))
-		if err != nil || info.Size() != s.length || s.length > whole+minLog {
-			t.Fatalf("a snapshot of %d bytes, %v", s.length, err)
+	synctest.Test(t, func(t *testing.T) {
+		dir := statedir.New(t.TempDir(), lockName)
+		s := newSnapshotSaver(dir, slog.New(slog.DiscardHandler))
+		stop := s.start()
+		written := map[string]bool{}
+		for i := range 25 {
+			s.put(snapshot{version: strconv.Itoa(i), shards: &shards{}}, true)
+			written[versionSaved(t, dir)] = true
+			time.Sleep(time.Second) //nolint:forbidigo // the bubble's clock
 		}
-		if s.length == whole {
-			again++
+		if len(written) != 3 || !written["0"] {
+			t.Errorf("written: %v", written)
 		}
-	}
-	if again < 200*1000/minLog {
-		t.Errorf("written again %d times", again)
-	}
+		time.Sleep(time.Minute) //nolint:forbidigo // the bubble's clock
+		s.put(snapshot{version: "unchanged", shards: &shards{}}, false)
+		time.Sleep(time.Minute) //nolint:forbidigo // the bubble's clock
+		if got := versionSaved(t, dir); got != "24" {
+			t.Errorf("after the last change: %q", got)
+		}
+		if stop(); versionSaved(t, dir) != "unchanged" {
+			t.Errorf("at the end: %q", versionSaved(t, dir))
+		}
+	})
 }
 
 // C7: a snapshot that can never be written is not logged every minute.
@@ -129,26 +100,11 @@ func TestSaverBacksOff(t *testing.T) {
 		log := new(testlog.Buffer)
 		s := newSnapshotSaver(statedir.New(path, lockName), log.Logger())
 		stop := s.start()
-		s.put(snapshot{owner: "o", table: &hostTable{}, pushed: time.Now()}, tableDiff{all: true})
+		s.put(snapshot{owner: "o", shards: &shards{}, pushed: time.Now()}, true)
 		time.Sleep(24 * time.Hour) //nolint:forbidigo // the bubble's clock
 		stop()
 		if n := log.Count("not written"); n < 24 || n > 60 {
 			t.Errorf("%d lines in a day:\n%s", n, log)
 		}
 	})
-}
-
-// C7, C11: changes that wait for a disk are bounded: instead of many of them, the table is written.
-func TestPendingChangesAreBounded(t *testing.T) {
-	t.Parallel()
-	s := newSnapshotSaver(statedir.New(t.TempDir(), lockName), slog.New(slog.DiscardHandler))
-	change := make([]byte, 1000)
-	most := 0
-	for range 3 * maxPending / len(change) {
-		s.put(snapshot{table: &hostTable{}}, tableDiff{change: change})
-		most = max(most, len(s.changes))
-	}
-	if !s.writeWhole || len(s.changes) > 0 || most > maxPending/len(change)+1 {
-		t.Errorf("%d changes are waiting, at most %d", len(s.changes), most)
-	}
 }

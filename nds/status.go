@@ -23,16 +23,11 @@ type Status struct {
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
-	// Mode is "hosts" if the table came as changes of hosts, and "whole" if it came whole. In mode hosts, Digest is
-	// the checksum of the table, in hexadecimal. Revision says what the control plane had read when it sent the
-	// table; only the control plane can interpret it. In mode whole both are empty.
-	Mode     Mode   `json:"mode,omitempty"`
-	Digest   string `json:"digest,omitempty"`
-	Revision []byte `json:"revision,omitempty"`
-	// ChecksumDifferences counts the changes, since the start, after which the table did not have the
-	// checksum that the change names. LastChecksumDifference is the error of the last such change.
-	ChecksumDifferences    uint64 `json:"checksumDifferences"`
-	LastChecksumDifference string `json:"lastChecksumDifference,omitempty"`
+	// Mode is "named" if the table came as resources with names, and "whole" if it came as one without a name. In mode
+	// named, Digest is a checksum of the names and versions of all resources: the first 16 bytes, in hexadecimal, of
+	// the SHA-256 of a line "NAME VERSION" for each, sorted by name. In mode whole it is empty.
+	Mode   Mode   `json:"mode,omitempty"`
+	Digest string `json:"digest,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
 	Nonce string `json:"nonce,omitempty"`
 	// Pushes counts all responses, and Rejected counts the responses that were NACKed.
@@ -56,7 +51,7 @@ type Mode string
 // The modes.
 const (
 	ModeWhole Mode = "whole" // each push has the whole table
-	ModeHosts Mode = "hosts" // each push has the changes of single hosts
+	ModeNamed Mode = "named" // a push has the parts of the table that change, each with a name
 )
 
 // A state has the values that the goroutines of a client record for Status. Its methods are safe for concurrent use.
@@ -64,18 +59,23 @@ type state struct {
 	clock *clock.Clock
 	ready chan struct{} // closed when the first table is in use
 
-	// status has the values of Status and the metrics, except TableAge. The field received is when the table
-	// in use was received, as a time of clock, or zero if the table is from the snapshot.
+	// status has the values of Status and the metrics, except TableAge and Digest. The field received is when the
+	// table in use was received, as a time of clock, or zero if the table is from the snapshot. The function digest
+	// returns Status.Digest; it is nil before the first table.
 	mu       sync.Mutex
 	status   Status
 	received time.Time
+	digest   func() string
 }
 
 // read returns the recorded status.
 func (s *state) read() Status {
 	s.mu.Lock()
-	status, received := s.status, s.received
+	status, received, digest := s.status, s.received, s.digest
 	s.mu.Unlock()
+	if digest != nil {
+		status.Digest = digest()
+	}
 	switch {
 	case !status.Loaded:
 	case received.IsZero():
@@ -90,13 +90,17 @@ func (s *state) read() Status {
 
 // setTable records the table in use, and reports whether it is the first table. stale is true if the table is from
 // the snapshot.
-func (s *state) setTable(t *hostTable, version string, pushed time.Time, stale bool) (first bool) {
+func (s *state) setTable(t *table, version string, pushed time.Time, stale bool) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := &s.status
 	first = !status.Loaded
 	status.Loaded, status.Version, status.LastPush, status.Stale, status.LastError = true, version, pushed, stale, ""
-	status.Mode, status.Digest, status.Revision = t.mode, t.digest(), t.revision
+	status.Mode = ModeNamed
+	if t.whole() {
+		status.Mode = ModeWhole
+	}
+	s.digest = sync.OnceValue(t.shards.digest) // it costs as much as there are resources, and few look at it
 	s.received = time.Time{}
 	if !stale {
 		s.received = s.clock.Now()

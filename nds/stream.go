@@ -28,6 +28,8 @@ type stream struct {
 	// version is the version of the last accepted response. A rejected response does not change
 	// version, so a NACK carries the previous version.
 	version string
+	// answered is true after the first response.
+	answered bool
 	// acceptedAt is when the first response was accepted; zero before that.
 	acceptedAt time.Time
 }
@@ -35,7 +37,7 @@ type stream struct {
 // run subscribes, then handles responses until the stream or ctx ends. It returns why the stream
 // ended.
 func (s *stream) run(ctx context.Context, node *corev3.Node) error {
-	err := s.rpc.subscribe(node)
+	err := s.rpc.subscribe(node, s.receiver.announce())
 	for err == nil || errors.Is(err, io.EOF) {
 		// A send returns EOF when the stream has ended; receive returns the reason.
 		var r response
@@ -43,7 +45,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, clip.Text(r.nonce, maxVersion) })
-		if err = s.handle(ctx, r); isDifference(err) {
+		if err = s.handle(ctx, r); isHashError(err) {
 			s.end()
 			return err
 		}
@@ -55,36 +57,38 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 // 55 ms use at most a tenth of a processor. Without the wait, the author of an object with hosts in all shards could
 // change the object again and again, and make agents build their whole table each time. The client answers the push
 // only after the wait. Until then nametap-discovery sends no further push. After that it sends all changes in one
-// push. With a longer maxRest, agents would not see a change of another object within a second.
+// push. With a longer maxRest, agents would not see a change of another object within a second. After a rejected push
+// the client waits maxRest, because go-control-plane's server sends it again at once.
 const (
 	restFactor = 9
 	maxRest    = 500 * time.Millisecond
 )
 
-// handle applies a response, waits and answers it. It returns an error if the answer could not be sent. If the
-// checksum was wrong, it returns a differenceError at once, which ends the stream.
+// handle applies a response, waits and answers it. It returns an error if the answer could not be sent. If a resource
+// does not have the hash in its version, it returns a hashError at once, which ends the stream.
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
-	diff, err := s.receiver.use(r, s.acceptedAt.IsZero())
+	r.first, s.answered = !s.answered, true
+	changed, err := s.receiver.use(r)
 	err = shorten(err)
 	s.receiver.cfg.Handled()
-	reply := answer{nonce: r.nonce, version: s.version}
+	reply, rest := answer{nonce: r.nonce, version: s.version}, min(restFactor*time.Since(began), maxRest)
 	if err != nil {
 		s.receiver.reject(r, err)
-		reply.rejection = rejection(err)
+		reply.rejection, rest = rejection(err), maxRest
 	} else {
 		if s.acceptedAt.IsZero() {
 			s.acceptedAt = time.Now()
 			s.accepted()
 		}
 		s.version, reply.version = r.version, r.version
-		s.receiver.save(diff)
+		s.receiver.save(changed)
 	}
-	if isDifference(err) {
+	if isHashError(err) {
 		_ = s.rpc.answer(reply) // the stream ends in any case
 		return err
 	}
-	clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
+	clock.Sleep(ctx, rest)
 	return s.rpc.answer(reply)
 }
 

@@ -1,10 +1,14 @@
 package nds_test
 
 import (
-	"encoding/binary"
+	"crypto/sha256"
 	"os"
+	"slices"
 	"testing"
 	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
@@ -26,12 +30,22 @@ func TestSnapshotOverClockJump(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			at := len("nametap") + 1 // after the version of the format
-			pushed := time.Unix(0, int64(binary.BigEndian.Uint64(data[at:])))
-			if age := time.Since(pushed); age < 0 || age > time.Minute {
-				t.Fatalf("the file has the time %v", pushed)
+			const head = len("nametap") + 1 + sha256.Size // the checksum is of the rest
+			m := &discoveryv3.DeltaDiscoveryResponse{}
+			if err := proto.Unmarshal(data[head:], m); err != nil {
+				t.Fatal(err)
 			}
-			binary.BigEndian.PutUint64(data[at:], uint64(pushed.Add(-jump).UnixNano()))
+			pushed, err := time.Parse(time.RFC3339Nano, m.GetNonce())
+			if age := time.Since(pushed); err != nil || age < 0 || age > time.Minute {
+				t.Fatalf("the file has the time %v, %v", pushed, err)
+			}
+			m.Nonce = pushed.Add(-jump).Format(time.RFC3339Nano)
+			content, err := proto.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := sha256.Sum256(content)
+			data = slices.Concat([]byte("nametap\x05"), sum[:], content)
 			if err := os.WriteFile(path, data, 0o600); err != nil {
 				t.Fatal(err)
 			}

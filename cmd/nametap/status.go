@@ -166,16 +166,10 @@ func printXDS(w io.Writer, status agent.Status) {
 // printMode prints the form in which the table came, and its checksum.
 func printMode(w io.Writer, xds nds.Status) {
 	text := "the control plane sends whole tables"
-	if xds.Mode == nds.ModeHosts {
-		text = "the control plane sends changes of hosts, checksum " + xds.Digest
-	}
-	if len(xds.Revision) > 0 {
-		text += fmt.Sprintf(", revision %q", xds.Revision)
+	if xds.Mode == nds.ModeNamed {
+		text = "the control plane sends the parts that change, checksum " + xds.Digest
 	}
 	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, text)
-	if xds.ChecksumDifferences > 0 {
-		fmt.Fprintf(w, "checksum differences\t%d, last: %s\n", xds.ChecksumDifferences, oneLine(xds.LastChecksumDifference))
-	}
 }
 
 // printNameserver prints that queries reach the agent by the resolv.conf at path, unless path is "".
