@@ -24,7 +24,7 @@ func joinAll(tb testing.TB, s *Service, namespaces int) []*fakeClient {
 	tb.Helper()
 	clients := make([]*fakeClient, namespaces)
 	for i := range clients {
-		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), mergeHosts)
+		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), modeNamed)
 		clients[i].ack()
 		clients[i].send = func(any) error { return nil }
 	}
@@ -98,12 +98,11 @@ func BenchmarkSidecar(b *testing.B) {
 func BenchmarkFirstClient(b *testing.B) {
 	s := newService()
 	s.updateAll(b, hosts.Change{Updated: mesh(50_000, 100)})
-	join(b, s, "ns0", mergeHosts)
-	digests := join(b, s, "ns0", mergeHosts).view.digests()
+	join(b, s, "ns0", modeNamed)
 	for i := 0; b.Loop(); i++ {
 		c := &session{service: s, variant: variantDelta}
-		c.client = subscriber{view: hosts.View{Namespace: fmt.Sprint("x", i), Families: hosts.Families{V4: true, V6: true}}, mergesHosts: true, digests: &digests}
-		if _, err := s.tables.join(c); err != nil {
+		c.client = subscriber{view: hosts.View{Namespace: fmt.Sprint("x", i), Families: hosts.Families{V4: true, V6: true}}, named: true}
+		if err := s.tables.join(c); err != nil {
 			b.Fatal(err)
 		}
 		s.tables.leave(c)
