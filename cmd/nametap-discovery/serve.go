@@ -124,8 +124,7 @@ func usableStateDir(dir string, logger *slog.Logger) string {
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
 		return dir
 	}
-	logger.Warn("automatic VIPs and the last good objects are kept in memory only: after a restart a host may get another VIP, "+
-		"and an object that is broken then is left out; "+
+	logger.Warn("the last good objects are kept in memory only: after a restart an object that is broken then is left out; "+
 		"set --state-dir to a directory that can be written, or to nothing if that is intended", "error", err)
 	return ""
 }
