@@ -9,8 +9,8 @@ import (
 
 const lockName = "nametap-discovery.lock" // in the state directory
 
-// openState locks the state directory and checks that files can be written to it. A
-// second control plane with the same directory would overwrite the files of the first.
+// openState locks the state directory and checks that files can be written to it, unless its disk is full now. A second
+// control plane with the same directory would overwrite the files of the first.
 func openState(path string) (*statedir.Dir, error) {
 	dir := statedir.New(path, lockName)
 	err := dir.Lock()
@@ -20,7 +20,7 @@ func openState(path string) (*statedir.Dir, error) {
 	if err == nil {
 		err = statedir.Check(path)
 	}
-	if err != nil {
+	if err != nil && !statedir.Passing(err) {
 		dir.Unlock()
 		return nil, fmt.Errorf("state directory %q: %w: make it writable, or name another (--state-dir)", path, err)
 	}

@@ -117,8 +117,8 @@ func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Lo
 }
 
 // usableStateDir returns dir. If this user cannot create or write dir, it logs a warning and returns "", because a user
-// should be able to try nametap without root. After any other error, such as a full disk, it returns dir, and
-// discovery.New fails.
+// should be able to try nametap without root. After any other error, it returns dir, and discovery.New
+// fails, unless the disk is full.
 func usableStateDir(dir string, logger *slog.Logger) string {
 	err := statedir.Check(dir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
