@@ -252,9 +252,9 @@ func TestDiscovery(t *testing.T) { // D20
 		fact{"the ClusterRole", all.clusterRole.Name, all.clusterBinding.RoleRef.Name},
 		fact{"the Role", all.role.Name, all.binding.RoleRef.Name},
 		fact{"the account", all.account.Name, pod.Spec.ServiceAccountName},
-		fact{"what may be changed", map[string][]string{"secrets": {all.secret.Name}, "configmaps": {root}, "leases": {"nametap-discovery"}, "serviceentries/status": nil}, changed},
+		fact{"what may be changed", map[string][]string{"secrets": {all.secret.Name}, "configmaps": {root}}, changed},
 		fact{"too many rights", false, slices.ContainsFunc(read, func(s string) bool { return s == "*" || s == "pods" })},
-		fact{"the settings of the Secret and the Lease", true, slices.Contains(server.Args, "--tls-secret="+system+"/"+all.secret.Name) && slices.Contains(server.Args, "--lease="+system+"/nametap-discovery")},
+		fact{"the setting of the Secret", true, slices.Contains(server.Args, "--tls-secret="+system+"/"+all.secret.Name)},
 		// Replicas write any type.
 		fact{"the Secret", corev1.Secret{TypeMeta: all.secret.TypeMeta, ObjectMeta: all.secret.ObjectMeta}, all.secret},
 		fact{"the client of the policy", `request.userInfo.username == "system:serviceaccount:` + system + ":" + all.account.Name + `"`, limits.policy.Spec.MatchConditions[0].Expression},

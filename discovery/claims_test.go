@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -38,7 +39,7 @@ func parse(t *testing.T, yaml string) []object.Object {
 
 // allOf returns the hosts of objects.
 func allOf(objects []object.Object) *hosts.Hosts {
-	all := hosts.New(defaultClusterDomain, 1, hosts.NewVIPs())
+	all := hosts.New(defaultClusterDomain, 1)
 	all.Update(hosts.Change{Updated: objects, Whole: true})
 	return all
 }
@@ -70,10 +71,9 @@ func show(table *api.NameTable) map[string]string {
 	for host, info := range table.GetTable() {
 		var ips []string
 		for _, ip := range info.GetIps() {
-			switch {
-			case strings.HasPrefix(ip, "240.240."):
+			if a := netip.MustParseAddr(ip); object.IsVIP(a) && a.Is4() {
 				ip = "vip4"
-			case strings.HasPrefix(ip, "2001:2::"):
+			} else if object.IsVIP(a) {
 				ip = "vip6"
 			}
 			ips = append(ips, ip)

@@ -57,10 +57,7 @@ type Config struct {
 	// ClusterID is the name of the own cluster. A client whose token is from the own cluster must not claim to be in
 	// another cluster. If ClusterID is "", it may claim any cluster.
 	ClusterID string
-	// Lease names the Lease whose holder writes automatic VIPs to the status of ServiceEntries: all replicas then give
-	// a host the same VIP. The zero value means that no VIPs are written.
-	Lease source.Name
-	// Identity names this replica in the Lease, and in the state of clients; "" means the name of the machine.
+	// Identity names this replica in the state of clients; "" means the name of the machine.
 	Identity string
 	// ClusterDomain is the domain of Services; "" means "cluster.local".
 	ClusterDomain string
@@ -77,9 +74,9 @@ type Config struct {
 	// ready before it has an object, and keeps the last good objects when the directory
 	// becomes empty.
 	AllowEmpty bool
-	// StateDir is the directory in which automatic VIPs are saved, and the last good form of each object, which is used if
-	// the object becomes broken. The directory is created if it does not exist. "" keeps both in memory: after a restart,
-	// hosts that prefer the same VIP may exchange their VIPs, and a broken object has no last good form.
+	// StateDir is the directory in which the last good form of each object is saved, which is used if the object becomes
+	// broken. The directory is created if it does not exist. "" keeps them in memory: after a restart, a broken object has
+	// no last good form.
 	StateDir string
 	// Debounce is how long changes are collected before they are served. The files in the directory are used when two
 	// reads, Debounce apart, find the same files. If the files change all the time, every tenth read is used. 0 means 30
@@ -114,7 +111,7 @@ func DefaultConfig() Config {
 // withDefaults returns c with defaults for the zero values. Negative values count as zero.
 func (c Config) withDefaults() Config {
 	if c.Identity == "" {
-		c.Identity, _ = os.Hostname() // [Server.newWriter] fails without a name
+		c.Identity, _ = os.Hostname()
 	}
 	c.ClusterDomain = cmp.Or(c.ClusterDomain, defaultClusterDomain)
 	c.RootNamespace = cmp.Or(c.RootNamespace, object.DefaultRootNamespace)
@@ -136,9 +133,6 @@ func (c Config) validate() error {
 	if c.ConfigDir == "" && c.Kubernetes == nil {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
-	}
-	if c.Lease != (source.Name{}) && c.Kubernetes == nil {
-		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
 	}
 	if !object.IsHost(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
@@ -177,10 +171,9 @@ func (c Config) validateTLS() error {
 	return nil
 }
 
-// newHosts returns Hosts for a number of sources, without any host. The automatic VIPs are allocated in the parameter
-// vips.
-func (c Config) newHosts(sources int, vips *hosts.VIPs) *hosts.Hosts {
-	h := hosts.New(c.ClusterDomain, sources, vips)
+// newHosts returns Hosts for a number of sources, without any host.
+func (c Config) newHosts(sources int) *hosts.Hosts {
+	h := hosts.New(c.ClusterDomain, sources)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: []string{defaultServiceExportTo}})
 	return h
 }

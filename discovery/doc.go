@@ -24,7 +24,7 @@
 //	certificate.go  the certificate for TLS
 //	table.go        Table: one table, without a server
 //	inputs.go       the sources
-//	vips.go         the automatic VIPs in the state directory
+//	state.go        the state directory
 //	report.go       the state of the sources, for operators; it logs what is new
 //	metrics.go      the metrics
 //	config.go       the settings

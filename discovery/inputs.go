@@ -152,12 +152,6 @@ func (in *inputs) served() {
 	}
 }
 
-// number returns the number of a source. If sources have the same object, the object of the source with the lowest
-// number is used.
-func (in *inputs) number(src source.Source) int {
-	return slices.IndexFunc(in.all, func(one *input) bool { return one.Source == src })
-}
-
 // names returns the names of the sources.
 func (in *inputs) names() []string {
 	var names []string

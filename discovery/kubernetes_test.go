@@ -164,7 +164,7 @@ func TestNoPartialTable(t *testing.T) { // D17, D43
 		}
 		return maps.Equal(failing, map[string]bool{
 			"services": false, "endpointslices of headless Services": true, "endpointslices of other controllers": true,
-			"serviceentries": false, "sidecars": false, "serviceimports": false, "settings of the mesh": false,
+			"serviceentries": false, "sidecars": false, "serviceimports": false, "settings of the mesh": false, "namespace kube-system": false,
 		})
 	})
 	a.Refuse(fakekube.EndpointSlices, 0)

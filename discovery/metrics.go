@@ -18,8 +18,6 @@ type metrics struct {
 	broken   prometheus.Gauge
 	kept     prometheus.Gauge
 	lastRead prometheus.Gauge
-	vips     prometheus.Gauge
-	noVIP    prometheus.Gauge
 	builds   prometheus.Counter
 	failures *prometheus.CounterVec
 }
@@ -43,18 +41,16 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
 		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
-		vips:     gauge("vips", "Hosts with an automatic VIP."),
-		noVIP:    gauge("vips_exhausted", "Hosts without an automatic VIP because none is left."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "Failures, by step: read, save, save_objects or save_cluster.", "step"),
+		failures: counters("failures_total", "Failures, by step: read, save_objects or save_cluster.", "step"),
 	}
 	if reg == nil {
 		return m, nil
 	}
 	var errs []error
 	for _, c := range append([]prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures,
+		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.builds, m.failures,
 	}, others...) {
 		errs = append(errs, reg.Register(c))
 	}
@@ -71,8 +67,6 @@ func (m *metrics) observe(kept int, n hosts.Counts) {
 	}
 	m.hosts.Set(float64(n.Hosts))
 	m.kept.Set(float64(kept))
-	m.vips.Set(float64(n.VIPs))
-	m.noVIP.Set(float64(n.NoVIP))
 	m.builds.Inc()
 }
 
@@ -115,14 +109,6 @@ func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
 		gauge(m.failing, oneIf(r.Failure != ""))
 		gauge(m.objects, float64(r.Objects))
 	}
-}
-
-// newLeaseMetric returns the metric that is 1 while this replica holds the Lease.
-func newLeaseMetric(holds func() bool) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",
-		Help: "1 while this replica holds the Lease and may write automatic VIPs, otherwise 0.",
-	}, func() float64 { return oneIf(holds()) })
 }
 
 // oneIf returns 1 for true, and 0 for false.

@@ -14,10 +14,6 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// stepSave is the step that saves the automatic VIPs. The other values of the label "step" of the failure metric are
-// steps of sources.
-const stepSave = "save"
-
 // tellEvery bounds how often the log gets another reason why the server is not ready.
 const tellEvery = 5 * time.Second
 
@@ -71,8 +67,6 @@ func failureMessage(step string) string {
 	switch step {
 	case source.StepRead:
 		return "cannot read the configuration directory"
-	case stepSave:
-		return "cannot save the automatic VIPs"
 	case source.StepSaveObjects:
 		return "cannot save the last good objects"
 	}
@@ -127,7 +121,7 @@ func hiddenMessage(h hosts.Hidden) string {
 func (r *report) logLine(log func()) bool {
 	if !r.lines.Allow() {
 		r.beyond.Do(func() {
-			r.logger.Warn("there are too many lines about objects to log them all: see /debug/errors, and metrics such as nametap_discovery_vips_exhausted")
+			r.logger.Warn("there are too many lines about objects to log them all: see /debug/errors")
 		})
 		return false
 	}
@@ -137,9 +131,9 @@ func (r *report) logLine(log func()) bool {
 
 // noted has lists that may be long, and seldom change.
 type noted struct {
-	errs, problems    []object.Error
-	notes, withoutVIP []string
-	hidden            []hosts.Hidden
+	errs, problems []object.Error
+	notes          []string
+	hidden         []hosts.Hidden
 }
 
 // log logs what is new in a reading, and in the update that follows from it. A document that stays broken is logged
@@ -147,16 +141,11 @@ type noted struct {
 func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, host := range u.Moved {
-		r.logLine(func() {
-			r.logger.Warn("another object claims the automatic VIP, the host gets a new one", "host", host)
-		})
-	}
 	r.metrics.broken.Set(float64(len(all.Errors) + len(u.Problems)))
 	before := r.last
-	r.last = noted{all.Errors, u.Problems, all.Notes, u.WithoutVIP, u.Hidden}
+	r.last = noted{all.Errors, u.Problems, all.Notes, u.Hidden}
 	unchanged := same(before.errs, all.Errors) && same(before.problems, u.Problems) && same(before.notes, all.Notes) &&
-		same(before.withoutVIP, u.WithoutVIP) && same(before.hidden, u.Hidden)
+		same(before.hidden, u.Hidden)
 	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
 		return // otherwise each change of an object would cost as much as all errors
 	}
@@ -181,10 +170,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	for _, e := range u.Problems {
 		logNew("problem "+e.Error(), func() { r.logger.Warn("a host is left out", "error", e) })
 	}
-	for _, host := range u.WithoutVIP {
-		logNew("no vip "+host, func() { r.logger.Error("no automatic VIP is left", "host", host) })
-	}
-	for _, step := range []string{source.StepRead, stepSave, source.StepSaveObjects, source.StepSaveCluster} {
+	for _, step := range []string{source.StepRead, source.StepSaveObjects, source.StepSaveCluster} {
 		if r.logged[step] {
 			logged[step] = true
 		}

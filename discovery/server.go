@@ -3,11 +3,9 @@ package discovery
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"iter"
 	"maps"
 	"net"
-	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -17,6 +15,7 @@ import (
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/statedir"
 )
 
 // Server is the control plane. Make one with [New], and call Run once.
@@ -32,9 +31,7 @@ type Server struct {
 	certificate certificate
 	ads         *adsServer
 	inputs      *inputs
-	vips        vips          // owned by the goroutine of serveChanges
-	writer      source.Writer // nil without a Lease
-	writeVIPs   chan struct{} // has an element when VIPs may have to be written
+	state       *statedir.Dir // locked; nil for none
 
 	*report
 }
@@ -46,37 +43,36 @@ func New(cfg Config) (server *Server, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, ready: make(chan struct{}), writeVIPs: make(chan struct{}, 1)}
-	if s.vips, err = openVIPs(cfg.StateDir, cfg.Logger); err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			s.vips.close()
+	s := &Server{cfg: cfg, ready: make(chan struct{})}
+	if cfg.StateDir != "" {
+		if s.state, err = openState(cfg.StateDir); err != nil {
+			return nil, err
 		}
-	}()
+		defer func() {
+			if err != nil {
+				s.state.Unlock()
+			}
+		}()
+	}
 	if s.certificate, err = newCertificate(cfg); err != nil {
 		return nil, err
 	}
 	if s.ads, err = newADSServer(cfg, s.certificate.server); err != nil {
 		return nil, err
 	}
-	if s.inputs, err = newInputs(cfg, s.vips.dir, func(step string, err error) { s.result(step, err) }); err != nil {
+	if s.inputs, err = newInputs(cfg, s.state, func(step string, err error) { s.result(step, err) }); err != nil {
 		return nil, err
 	}
 	if s.ads.identities != nil && s.inputs.clusters != nil {
 		s.ads.identities.Others = s.inputs.clusters.Tokens
 	}
 	s.push = push.New(push.Config{
-		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
+		Hosts: cfg.newHosts(len(s.inputs.all)), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
 		Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
 		Room: func() error { return s.ads.memory.check(tableShare) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
-	if s.writer, err = s.newWriter(); err != nil {
-		return nil, err
-	}
-	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newLeaseMetric(s.holdsLease), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
+	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
 	if s.metrics, err = newMetrics(cfg.Registerer, append(others, s.certificate.metrics()...)...); err != nil {
 		return nil, err
 	}
@@ -131,7 +127,9 @@ func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 // Run serves the tables of all sources until ctx ends or a listener fails. It returns nil if ctx has ended. All
 // its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
-	defer s.vips.close()
+	if s.state != nil {
+		defer s.state.Unlock()
+	}
 	ports, err := s.ads.listen(ctx)
 	if err != nil {
 		return err
@@ -152,14 +150,11 @@ func (s *Server) Run(ctx context.Context) error {
 		s.serveChanges(ctx)
 		return nil
 	})
-	if s.writer != nil {
-		group.Go(func() error { return s.runWriter(ctx) })
-	}
 	return group.Wait()
 }
 
 // checkEvery is how often the sources are read while the server is not ready, even without a change: the reason why it
-// is not ready may change. It is also the time between two tries to save VIPs.
+// is not ready may change.
 const checkEvery = time.Second
 
 // serveChanges serves the changes of the sources until ctx ends. One build serves all changes that come within
@@ -169,13 +164,11 @@ func (s *Server) serveChanges(ctx context.Context) {
 	timer, took := time.NewTimer(checkEvery), time.Duration(0)
 	defer timer.Stop()
 	for {
-		changed := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
 		case <-s.inputs.changed:
-			changed = true
 			timer.Reset(max(s.cfg.Debounce, took))
 			select {
 			case <-ctx.Done():
@@ -184,12 +177,8 @@ func (s *Server) serveChanges(ctx context.Context) {
 			}
 		}
 		began := time.Now()
-		if changed || !s.isServing() {
-			s.publish(s.inputs.collect())
-		} else {
-			s.result(stepSave, s.vips.save())
-		}
-		if took = time.Since(began); !s.isServing() || s.vips.unsaved {
+		s.publish(s.inputs.collect())
+		if took = time.Since(began); !s.isServing() {
 			timer.Reset(checkEvery)
 		}
 	}
@@ -211,16 +200,12 @@ func (s *Server) publish(all source.Reading) {
 		return
 	}
 	s.setMissing(all.Missing)
-	update := s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
-		s.saveVIPs(u)
+	s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
 		s.log(all, u)
 		s.metrics.observe(all.Kept, n)
 	})
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
-	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
-		chans.Wake(s.writeVIPs) // a status may have to change although no host has changed
-	}
 	if !s.isServing() {
 		s.waitFor("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
@@ -243,40 +228,3 @@ func (s *Server) setMissing(missing map[string]string) {
 	s.push.SetMissing(either)
 	s.inputs.missing = missing
 }
-
-// saveVIPs saves the VIPs before a client sees them, so a crash loses no VIP that a client has seen. If saving fails,
-// for example because the disk is full, the VIPs are served all the same, and serveChanges tries again.
-func (s *Server) saveVIPs(u hosts.Update) {
-	s.vips.unsaved = s.vips.unsaved || u.VIPs
-	s.result(stepSave, s.vips.save())
-}
-
-// newWriter returns the writer of automatic VIPs, or nil if none is wanted.
-func (s *Server) newWriter() (source.Writer, error) {
-	if s.cfg.Lease == (source.Name{}) {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	if s.cfg.Identity == "" {
-		return nil, errors.New("this replica needs a name in the Lease, and the machine has none")
-	}
-	number := s.inputs.number(s.inputs.kube)
-	return s.cfg.Kubernetes.NewWriter(source.WriterConfig{
-		Lease: s.cfg.Lease, Identity: s.cfg.Identity, RootNamespace: s.cfg.RootNamespace,
-		Wanted:  func() map[object.Key]object.VIPStatus { return s.push.Statuses(number) },
-		Changed: s.writeVIPs, Logger: s.cfg.Logger,
-	})
-}
-
-// runWriter waits until all objects are known, and then writes automatic VIPs until ctx ends.
-func (s *Server) runWriter(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-s.ready:
-		s.writer.Run(ctx)
-		return nil
-	}
-}
-
-// holdsLease reports whether this replica may write automatic VIPs.
-func (s *Server) holdsLease() bool { return s.writer != nil && s.writer.Holds() }

@@ -2,7 +2,6 @@ package discovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -12,7 +11,6 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 // Client selects the client whose table [Table] returns.
@@ -26,18 +24,11 @@ type Client struct {
 }
 
 // Table reads the objects once, and fails if ctx ends before that. It returns the table of a client that has both address
-// families, and the errors in objects, also in hosts that are left out. It writes nothing: it uses the saved VIPs, and
-// saves no new ones. If the saved VIPs cannot be read, it returns [ErrVIPs]; a damaged file of VIPs is ignored.
+// families, and the errors in objects, also in hosts that are left out. It neither reads nor writes saved objects.
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
-	}
-	saved := vips{VIPs: hosts.NewVIPs()}
-	if cfg.StateDir != "" {
-		if err := saved.read(statedir.New(cfg.StateDir, lockName).Read); err != nil && !errors.Is(err, statedir.ErrDamaged) {
-			return nil, nil, err
-		}
 	}
 	cfg.ClustersNamespace = ""
 	in, err := newInputs(cfg, nil, func(string, error) {})
@@ -48,7 +39,7 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	if err != nil {
 		return nil, nil, err
 	}
-	all := cfg.newHosts(len(in.all), saved.VIPs)
+	all := cfg.newHosts(len(in.all))
 	u := all.Update(r.Changes...)
 	t, err := client.table(all)
 	return t, slices.Concat(r.Errors, u.Problems), err

@@ -7,38 +7,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 )
 
 // vipEntry returns a ServiceEntry whose hosts need automatic VIPs.
 func vipEntry(hosts ...string) string {
 	return entry("vips", "hosts: ["+strings.Join(hosts, ", ")+"], resolution: DNS")
-}
-
-// preferredVIP returns the IPv4 address that a host gets if it is free.
-func preferredVIP(host string) string {
-	all := allOf([]object.Object{{
-		Key:   object.Key{Kind: object.KindServiceEntry, Namespace: "shop", Name: "e"},
-		Entry: &object.ServiceEntry{Hosts: []string{host}, Resolution: "DNS"},
-	}})
-	t, err := Client{Namespace: "shop", AutoAllocate: true}.table(all)
-	if err != nil {
-		panic(err)
-	}
-	return t.GetTable()[host].GetIps()[0]
-}
-
-// colliding returns n hosts that prefer the same VIP.
-func colliding(n int) []string {
-	byVIP := map[string][]string{}
-	for i := 0; ; i++ {
-		h := fmt.Sprintf("h%d.example.com", i)
-		vip := preferredVIP(h)
-		if byVIP[vip] = append(byVIP[vip], h); len(byVIP[vip]) == n {
-			return byVIP[vip]
-		}
-	}
 }
 
 // D54: a client gets automatic VIPs if it asks for them and does not say that it does not
@@ -66,10 +40,10 @@ func TestAutoAllocateMetadata(t *testing.T) {
 	}
 }
 
-// TestStatusAddresses checks that the VIPs that a controller has written to the status of a
-// ServiceEntry are used as long as the entry is eligible for them, and that no other host gets one
-// of them.
-func TestStatusAddresses(t *testing.T) { // D10
+// D10: the VIPs that a controller has written to the status of a ServiceEntry are used as long as the entry is eligible
+// for them. An address in the spec that is in the ranges of VIPs is an error: it is left out, and so is the whole object if
+// it is in a file.
+func TestStatusAddresses(t *testing.T) {
 	status := func(host string, addrs ...string) string {
 		var list []string
 		for _, a := range addrs {
@@ -77,13 +51,11 @@ func TestStatusAddresses(t *testing.T) { // D10
 		}
 		return "status: {addresses: [" + strings.Join(list, ", ") + "]}\n"
 	}
-	taken := preferredVIP("free.example.com")
 	objects := strings.Join([]string{
 		entryYAML("given", "shop", "hosts: [Given.example.com]", "resolution: DNS") + status("Given.example.com", "240.240.0.9", "2001:2::9"),
-		entryYAML("taken", "shop", "hosts: [taken.example.com]", "resolution: STATIC") + status("taken.example.com", taken),
-		entryYAML("free", "shop", "hosts: [free.example.com]", "resolution: DNS"),
 		entryYAML("same", "data", "hosts: [given.example.com]", "resolution: DNS"),
-		entryYAML("addressed", "shop", "hosts: [addressed.example.com]", "resolution: DNS", "addresses: [192.0.2.1]") + status("addressed.example.com", "240.240.0.10"),
+		entryYAML("addressed", "shop", "hosts: [addressed.example.com]", "resolution: DNS", "addresses: [192.0.2.1, 240.240.7.7]") + status("addressed.example.com", "240.240.0.10"),
+		entryYAML("chosen", "shop", "hosts: [chosen.example.com]", "resolution: DNS", "addresses: [240.250.7.7, '2001:2::7/128']"),
 		entryYAML("none", "shop", "hosts: [none.example.com]", "resolution: NONE") + status("none.example.com", "240.240.0.11"),
 		entryYAML("wildcard", "shop", "hosts: ['*.wild.example.com']", "resolution: DNS") + status("'*.wild.example.com'", "240.240.0.12"),
 		strings.Replace(entryYAML("refused", "shop", "hosts: [refused.example.com]", "resolution: DNS"),
@@ -99,23 +71,58 @@ func TestStatusAddresses(t *testing.T) { // D10
 	}
 	for name, cfg := range map[string]Config{"files": {ConfigDir: dir}, "API": onAPI(t, a)} {
 		table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop", AutoAllocate: true})
-		if err != nil || len(errs) > 0 {
+		if err != nil || len(errs) != 3 || !strings.Contains(errs[0].Error(), "240.240.7.7 is in the range of automatic VIPs") {
 			t.Fatal(errs, err)
 		}
-		got := ipsOf(t, table)
-		free, renamed := got["free.example.com"], got["renamed.example.com"]
-		if !strings.HasPrefix(free, "240.240.") || strings.HasPrefix(free, taken+" ") || !strings.HasPrefix(renamed, "240.240.") {
-			t.Errorf("%s: free.example.com %q, renamed.example.com %q; %s is taken", name, free, renamed, taken)
+		want := map[string]string{"Given.example.com": "External 240.240.0.9 2001:2::9", "renamed.example.com": "External vip4 vip6"}
+		literal := 0
+		if cfg.ConfigDir == "" {
+			want["addressed.example.com"], want["chosen.example.com"], literal = "External 192.0.2.1", "External vip4 vip6", 1
 		}
-		delete(got, "free.example.com")
-		delete(got, "renamed.example.com")
-		want := map[string]string{"Given.example.com": "240.240.0.9 2001:2::9", "taken.example.com": taken, "addressed.example.com": "192.0.2.1"}
+		got := show(table)
+		got["Given.example.com"] = "External " + ipsOf(t, table)["Given.example.com"]
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		table, _, err = Table(t.Context(), cfg, Client{Namespace: "shop"})
-		if n := len(table.GetTable()); err != nil || n != 1 {
+		if n := len(table.GetTable()); err != nil || n != literal {
 			t.Errorf("%s: a client that asks for no VIPs gets %d hosts, %v", name, n, err)
 		}
+	}
+}
+
+// D39, D55: replicas, a process that starts later, and the command table give a host the same VIPs. They differ from
+// those of another cluster. From files only, they depend on the host alone, without any state.
+func TestVIPsOfReplicas(t *testing.T) {
+	const host = "a.example.com"
+	vips := func(cfg Config) string {
+		table, errs, err := Table(t.Context(), cfg, Client{Namespace: "shop", AutoAllocate: true})
+		if err != nil || len(errs) > 0 {
+			t.Fatal(errs, err)
+		}
+		return ipsOf(t, table)[host]
+	}
+	clusterOf := func(uid string) *fakekube.API {
+		a := fakekube.Start(t)
+		a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: kube-system, uid: "+uid+"}\n")
+		a.Put(fakekube.Definitions, entryDefinition)
+		a.Put(fakekube.ServiceEntries, entryYAML("e", "shop", "hosts: ["+host+"]", "resolution: DNS"))
+		return a
+	}
+	a := clusterOf("one")
+	want := vips(onAPI(t, a))
+	for range 3 {
+		r := start(t, onAPI(t, a))
+		if got := ipsOf(t, openDelta(t, r, node(t, "shop", "DNS_AUTO_ALLOCATE", "true"), nil).next().tables[""])[host]; got != want {
+			t.Errorf("a replica has %s, want %s", got, want)
+		}
+		a.Put(fakekube.ServiceEntries, entryYAML("before", "data", "hosts: [z.example.com]", "resolution: DNS"))
+	}
+	files := []Config{{ConfigDir: t.TempDir()}, {ConfigDir: t.TempDir()}}
+	for _, cfg := range files {
+		write(t, cfg.ConfigDir, "e.yaml", vipEntry(host))
+	}
+	if first := vips(files[0]); first == want || first == vips(onAPI(t, clusterOf("two"))) || first != vips(files[1]) {
+		t.Errorf("from files, the VIPs are %s and %s; in a cluster %s", first, vips(files[1]), want)
 	}
 }

@@ -18,10 +18,10 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// VIPs returns the ranges from which Istio takes automatic VIPs: a part of the reserved IPv4 addresses (RFC 1112,
-// section 4) and a part of the IPv6 addresses for benchmarks (RFC 5180).
+// VIPs returns the ranges of automatic VIPs: a part of the reserved IPv4 addresses (RFC 1112, section 4), of which istiod
+// uses 240.240.0.0/16, and a part of the IPv6 addresses for benchmarks (RFC 5180).
 func VIPs() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
+	return []netip.Prefix{netip.MustParsePrefix("240.128.0.0/9"), netip.MustParsePrefix("2001:2::/48")}
 }
 
 // A Config configures a [Server]. [DefaultConfig] returns the defaults; Table, Resolve and Logger

@@ -47,7 +47,7 @@ func TestEgressRoute(t *testing.T) {
 		}
 	}
 	missing := routes(2)
-	if want := []string{"ip route add 240.240.0.0/16 dev lo", "ip route add 2001:2::/48 dev lo"}; fmt.Sprint(missing) != fmt.Sprint(want) {
+	if want := []string{"ip route add 240.128.0.0/9 dev lo", "ip route add 2001:2::/48 dev lo"}; fmt.Sprint(missing) != fmt.Sprint(want) {
 		t.Errorf("the advice is %q, want %q", missing, want)
 	}
 	for _, command := range missing {

@@ -68,7 +68,7 @@ func TestHostileObjects(t *testing.T) { // D64
 	t.Parallel()
 	for _, one := range hostiles() {
 		t.Run(one.name, func(t *testing.T) {
-			p := startPlane(t, "--lease=nametap-system/nametap-discovery")
+			p := startPlane(t)
 			for _, resource := range []string{"serviceentries", "sidecars"} {
 				p.api.Put(fakekube.Definitions, "{apiVersion: meta.k8s.io/v1, kind: PartialObjectMetadata, metadata: {name: "+resource+".networking.istio.io}}")
 			}

@@ -279,7 +279,7 @@ func vipOf(host string) (string, error) {
 		client := dns.Client{Timeout: time.Second}
 		reply, _, err = client.Exchange(new(dns.Msg).SetQuestion(host+".", dns.TypeA), serverIP+":53")
 		if err == nil && len(reply.Answer) == 1 {
-			if a, ok := reply.Answer[0].(*dns.A); ok && strings.HasPrefix(a.A.String(), "240.240.") {
+			if a, ok := reply.Answer[0].(*dns.A); ok && strings.HasPrefix(a.A.String(), "240.") {
 				return a.A.String(), nil
 			}
 		}

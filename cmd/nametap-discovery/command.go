@@ -70,10 +70,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.kubeconfig, "kubeconfig", "`file` with the access to the Kubernetes API whose objects are read; default without --config-dir: the pod's service account")
 	g.String(&o.server.ClustersNamespace, "clusters-namespace", "`namespace` of the Secrets with kubeconfigs of other clusters, labelled istio/multiCluster=true, whose hosts are served, too; empty for none")
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove the hosts of what becomes empty")
-	g.Text(&o.server.Lease, "lease", "`NAMESPACE/NAME` of the Lease whose holder writes automatic VIPs to the status of ServiceEntries, so that all replicas give a host the same; empty writes none")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
-	g.String(&o.server.StateDir, "state-dir", "`directory` in which automatic VIPs, the last good objects and other clusters' objects are saved; empty keeps them in memory")
+	g.String(&o.server.StateDir, "state-dir", "`directory` in which the last good objects and other clusters' objects are saved; empty keeps them in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS) in plaintext, to everyone; empty serves none")

@@ -46,7 +46,7 @@ func TestFlagsInDocuments(t *testing.T) {
 // printing a table.
 func TestChartSettings(t *testing.T) {
 	own := []string{
-		"help", "tls-addr", "tls-secret", "lease", "grpc-addr", "http-addr", "inject-addr", "inject-config",
+		"help", "tls-addr", "tls-secret", "grpc-addr", "http-addr", "inject-addr", "inject-config",
 		"for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	var others []string

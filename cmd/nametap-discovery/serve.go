@@ -117,15 +117,14 @@ func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Lo
 }
 
 // usableStateDir returns dir. If this user cannot create or write dir, it logs a warning and returns "", because a user
-// should be able to try nametap without root. After any other error, such as a full disk, it returns dir, and
-// discovery.New fails.
+// should be able to try nametap without root. After any other error, it returns dir, and discovery.New
+// fails, unless the disk is full.
 func usableStateDir(dir string, logger *slog.Logger) string {
 	err := statedir.Check(dir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
 		return dir
 	}
-	logger.Warn("automatic VIPs and the last good objects are kept in memory only: after a restart a host may get another VIP, "+
-		"and an object that is broken then is left out; "+
+	logger.Warn("the last good objects are kept in memory only: after a restart an object that is broken then is left out; "+
 		"set --state-dir to a directory that can be written, or to nothing if that is intended", "error", err)
 	return ""
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -40,23 +39,16 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "`format`: json or text")
-	hide(cmd.Flags(), "cluster-id", "clusters-namespace", "grpc-addr", "http-addr", "inject-addr", "inject-config", "log-level", "max-clients", "max-clients-per-address", "tls-addr", "tls-ca-configmap", "tls-cert", "tls-client-ca", "tls-key", "tls-secret", "token-audience", "trust-domain")
+	hide(cmd.Flags(), "cluster-id", "clusters-namespace", "grpc-addr", "http-addr", "inject-addr", "inject-config", "log-level", "max-clients", "max-clients-per-address", "state-dir", "tls-addr", "tls-ca-configmap", "tls-cert", "tls-client-ca", "tls-key", "tls-secret", "token-audience", "trust-domain")
 	return cmd
 }
 
 // printTable prints the table of a client. If documents are broken, it lists their errors and fails, so
 // that a user can check a directory before a rollout.
 func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error {
-	cfg := o.server
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // the API server may be away
 	defer cancel()
-	table, broken, err := discovery.Table(ctx, cfg, o.client)
-	if errors.Is(err, discovery.ErrVIPs) && !o.stateDirGiven {
-		// Checking objects needs no right to read the state of a server on this machine. Without stderr, the table counts.
-		_, _ = fmt.Fprintf(stderr, "%v: automatic VIPs are allocated anew and may differ from those in use\n", err)
-		cfg.StateDir = ""
-		table, broken, err = discovery.Table(ctx, cfg, o.client)
-	}
+	table, broken, err := discovery.Table(ctx, o.server, o.client)
 	if err != nil {
 		return err
 	}

@@ -124,7 +124,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.TrustDomain, "trust-domain", "trust `domain` of the workload's identity").Env("TRUST_DOMAIN")
 	g.String(&xds.ServerName, "xds-server-name", "`name` that the control plane's certificate must have (default the "+
 		"host of --xds-addr, or istiod.istio-system.svc if that is an address or localhost)")
-	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.240.0.0/16), which need --egress or a "+
+	g.Bool(&node.AutoAllocate, "dns-auto-allocate", "ask for automatic VIPs (240.128.0.0/9), which need --egress or a "+
 		"proxy such as Envoy (default with --egress)").Env("ISTIO_META_DNS_AUTO_ALLOCATE")
 	g.String(&xds.StateDir, stateDirFlag, "`directory` for the last good table, used at the next start; empty keeps none")
 }

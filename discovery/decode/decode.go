@@ -220,8 +220,12 @@ func decodeServiceEntry(root Field, namespace string) *object.ServiceEntry {
 		spec.Missing("hosts", ": a ServiceEntry needs at least one host")
 	}
 	for _, f := range spec.Member("addresses").Elements() {
-		e.HasAddresses = true
 		a, err := object.ParseAddress(f.Text())
+		if object.IsVIP(a) { // otherwise the author could choose the VIP of another namespace's host
+			f.Fail("is left out: %s is in the range of automatic VIPs, which no author chooses", a)
+			continue
+		}
+		e.HasAddresses = true
 		if err != nil && f.IsString() {
 			f.Fail("%v", err)
 		}
@@ -274,20 +278,16 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 // addVIPs adds the VIPs in the status of a ServiceEntry. An invalid VIP in the status is ignored without an error,
 // because the object's author does not write the status.
 func addVIPs(root Field, e *object.ServiceEntry) {
-	ok := true
-	status := root.WithReport(func(Field, string) { ok = false }).Member("status").Member("addresses")
+	status := root.WithReport(func(Field, string) {}).Member("status").Member("addresses")
 	var vips []object.VIP
 	for _, f := range status.Elements() {
 		if a, valid := f.Member("value").addr(); valid {
 			vips = append(vips, object.VIP{Host: f.Member("host").Text(), Addr: a})
-		} else {
-			ok = false
 		}
 	}
 	if len(vips) > 0 {
-		e.AddVIPs(vips...)
+		e.SetVIPs(vips...)
 	}
-	e.StaleVIPs = e.StaleVIPs || !ok
 }
 
 // decodeEntryPorts returns the ports of a ServiceEntry.

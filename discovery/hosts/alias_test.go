@@ -12,7 +12,7 @@ import (
 // D9: all aliases of a row follow their target, with at most 64 addresses. Those at the end of a row of more than 16 are
 // left out.
 func TestRowOfAliases(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	h.Update(Change{Updated: row(maxAliases + 3)})
 	target := service("s0", object.Service{ClusterIPs: make([]netip.Addr, maxLent+1)})
 	for i := range target.Service.ClusterIPs {

@@ -27,7 +27,7 @@ func BenchmarkManyObjects(b *testing.B) {
 			for _, o := range test.objects {
 				keys = append(keys, o.Key)
 			}
-			h := New(domain, 1, NewVIPs())
+			h := New(domain, 1)
 			h.Update(Change{Updated: test.before})
 			b.ReportAllocs()
 			for b.Loop() {

@@ -1,10 +1,6 @@
 package hosts
 
-import (
-	"slices"
-
-	"github.com/nametap/nametap/discovery/object"
-)
+import "github.com/nametap/nametap/discovery/object"
 
 // A Change has the objects of a source that have changed. A source is, for example, the API server of a cluster, or a
 // directory.
@@ -21,11 +17,6 @@ type Change struct {
 	Whole bool
 	// Dropped is true if the cluster is removed with all its objects. The own cluster is never removed.
 	Dropped bool
-}
-
-// HasEntry reports whether a ServiceEntry is new, or has another content.
-func (c Change) HasEntry() bool {
-	return slices.ContainsFunc(c.Updated, func(o object.Object) bool { return o.Entry != nil })
 }
 
 // A sourceID identifies a source in all clusters.

@@ -24,7 +24,7 @@ type claim struct {
 	addrs   []netip.Addr
 	literal []netip.Addr
 	// wantsVIP is true for an external host that gets automatic VIPs. If a controller has given VIPs to the host, they are
-	// in the field vips. Otherwise they are the VIPs of the host's slot (see [VIPs]).
+	// in the field vips, and count instead of those of [automaticVIPs].
 	vips     []netip.Addr
 	wantsVIP bool
 	// destinations are where connections to the VIP lead; none if the ports are not known.
@@ -62,7 +62,7 @@ const sizeOf4, sizeOf6 = 16, 40
 // size returns about how many bytes the claim needs in a table: for names, for ports, for tags and lengths, and for
 // addresses. If some addresses of a host lack a port, the table has the addresses of each port.
 func (c *claim) size() int {
-	const fixed, vip = 24, 32
+	const fixed, vip = 24, 48
 	n := fixed + len(c.host) + c.services.Size() + c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
 	for i := range c.addrs {
 		times := 1

@@ -75,7 +75,7 @@ func TestDestinations(t *testing.T) {
 		"web.shop.svc.cluster.local": "",
 	}
 	vips := View{Namespace: "shop", Families: Families{V4: true}, VIPs: true}
-	h, back := New(domain, 1, NewVIPs()), New(domain, 1, NewVIPs())
+	h, back := New(domain, 1), New(domain, 1)
 	h.Update(in("", all...))
 	for i := range all {
 		back.Update(in("", all[len(all)-1-i]))

@@ -10,7 +10,6 @@
 //
 // The files; a file uses the files below it:
 //
-//	status.go    the status that ServiceEntries must have
 //	hosts.go     Hosts: applies changed objects, and finds the hosts that answer for aliases
 //	names.go     names that belong to Services
 //	cluster.go   the objects of one cluster
@@ -27,6 +26,6 @@
 //	vip.go       automatic VIPs
 //	claims.go    from objects to claims
 //
-// The package has no locks: callers must lock [Hosts], [Set] and [VIPs]. Hosts and entries do not change after they are
+// The package has no locks: callers must lock [Hosts] and [Set]. Hosts and entries do not change after they are
 // made, except that a host remembers its entries, which is safe for concurrent use.
 package hosts

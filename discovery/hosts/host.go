@@ -14,9 +14,8 @@ type Host struct {
 	claims []*claim // those of Services first, then the older ones
 	// contested is true if objects of several namespaces claim the host, and reserved if its name belongs to Services.
 	contested, reserved bool
-	slot                uint16 // of the automatic VIP
-	hasSlot             bool
-	aliases             []alias // what the claims stand for, each once
+	vips                []netip.Addr // the automatic VIPs, of both families; none if no claim wants one
+	aliases             []alias      // what the claims stand for, each once
 
 	variants atomic.Pointer[[]variant] // the entries that the host remembers; the slice is replaced, not changed
 }
@@ -31,7 +30,7 @@ type alias struct {
 // listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
 func (h *Host) listed() int {
 	if h != nil && slices.ContainsFunc(h.claims, func(c *claim) bool {
-		return c.kubernetes() || c.addressed() || len(c.vips) > 0 || c.wantsVIP && h.hasSlot
+		return c.kubernetes() || c.addressed() || c.wantsVIP
 	}) {
 		return 1
 	}
@@ -50,8 +49,8 @@ func (h *Host) vipsOf(claims []*claim) (vips []netip.Addr) {
 			vips = append(vips, c.vips...)
 		}
 	}
-	if wanted && len(vips) == 0 && h.hasSlot {
-		return []netip.Addr{slotAddr4(h.slot), slotAddr6(h.slot)}
+	if wanted && len(vips) == 0 {
+		return h.vips
 	}
 	return vips
 }

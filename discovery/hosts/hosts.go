@@ -26,9 +26,8 @@ type Hosts struct {
 	aliases  map[string]map[string]bool // hosts that are aliases, by the hostKey of their target
 	problems listed[object.Error]       // what is wrong with hosts
 	usage    *usage                     // what namespaces take in the tables of other namespaces
-	vips     *VIPs
-	settled  bool // the first update has compared the VIPs with all hosts
-	listed   int  // number of hosts that are in the table of some client
+	vipKey   string                     // of automatic VIPs, see [object.Cluster]; empty without an API server
+	listed   int                        // number of hosts that are in the table of some client
 }
 
 // claimOf is a claim and the object that makes it.
@@ -37,14 +36,13 @@ type claimOf struct {
 	object object.Key
 }
 
-// New returns Hosts without hosts. sources is the number of sources of the own cluster. The automatic
-// VIPs are allocated in vips, which must not be used elsewhere.
-func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
+// New returns Hosts without hosts. sources is the number of sources of the own cluster.
+func New(clusterDomain string, sources int) *Hosts {
 	h := &Hosts{
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips, usage: newUsage(MaxShown),
+		usage: newUsage(MaxShown),
 	}
 	h.Scene = h.newScene()
 	return h
@@ -65,15 +63,9 @@ type Update struct {
 	// Sidecars are the namespaces of Sidecars that have changed. Clients in these namespaces may have
 	// another view; if the root namespace is among them, all clients may have another view.
 	Sidecars map[string]bool
-	// VIPs is true if the automatic VIPs have to be saved.
-	VIPs bool
-	// Moved are hosts that have lost their automatic VIP because an object claims it; sorted.
-	Moved []string
-	// WithoutVIP are the hosts for which no automatic VIP is left now; sorted. It is the same slice as in the update
-	// before if they have not changed.
-	WithoutVIP []string
-	// Problems are hosts of objects that are left out now, with the reasons, in the same form: hosts of ServiceEntries whose
-	// names belong to Services, and aliases of themselves.
+	// Problems are hosts of objects that are left out now, with the reasons, sorted by host: hosts of ServiceEntries whose
+	// names belong to Services, and aliases of themselves. It is the same slice as in the update before if they have not
+	// changed.
 	Problems []object.Error
 	// Hidden are the namespaces whose hosts are hidden from other namespaces now because they need more than [MaxShown];
 	// sorted. It is the same slice as in the update before if they have not changed.
@@ -90,7 +82,7 @@ type updating struct {
 // result.
 func (h *Hosts) Update(changes ...Change) Update {
 	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
-	root := h.mesh.RootNamespace
+	root, key := h.mesh.RootNamespace, h.vipKey
 	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
@@ -115,9 +107,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 			h.exchange(id, old, current, &u)
 		}
 	}
-	var vips vipChange
-	changed := h.renewClaims(u.owners, &vips)
-	if h.mesh.RootNamespace != root { // the old one loses hosts, and the new one may have more
+	changed := h.renewClaims(u.owners)
+	// The old root namespace loses hosts, and the new one may have more. All hosts have other VIPs with another key.
+	if h.mesh.RootNamespace != root || h.vipKey != key {
 		for key := range h.byHost {
 			changed[key] = true
 		}
@@ -126,10 +118,6 @@ func (h *Hosts) Update(changes ...Change) Update {
 		h.dropCluster(id)
 		u.Views = true
 	}
-	vips.wanted = h.wanted(changed)
-	result := h.vips.update(vips)
-	maps.Copy(changed, result.changed)
-	u.VIPs, u.Moved = result.unsaved, result.moved
 	u.Hosts = h.renewAll(changed)
 	for _, c := range u.Hosts {
 		h.listed += c.New.listed() - c.Old.listed()
@@ -138,7 +126,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}
-	u.WithoutVIP, u.Problems, u.Hidden = h.vips.withoutSlot.all(), h.problems.all(), h.usage.hidden.all()
+	u.Problems, u.Hidden = h.problems.all(), h.usage.hidden.all()
 	return u.Update
 }
 
@@ -168,14 +156,19 @@ func (h *Hosts) exchange(id clusterID, old, current object.Object, u *updating) 
 	if id == ownCluster && h.sidecars.put(old, current) {
 		u.Sidecars[cmp.Or(current.Key.Namespace, old.Key.Namespace)] = true
 	}
+	if id == ownCluster && (old.Cluster != nil || current.Cluster != nil) {
+		h.vipKey = ""
+		if current.Cluster != nil {
+			h.vipKey = current.Cluster.UID
+		}
+	}
 	views := id == ownCluster && h.mesh.put(old, current)
 	u.Views = c.setNetwork(old, current) || views || u.Views
 }
 
-// renewClaims makes the claims of objects again. It returns the hosts that have changed, and adds the slots of addresses that have
-// changed to vips. A host loses all its old claims at once: there may be many objects with one host, and a namespace may
-// lose all its objects at a time.
-func (h *Hosts) renewClaims(owners map[objectID]bool, vips *vipChange) (changed map[string]bool) {
+// renewClaims makes the claims of objects again. It returns the hosts that have changed. A host loses all its old claims
+// at once: there may be many objects with one host, and a namespace may lose all its objects at a time.
+func (h *Hosts) renewClaims(owners map[objectID]bool) (changed map[string]bool) {
 	changed = map[string]bool{}
 	type made struct {
 		object object.Key
@@ -194,8 +187,6 @@ func (h *Hosts) renewClaims(owners map[objectID]bool, vips *vipChange) (changed 
 		if slices.EqualFunc(old, now, func(a, b claim) bool { return a.equal(&b) }) {
 			continue
 		}
-		vips.released = append(vips.released, slotsOf(old)...)
-		vips.claimed = append(vips.claimed, slotsOf(now)...)
 		for i := range old {
 			innerMap(dropped, hostKey(old[i].host))[id] = true
 		}
@@ -224,28 +215,6 @@ func (h *Hosts) renewClaims(owners map[objectID]bool, vips *vipChange) (changed 
 	return changed
 }
 
-// wanted reports for each changed host whether it wants an automatic VIP. The first call treats all hosts that have a
-// VIP as changed, because their VIPs may be from an earlier process.
-func (h *Hosts) wanted(changed map[string]bool) map[string]bool {
-	wanted := make(map[string]bool, len(changed))
-	for key := range changed {
-		wanted[key] = wantsSlot(h.byHost[key])
-	}
-	if !h.settled {
-		h.settled = true
-		for key := range h.vips.byHost {
-			wanted[key] = wantsSlot(h.byHost[key])
-		}
-	}
-	return wanted
-}
-
-// wantsSlot reports whether a host with these claims needs a slot: one of them wants an automatic VIP, and no controller
-// has given it one. It does not depend on other claims, because another one may count for each viewer.
-func wantsSlot(claims []claimOf) bool {
-	return slices.ContainsFunc(claims, func(c claimOf) bool { return c.wantsVIP && len(c.vips) == 0 })
-}
-
 // renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
 // usage. It returns all hosts that have changed.
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
@@ -269,7 +238,7 @@ func (h *Hosts) renewEach(keys map[string]bool) (changes []HostChange) {
 	return changes
 }
 
-// renew makes a host again after its claims, its VIP or a target of its aliases have changed. It
+// renew makes a host again after its claims or a target of its aliases have changed. It
 // returns nil if there is no claim to the host. renew does not set the aliases: setAliases does.
 func (h *Hosts) renew(key string) *Host {
 	claims := h.byHost[key]
@@ -293,7 +262,9 @@ func (h *Hosts) renew(key string) *Host {
 	}
 	_, host.reserved = servicesName(key, h.domain)
 	host.reserved = host.reserved || !strings.Contains(key, ".")
-	host.slot, host.hasSlot = h.vips.slot(key)
+	if slices.ContainsFunc(host.claims, func(c *claim) bool { return c.wantsVIP }) {
+		host.vips = automaticVIPs(h.vipKey, key)
+	}
 	h.hosts[key] = host
 	return host
 }
@@ -305,13 +276,11 @@ func (h *Hosts) All() iter.Seq[*Host] { return maps.Values(h.hosts) }
 type Counts struct {
 	Objects map[string]int // by kind
 	Hosts   int            // in the table of some client
-	VIPs    int            // hosts with an automatic VIP that is allocated here
-	NoVIP   int            // hosts for which no automatic VIP is left
 }
 
 // Counts returns the current numbers.
 func (h *Hosts) Counts() Counts {
-	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.listed, VIPs: h.vips.inUse, NoVIP: len(h.vips.withoutSlot.byKey)}
+	return Counts{Objects: maps.Clone(h.kinds), Hosts: h.listed}
 }
 
 // newScene returns the current scene.

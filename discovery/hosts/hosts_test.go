@@ -132,7 +132,7 @@ func ips(t *testing.T, h *Hosts) map[string]string {
 // D9: an alias has the addresses of the mesh host that it stands for, also by way of other aliases
 // and wildcards, and follows their changes. An alias of itself, and one of another host, is left out.
 func TestAliases(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	update := func(objects ...object.Object) Update { return h.Update(Change{Updated: objects}) }
 	want := func(loops string, want map[string]string) {
 		t.Helper()
@@ -174,7 +174,7 @@ type world struct {
 func (w world) pick(of ...string) string { return of[w.IntN(len(of))] }
 
 func (w world) addr() netip.Addr {
-	return addr(w.pick("10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "240.240.0.9", slotAddr4(preferredSlot("a.example.com")).String()))
+	return addr(w.pick("10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "240.240.0.9", automaticVIPs("", "a.example.com")[0].String()))
 }
 
 func (w world) exportTo() object.ExportTo {
@@ -207,7 +207,7 @@ func (w world) host() string {
 
 func (w world) object() object.Object {
 	o := object.Object{Key: object.Key{Namespace: w.pick(tenants...), Name: w.pick("web", "db")}}
-	switch w.IntN(9) {
+	switch w.IntN(10) {
 	case 0, 1:
 		o.Key.Kind = object.KindService
 		o.Service = &object.Service{ExportTo: w.exportTo(), PublishNotReady: w.IntN(2) == 0, HeadlessScope: object.HeadlessScope(w.IntN(3)), Ports: w.ports(), Numbers: []uint16{80}}
@@ -240,7 +240,7 @@ func (w world) object() object.Object {
 		if w.IntN(2) == 0 {
 			o.Entry.Addrs, o.Entry.HasAddresses = []netip.Addr{w.addr()}, true
 		} else if w.IntN(3) == 0 {
-			o.Entry.AddVIPs(object.VIP{Host: o.Entry.Hosts[0], Addr: w.addr()})
+			o.Entry.SetVIPs(object.VIP{Host: o.Entry.Hosts[0], Addr: w.addr()})
 		}
 	case 5:
 		o.Key.Kind = object.KindSidecar
@@ -260,6 +260,9 @@ func (w world) object() object.Object {
 	case 8:
 		o.Key.Kind = object.KindServiceImport
 		o.Import = &object.ServiceImport{Headless: w.IntN(2) == 0, IPs: []netip.Addr{w.addr()}, Ports: w.ports()}
+	case 9:
+		o.Key = object.Key{Kind: object.KindCluster, Name: "kube-system"}
+		o.Cluster = &object.Cluster{UID: w.pick("one", "two")}
 	}
 	return o
 }
@@ -322,7 +325,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 	passed, hidden := 0, ""
 	for seed := range uint64(8) {
 		w := world{rand.New(rand.NewPCG(seed, 0)), seed%2 == 1}
-		h := New(domain, 2, NewVIPs())
+		h := New(domain, 2)
 		if h.usage.limit = 200 + 300*int(seed/2); seed%4 == 3 {
 			h.usage.limit = MaxShown
 		}
@@ -338,15 +341,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 				changes = Merge(changes)
 			}
 			u := h.Update(changes...)
-			saved, err := h.vips.Encode()
-			if err != nil {
-				t.Fatal(err)
-			}
-			vips, err := DecodeVIPs(saved)
-			if err != nil {
-				t.Fatal(err)
-			}
-			fresh := New(domain, 2, vips)
+			fresh := New(domain, 2)
 			fresh.usage.limit = h.usage.limit
 			fresh.Update(all.build()...)
 			if diff := cmp.Diff(fresh.usage, h.usage, cmp.AllowUnexported(usage{}, shown{}), cmpopts.IgnoreFields(usage{}, "hidden")); diff != "" {

@@ -33,7 +33,7 @@ func withoutDomain(hosts map[string]string) map[string]string {
 
 // D26: a ServiceImport with an address has it, without any Service.
 func TestClusterSetIP(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	ips := []netip.Addr{addr("10.112.0.1"), addr("fd00::9")}
 	h.Update(in("", serviceImport("web", object.ServiceImport{IPs: ips, Ports: object.NewPorts([]object.Port{{Number: 80, Protocol: "TCP"}})}),
 		importedFrom("east", "web", "=10.1.0.1")))
@@ -61,7 +61,7 @@ func TestClusterSetIP(t *testing.T) {
 
 // D27: a headless ServiceImport has the ready endpoints of all clusters, which have names of their own.
 func TestHeadlessImport(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	unready := importedFrom("west", "db", "db-1=10.2.0.2")
 	unready.Key.Name, unready.Slice.Endpoints[0].Ready = "db-unready", false
 	own := importedFrom("west", "db", "db-0=10.2.0.1", "=fd00::", "=10.2.0.3")
@@ -100,7 +100,7 @@ func TestHeadlessImport(t *testing.T) {
 // D27: a ServiceImport has the endpoints that the client's cluster has imported, of whatever
 // network; another cluster's endpoints count only where the client's cluster has none.
 func TestImportsOfClusters(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	db := serviceImport("db", object.ServiceImport{Headless: true})
 	h.Update(
 		in("", network("net1"), db, importedFrom("east", "db", "db-0=10.1.0.1"), importedFrom("west", "db", "=10.2.0.1")),

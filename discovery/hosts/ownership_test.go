@@ -63,16 +63,12 @@ func TestOwnership(t *testing.T) {
 		w := world{rand.New(rand.NewPCG(seed, 1)), false}
 		next := func() object.Object {
 			for {
-				switch o := w.object(); {
-				case o.Entry != nil:
-					o.Entry.VIPs = nil // which controllers write
-					return o
-				case o.Service != nil, o.Sidecar != nil:
+				if o := w.object(); o.Entry != nil || o.Service != nil || o.Sidecar != nil {
 					return o
 				}
 			}
 		}
-		h, objects := New(domain, 1, NewVIPs()), map[object.Key]object.Object{}
+		h, objects := New(domain, 1), map[object.Key]object.Object{}
 		for range 8 + w.IntN(12) {
 			o := next()
 			objects[o.Key] = o

@@ -65,7 +65,7 @@ func wantAt(t *testing.T, h *Hosts, claimed Place, want map[string]string) {
 // D24: a client gets the cluster IP of its own cluster, and another cluster's only where its own
 // has no such Service. A cluster that is removed takes its hosts with it.
 func TestClusterIPsOfClusters(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	h.Update(in("", clusterIP("web", "10.0.0.1"), clusterIP("own", "10.0.0.2"), entry("x", "x.example.com", "192.0.2.1")))
 	if p := h.Place("east", "net1"); p != (Place{}) {
 		t.Errorf("with one cluster, there is the place %+v", p)
@@ -105,7 +105,7 @@ func TestClusterIPsOfClusters(t *testing.T) {
 // client's cluster come first. The name of a pod stands for the pod in the client's cluster, or
 // else in another one.
 func TestHeadlessOfClusters(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	h.Update(
 		in("", headless("db"), endpoints("db", "db-0=10.0.0.9", "=10.0.0.8"), network("net1")),
 		in("west", headless("db"), endpoints("db", "db-0=10.2.0.1", "db-1=10.2.0.2"), headless("kv"), endpoints("kv", "=10.2.0.3"), network("net1")),
@@ -141,7 +141,7 @@ func TestHeadlessOfClusters(t *testing.T) {
 
 // D25: a headless Service may be for clients of its own cluster only.
 func TestHeadlessOfOneCluster(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	only := service("db", object.Service{Headless: true, HeadlessScope: object.ScopeCluster})
 	h.Update(
 		in("", only, endpoints("db", "db-0=10.0.0.1")),
@@ -156,7 +156,7 @@ func TestHeadlessOfOneCluster(t *testing.T) {
 
 // An alias of a headless Service has its addresses in the same order.
 func TestAliasOfClusters(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	h.Update(
 		in("", headless("db"), endpoints("db", "=10.9.0.1"), external("alias", "db.shop.svc."+domain)),
 		in("east", headless("db"), endpoints("db", "=10.1.0.1"), external("alias", "www.example.com")),

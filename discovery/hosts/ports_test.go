@@ -63,7 +63,7 @@ func portsAt(t *testing.T, h *Hosts, claimed Place, name string) string {
 // D22, D24, D25: a Service has the ports of the clusters whose addresses a client gets. A host is
 // headless for a client that gets endpoints only.
 func TestPortsOfClusters(t *testing.T) {
-	h := New(domain, 1, NewVIPs())
+	h := New(domain, 1)
 	h.Update(
 		in("", withPorts(clusterIP("web", "10.0.0.1"), "http=80"), headless("db"), withPorts(endpoints("db", "db-0=10.0.0.9", "=10.0.0.8"), "sql=1"), network("net1")),
 		in("west", withPorts(clusterIP("web", "10.2.0.1"), "http=8080"), headless("db"), withPorts(endpoints("db", "db-0=10.2.0.9"), "sql=2"), network("net1")),

@@ -30,6 +30,8 @@ func (t structs) reduce(whole any) (*slim, error) {
 		return t.decode(object.KindEndpointSlice, o, o), nil
 	case *metav1.PartialObjectMetadata:
 		return reduceNamespace(o), nil
+	case *corev1.Namespace:
+		return reduceCluster(o), nil
 	case *corev1.ConfigMap:
 		return reduceMesh(o), nil
 	case *unstructured.Unstructured:
@@ -102,6 +104,13 @@ type member struct {
 func reduceNamespace(o *metav1.PartialObjectMetadata) *slim {
 	s := newSlim(object.KindNamespace, o)
 	s.object.Namespace = &object.Namespace{Network: strings.Clone(o.Labels[object.LabelNetwork])}
+	return s
+}
+
+// reduceCluster returns what identifies the cluster, from its namespace kube-system.
+func reduceCluster(o *corev1.Namespace) *slim {
+	s := newSlim(object.KindCluster, o)
+	s.object.Cluster = &object.Cluster{UID: string(o.UID)}
 	return s
 }
 

@@ -27,7 +27,5 @@
 // mirror (mirror.go), which holds a part of each object. The code that they share is in shared.go. clustersecrets.go,
 // namespaces.go and selection.go have mirrors, too.
 //
-// vips.go writes the status of ServiceEntries while this replica holds the Lease, which lease.go gets and renews.
-//
 // access.go finds the API server. review.go asks it to review a client's token, and clock.go asks it for its time.
 package kube

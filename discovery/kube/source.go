@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/nametap/nametap/discovery/hosts"
@@ -52,6 +53,10 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 		s.Select(nil)
 	default:
 		s.feeds = append(s.feeds, s.meshResource())
+	}
+	if cfg.Cluster == "" {
+		name := cache.NewObjectName("", metav1.NamespaceSystem)
+		s.feeds = append(s.feeds, &resource{newFeed("namespace "+name.Name, nil, cfg), namedLister(c.core, "namespaces", name, &corev1.Namespace{})})
 	}
 	if cfg.NetworkOf != "" {
 		s.feeds = append(s.feeds, &resource{newFeed("labels of the root namespace", nil, cfg), c.networkLister(cfg.NetworkOf)})

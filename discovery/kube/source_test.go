@@ -132,7 +132,7 @@ func TestRequests(t *testing.T) {
 	if e := r.Objects[0].Slice.Endpoints; len(e) != 1 || e[0].Hostname != "db-1" || e[0].Addrs[0].String() != "10.244.0.1" {
 		t.Errorf("%+v", e)
 	}
-	want := []string{fakekube.Namespaces + "/istio-system/configmaps", fakekube.Services, fakekube.Definitions, fakekube.EndpointSlices}
+	want := []string{fakekube.Namespaces, fakekube.Namespaces + "/istio-system/configmaps", fakekube.Services, fakekube.Definitions, fakekube.EndpointSlices}
 	if diff := cmp.Diff(a.Asked(), want); diff != "" {
 		t.Errorf("requests (-got +want):\n%s", diff)
 	}

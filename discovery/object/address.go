@@ -29,33 +29,30 @@ func ParseAddress(text string) (netip.Addr, error) {
 	return a, nil
 }
 
+// IsVIP reports whether an address is in a range of automatic VIPs, which are not routed anywhere. istiod gives VIPs of
+// 240.240.0.0/16 and 2001:2::/48 (RFC 5180), package hosts of a larger part of 240.0.0.0/4 (RFC 1112, section 4).
+// egress.VIPs returns the same ranges.
+func IsVIP(a netip.Addr) bool {
+	return netip.MustParsePrefix("240.128.0.0/9").Contains(a) || netip.MustParsePrefix("2001:2::/48").Contains(a)
+}
+
 // A VIP is an automatic VIP in the status of a ServiceEntry.
 type VIP struct {
-	Host string // as in the spec, without a trailing dot
+	Host string // as in the spec, but perhaps with a trailing dot
 	Addr netip.Addr
 }
 
-// A VIPStatus is the status that a ServiceEntry should have.
-type VIPStatus struct {
-	Entry *ServiceEntry // the ServiceEntry for which VIPs were computed
-	VIPs  []VIP
-}
-
-// AddVIPs adds VIPs from the status to e.VIPs. If a VIP is of a host that is not in e.Hosts, it sets StaleVIPs instead.
-func (e *ServiceEntry) AddVIPs(all ...VIP) {
+// SetVIPs sets e.VIPs to the VIPs in the status. It leaves out those of hosts that the spec does not have, because the
+// status may be older than the spec.
+func (e *ServiceEntry) SetVIPs(all ...VIP) {
 	hosts := make(map[string]bool, len(e.Hosts))
 	for _, host := range e.Hosts {
 		hosts[host] = true
 	}
+	e.VIPs = map[string][]netip.Addr{}
 	for _, vip := range all {
-		host := strings.TrimSuffix(vip.Host, ".")
-		if !hosts[host] {
-			e.StaleVIPs = true // the status is older than the spec
-			continue
+		if host := strings.TrimSuffix(vip.Host, "."); hosts[host] {
+			e.VIPs[host] = append(e.VIPs[host], vip.Addr)
 		}
-		if e.VIPs == nil {
-			e.VIPs = map[string][]netip.Addr{}
-		}
-		e.VIPs[host] = append(e.VIPs[host], vip.Addr)
 	}
 }

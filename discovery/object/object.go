@@ -23,6 +23,7 @@ const (
 	KindServiceImport = "ServiceImport"
 	KindNamespace     = "Namespace"
 	KindConfigMap     = "ConfigMap" // with the settings of the mesh; read at the API server only
+	KindCluster       = "Cluster"   // what identifies the own cluster; read at the API server only
 )
 
 // MaxInTables bounds how many bytes of a table all hosts of one ServiceEntry may need. In a table, each host of a
@@ -75,7 +76,11 @@ type Object struct {
 	Sidecar   *Sidecar       `json:",omitempty"`
 	Namespace *Namespace     `json:",omitempty"`
 	Mesh      *Mesh          `json:",omitempty"`
+	Cluster   *Cluster       `json:",omitempty"`
 }
+
+// Cluster identifies a cluster by the UID of its namespace kube-system, which never changes.
+type Cluster struct{ UID string }
 
 // Namespace holds the fields of the root namespace of a cluster that are used.
 type Namespace struct {
@@ -193,9 +198,6 @@ type ServiceEntry struct {
 	Created      time.Time // the creationTimestamp; the zero time if there is none, as in most directories
 	ExportTo     ExportTo
 	Destinations Destinations // where connections to Hosts lead
-	// VIPs are the automatic VIPs that a controller has written to the status, by the host in the spelling of
-	// Hosts.
+	// VIPs are the automatic VIPs that istiod has written to the status, by the host in the spelling of Hosts.
 	VIPs map[string][]netip.Addr
-	// StaleVIPs is true if the status also has VIPs of other hosts, or an element that is no VIP.
-	StaleVIPs bool
 }

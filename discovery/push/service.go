@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/object"
 )
 
 const (
@@ -94,19 +93,12 @@ func (s *Service) SetMissing(clusters map[string]string) {
 }
 
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
-// calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table of
-// these objects. While report runs, the earlier tables are still served.
+// calls report with the result. So report can log errors in the objects before a client gets a table of these objects.
+// While report runs, the earlier tables are still served.
 func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts.Counts)) hosts.Update {
 	u, woken := s.tables.update(changes, report)
 	s.rounds.add(woken)
 	return u
-}
-
-// Statuses returns the ServiceEntries of a source whose status must change.
-func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
-	s.tables.building.Lock()
-	defer s.tables.building.Unlock()
-	return s.tables.hosts.Statuses(source)
 }
 
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.

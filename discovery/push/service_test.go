@@ -19,7 +19,7 @@ func newService() *Service {
 	read := make(chan struct{})
 	close(read)
 	s := New(Config{
-		Hosts: hosts.New("cluster.local", 1, hosts.NewVIPs()), FirstRead: read, AckTimeout: time.Minute,
+		Hosts: hosts.New("cluster.local", 1), FirstRead: read, AckTimeout: time.Minute,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	s.WaitFor("")

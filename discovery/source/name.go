@@ -7,7 +7,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// A Name names an object whose kind follows from the context, such as a Lease or a Secret. The zero value names
+// A Name names an object whose kind follows from the context, such as a Secret. The zero value names
 // no object.
 type Name struct{ Namespace, Name string }
 

@@ -63,8 +63,6 @@ type API interface {
 	NewClusters(cfg ClustersConfig) (Clusters, error)
 	// NewCertificate returns the certificate that replicas share in a Secret.
 	NewCertificate(cfg CertificateConfig) (Certificate, error)
-	// NewWriter returns the writer of automatic VIPs.
-	NewWriter(cfg WriterConfig) (Writer, error)
 	// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
 	// refuses a token for another audience.
 	Reviewer(audience string) (auth.Review, error)
@@ -192,28 +190,4 @@ type Certificate interface {
 	Untrusted() bool
 	// Status returns the state of the resources that are read.
 	Status() []Status
-}
-
-// WriterConfig configures a [Writer].
-type WriterConfig struct {
-	// Lease names the Lease whose holder writes; Identity names this process in it.
-	Lease    Name
-	Identity string
-	// RootNamespace is the namespace of istiod.
-	RootNamespace string
-	// Wanted returns the ServiceEntries whose status must change, with the VIPs that they should have.
-	Wanted func() map[object.Key]object.VIPStatus
-	// Changed has an element when the result of Wanted may have changed.
-	Changed <-chan struct{}
-	// Logger is for logs.
-	Logger *slog.Logger
-}
-
-// A Writer writes automatic VIPs to the status of ServiceEntries while it holds a Lease, unless istiod writes
-// them. All replicas, and processes that start later, read the VIPs from the status. Call Run once.
-type Writer interface {
-	// Run tries to get the Lease, and writes while it holds the Lease. When ctx ends, it gives the Lease back.
-	Run(ctx context.Context)
-	// Holds reports whether this process holds the Lease.
-	Holds() bool
 }

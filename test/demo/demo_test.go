@@ -32,8 +32,8 @@ func run(m *testing.M) int {
 const captured = "  without nametap" + nameserver +
 	"  `nametap capture apply`, .*\n      backend .*\n      IPv4 +in place" + mesh +
 	"  `nametap agent --capture --egress`, ISTIO_META_DNS_CAPTURE: \"false\"" + nameserver +
-	"  the mesh config changes to ISTIO_META_DNS_CAPTURE: \"true\"" + mesh + `      mysql-instance1.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is mysql-instance1
-      mysql-instance2.us-east-1.rds.amazonaws.com: 240.240[.\d]+:3306: this is mysql-instance2
+	"  the mesh config changes to ISTIO_META_DNS_CAPTURE: \"true\"" + mesh + `      mysql-instance1.us-east-1.rds.amazonaws.com: 240[.\d]+:3306: this is mysql-instance1
+      mysql-instance2.us-east-1.rds.amazonaws.com: 240[.\d]+:3306: this is mysql-instance2
 `
 
 // What the client gets if the nameserver answers, and if the agent does.

@@ -23,7 +23,7 @@ import (
 
 // The paths of resources. Tests put namespaces, and definitions of custom resources, as
 // objects of the kind PartialObjectMetadata, because only the metadata of these objects
-// is read.
+// is read. A client that asks for whole namespaces gets them as such.
 const (
 	Services       = "/api/v1/services"
 	Secrets        = "/api/v1/secrets"
@@ -34,7 +34,6 @@ const (
 	Sidecars       = "/apis/networking.istio.io/v1/sidecars"
 	ServiceImports = "/apis/multicluster.x-k8s.io/v1alpha1/serviceimports"
 	BetaImports    = "/apis/multicluster.x-k8s.io/v1beta1/serviceimports"
-	Leases         = "/apis/coordination.k8s.io/v1/leases"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	Webhooks       = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
@@ -59,8 +58,6 @@ func kindOf(path string) (version, kind string) {
 		return "multicluster.x-k8s.io/v1alpha1", "ServiceImport"
 	case BetaImports:
 		return "multicluster.x-k8s.io/v1beta1", "ServiceImport"
-	case Leases:
-		return "coordination.k8s.io/v1", "Lease"
 	case Webhooks:
 		return "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"
 	case Definitions, Namespaces:
@@ -314,6 +311,16 @@ type event struct {
 	Object any    `json:"object"`
 }
 
+// as returns the event in the form that the request asks for: a namespace may be asked for whole, or as metadata.
+func (e event) as(r *http.Request) event {
+	o, ok := e.Object.(map[string]any)
+	if ok && r.URL.Path == Namespaces && !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
+		o = maps.Clone(o)
+		o["apiVersion"], o["kind"], e.Object = "v1", "Namespace", o
+	}
+	return e
+}
+
 // serveWatch sends the events of a resource until the client or the test ends the watch.
 func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
@@ -340,7 +347,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 		changed := a.changed
 		a.mu.Unlock()
 		for _, e := range events {
-			if encoder.Encode(e) != nil {
+			if encoder.Encode(e.as(r)) != nil {
 				return // the client has left
 			}
 		}

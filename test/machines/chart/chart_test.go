@@ -225,7 +225,7 @@ func TestValues(t *testing.T) { // P9
 			"memory":      "1Gi", "requests": 2, "priority": "system-cluster-critical",
 			"nodes": map[string]string{"disk": "ssd"}, "tolerations": []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, "affinity": true,
 			"args": []string{
-				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--lease=nametap-system/nametap-discovery", "--state-dir=",
+				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--state-dir=",
 				"--inject-addr=:15017", "--inject-config=/etc/nametap-inject/inject.yaml", "--allow-empty=true", "--log-level=debug", "--max-clients=5000000",
 			},
 			"ports": 3, "service": 3,

@@ -46,7 +46,7 @@ func (w *world) query(options, name, statements string) string {
 func TestDatabases(t *testing.T) {
 	w := newWorld(t)
 	w.startDatabases(database1, database2)
-	for _, family := range []struct{ options, vips string }{{"", "[2001:2:"}, {"no-aaaa", "240.240."}} {
+	for _, family := range []struct{ options, vips string }{{"", "[2001:2:"}, {"no-aaaa", "240."}} {
 		for _, name := range []string{database1, database2} {
 			if got := w.query(family.options, name, "SELECT name FROM items"); got != name+"\n" {
 				t.Errorf("%s, options %q: %q", name, family.options, got)

@@ -67,7 +67,7 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	c.Helm(install, with([]string{"install", "nametap", by.chart}, "--create-namespace", "--set", "injection.webhook=true")...)
 	deploymentHas(c, 2, "--grpc-addr=:15010")
 	// What nametap-discovery itself makes.
-	process := discovery(c, "--inject-addr=127.0.0.1:16017", "--tls-addr=127.0.0.1:16012", "--tls-secret="+discoverySystem+"/nametap-discovery-tls", "--lease="+discoverySystem+"/nametap-discovery")
+	process := discovery(c, "--inject-addr=127.0.0.1:16017", "--tls-addr=127.0.0.1:16012", "--tls-secret="+discoverySystem+"/nametap-discovery-tls")
 	wait.Until(t, "the root certificate is in the namespaces", func() bool {
 		return strings.Count(c.Kubectl("get", "configmaps", "--all-namespaces", "-o", "name", "--field-selector", "metadata.name="+rootConfigMap), "\n") >= 3
 	})

@@ -159,7 +159,7 @@ func (v viewer) table(ctx context.Context, conn *grpc.ClientConn) (lab.Table, er
 	table := lab.Table{}
 	for host, e := range sent.GetTable() {
 		for i, ip := range e.GetIps() {
-			if strings.HasPrefix(ip, "240.240.") {
+			if strings.HasPrefix(ip, "240.") {
 				e.Ips[i] = "VIP4"
 			} else if strings.HasPrefix(ip, "2001:2:") {
 				e.Ips[i] = "VIP6"

@@ -101,17 +101,6 @@ func TestRoles(t *testing.T) { // D7, D20
 
 	customResources(t, c, a)
 	sharedObjects(t, c)
-	// A replica writes the automatic VIP of a host.
-	c.Apply("{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {name: vip, namespace: shop}, spec: {hosts: [vip.example.com], resolution: DNS}}")
-	wait.Until(t, "the status has the VIP", func() bool {
-		var entry struct {
-			Status struct {
-				Addresses []struct{ Host, Value string }
-			}
-		}
-		c.Get("/apis/networking.istio.io/v1/namespaces/shop/serviceentries/vip", &entry)
-		return len(entry.Status.Addresses) > 0 && entry.Status.Addresses[0].Host == "vip.example.com"
-	})
 
 	// An API server that cannot stream lists, as before Kubernetes 1.34. While it starts, before it knows
 	// the roles, it would forbid the requests of replicas.

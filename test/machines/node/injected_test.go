@@ -233,7 +233,7 @@ spec:
 	shop := injection{s.cluster, "rules", discoveryAddr, "settings: {egress: true}\n"}.pod(s, app())
 	shop.ready()
 	for _, name := range []string{"one", "two"} {
-		shop.has(name+".external.example.com", "240.240.")
+		shop.has(name+".external.example.com", "240.")
 		if got := shop.mustExec("app", "perl", "-MIO::Socket::INET", "-e", connects, name+".external.example.com:3306"); got != "hello from "+name+"\n" {
 			t.Errorf("%s: %q", name, got)
 		}
