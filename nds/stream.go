@@ -45,7 +45,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, clip.Text(r.nonce, maxVersion) })
-		if err = s.handle(ctx, r); isHashError(err) {
+		if err = s.handle(ctx, r); errors.Is(err, errHash) {
 			s.end()
 			return err
 		}
@@ -65,7 +65,7 @@ const (
 )
 
 // handle applies a response, waits and answers it. It returns an error if the answer could not be sent. If a resource
-// does not have the hash in its version, it returns a hashError at once, which ends the stream.
+// does not have the hash in its version, it returns errHash at once, which ends the stream.
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
 	r.first, s.answered = !s.answered, true
@@ -84,7 +84,7 @@ func (s *stream) handle(ctx context.Context, r response) error {
 		s.version, reply.version = r.version, r.version
 		s.receiver.save(changed)
 	}
-	if isHashError(err) {
+	if errors.Is(err, errHash) {
 		_ = s.rpc.answer(reply) // the stream ends in any case
 		return err
 	}
