@@ -160,9 +160,11 @@ func (r *receiver) update(resp response) (update, error) {
 	if err != nil {
 		return update{}, err
 	}
-	whole, named := resources[""] != nil, false
+	whole, named := false, false
 	for name, given := range resources {
-		named = named || name != "" && given != nil
+		if given != nil && given != r.table.resources[name] { // no heartbeat
+			whole, named = whole || name == "", named || name != ""
+		}
 	}
 	if resp.all || resp.first || whole || r.table.whole() {
 		for name := range r.table.resources {
