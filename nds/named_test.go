@@ -203,7 +203,7 @@ func TestUnionStateOfTheWorld(t *testing.T) {
 			{"several", []*anypb.Any{bare(a), bare(b)}, [][]byte{a, b}},
 			{"one", []*anypb.Any{bare(b)}, [][]byte{b}},
 			{"wrapped", []*anypb.Any{wrapped(named("", "1", a)), wrapped(named("", "1", b))}, [][]byte{a, b}},
-			{"heartbeats", []*anypb.Any{wrapped(&discoveryv3.Resource{}), wrapped(&discoveryv3.Resource{})}, [][]byte{a, b}},
+			{"heartbeats", []*anypb.Any{wrapped(&discoveryv3.Resource{})}, [][]byte{a, b}},
 			{"named", []*anypb.Any{wrapped(named("x", "1", a)), wrapped(named("y", "1", b))}, [][]byte{a, b}},
 			{"heartbeat", []*anypb.Any{wrapped(&discoveryv3.Resource{Name: "x"})}, [][]byte{a, b}},
 			{"one named", []*anypb.Any{wrapped(named("y", "2", b))}, [][]byte{b}},

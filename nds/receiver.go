@@ -160,9 +160,11 @@ func (r *receiver) update(resp response) (update, error) {
 	if err != nil {
 		return update{}, err
 	}
-	whole, named := resources[""] != nil, false
+	whole, named := false, false
 	for name, given := range resources {
-		named = named || name != "" && given != nil
+		if given != nil && given != r.table.resources[name] { // no heartbeat
+			whole, named = whole || name == "", named || name != ""
+		}
 	}
 	if resp.all || resp.first || whole || r.table.whole() {
 		for name := range r.table.resources {
@@ -216,26 +218,16 @@ func (r *receiver) parse(resp *response) (resources map[string]*resource, err er
 	return resources, nil
 }
 
-// A hashError is the error for a resource whose NameTable does not have the hash in its version.
-type hashError struct{ name, want, got string }
+// errHash is the error for a resource whose NameTable does not have the hash in its version.
+var errHash = errors.New("it was damaged on the way")
 
-func (e *hashError) Error() string {
-	return fmt.Sprintf("resource %q has the hash %s, and its version is %s", e.name, e.got, e.want)
-}
-
-// isHashError reports whether err is a hashError.
-func isHashError(err error) bool {
-	var wrong *hashError
-	return errors.As(err, &wrong)
-}
-
-// checkHash returns a hashError if the version of a resource of nametap-discovery does not match its NameTable.
+// checkHash returns errHash if the version of a resource of nametap-discovery does not match its NameTable.
 func checkHash(m *discoveryv3.Resource) error {
 	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), hashPrefix) {
 		return nil
 	}
 	if got := hashOf(m.GetResource().GetValue()); got != m.GetVersion() {
-		return &hashError{name: m.GetName(), want: m.GetVersion(), got: got}
+		return fmt.Errorf("resource %q has the hash %s, and its version is %s: %w", m.GetName(), got, m.GetVersion(), errHash)
 	}
 	return nil
 }

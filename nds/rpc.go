@@ -39,7 +39,9 @@ type rpc interface {
 	// resources that the client announces.
 	subscribe(node *corev3.Node, versions map[string]string) error
 	receive() (response, error)
-	answer(a answer) error
+	// answer sends an ACK or, if rejection is not nil, a NACK of the response with this nonce. version is the version of
+	// the last accepted response. Only state-of-the-world sends it.
+	answer(nonce, version string, rejection *rpcstatus.Status) error
 	// closeSend ends the requests. The control plane then ends the stream.
 	closeSend() error
 }
@@ -75,16 +77,6 @@ type response struct {
 	all bool
 }
 
-// answer is an ACK or, if rejection is not nil, a NACK.
-type answer struct {
-	// nonce is the nonce of the response that is answered.
-	nonce string
-	// version is the version of the last accepted response. Only state-of-the-world
-	// sends it.
-	version   string
-	rejection *rpcstatus.Status
-}
-
 type incrementalRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
@@ -111,10 +103,8 @@ func (r incrementalRPC) receive() (response, error) {
 	}, nil
 }
 
-func (r incrementalRPC) answer(a answer) error {
-	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{
-		TypeUrl: TypeURL, ResponseNonce: a.nonce, ErrorDetail: a.rejection,
-	})
+func (r incrementalRPC) answer(nonce, _ string, rejection *rpcstatus.Status) error {
+	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: nonce, ErrorDetail: rejection})
 }
 
 func (r incrementalRPC) closeSend() error { return r.client.CloseSend() }
@@ -162,9 +152,9 @@ func (r sotwRPC) receive() (response, error) {
 	return converted, nil
 }
 
-func (r sotwRPC) answer(a answer) error {
+func (r sotwRPC) answer(nonce, version string, rejection *rpcstatus.Status) error {
 	return r.client.Send(&discoveryv3.DiscoveryRequest{
-		TypeUrl: TypeURL, VersionInfo: a.version, ResponseNonce: a.nonce, ErrorDetail: a.rejection,
+		TypeUrl: TypeURL, VersionInfo: version, ResponseNonce: nonce, ErrorDetail: rejection,
 	})
 }
 

@@ -45,8 +45,7 @@ func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 			return explainEnd(err)
 		}
 		s.receiver.state.update(func(status *Status) { status.Connected, status.Nonce = true, clip.Text(r.nonce, maxVersion) })
-		if err = s.handle(ctx, r); isHashError(err) {
-			s.end()
+		if err = s.handle(ctx, r); errors.Is(err, errHash) {
 			return err
 		}
 	}
@@ -64,32 +63,38 @@ const (
 	maxRest    = 500 * time.Millisecond
 )
 
-// handle applies a response, waits and answers it. It returns an error if the answer could not be sent. If a resource
-// does not have the hash in its version, it returns a hashError at once, which ends the stream.
+// handle applies a response, waits and answers it. It returns an error if the answer could not be sent, and errHash if
+// the stream must end.
 func (s *stream) handle(ctx context.Context, r response) error {
 	began := time.Now()
 	r.first, s.answered = !s.answered, true
 	changed, err := s.receiver.use(r)
-	err = shorten(err)
 	s.receiver.cfg.Handled()
-	reply, rest := answer{nonce: r.nonce, version: s.version}, min(restFactor*time.Since(began), maxRest)
 	if err != nil {
-		s.receiver.reject(r, err)
-		reply.rejection, rest = rejection(err), maxRest
-	} else {
-		if s.acceptedAt.IsZero() {
-			s.acceptedAt = time.Now()
-			s.accepted()
-		}
-		s.version, reply.version = r.version, r.version
-		s.receiver.save(changed)
+		return s.reject(ctx, r, shorten(err))
 	}
-	if isHashError(err) {
-		_ = s.rpc.answer(reply) // the stream ends in any case
-		return err
+	if s.acceptedAt.IsZero() {
+		s.acceptedAt = time.Now()
+		s.accepted()
 	}
-	clock.Sleep(ctx, rest)
-	return s.rpc.answer(reply)
+	s.version = r.version
+	s.receiver.save(changed)
+	clock.Sleep(ctx, min(restFactor*time.Since(began), maxRest))
+	return s.rpc.answer(r.nonce, s.version, nil)
+}
+
+// reject answers a response with a NACK. If a resource does not have the hash in its version, it ends the stream, and
+// returns the reason. The reason may quote any bytes, so reject replaces the bytes that a protobuf string cannot hold.
+func (s *stream) reject(ctx context.Context, r response, reason error) error {
+	s.receiver.reject(r, reason)
+	nack := &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: strings.ToValidUTF8(reason.Error(), "\uFFFD")}
+	if errors.Is(reason, errHash) {
+		_ = s.rpc.answer(r.nonce, s.version, nack)
+		s.end()
+		return reason
+	}
+	clock.Sleep(ctx, maxRest)
+	return s.rpc.answer(r.nonce, s.version, nack)
 }
 
 const (
@@ -105,22 +110,8 @@ type shortened struct{ error }
 func (s shortened) Error() string { return clip.Text(s.error.Error(), maxReason) }
 func (s shortened) Unwrap() error { return s.error }
 
-// shorten returns err, which may be nil, with a bounded text.
-func shorten(err error) error {
-	if err == nil {
-		return nil
-	}
-	return shortened{err}
-}
-
-// rejection returns the error detail of a NACK. The text of reason may quote any bytes, so rejection replaces the
-// bytes that a protobuf string cannot hold. The caller has shortened the text.
-func rejection(reason error) *rpcstatus.Status {
-	return &rpcstatus.Status{
-		Code:    int32(codes.InvalidArgument),
-		Message: strings.ToValidUTF8(reason.Error(), "\uFFFD"),
-	}
-}
+// shorten returns err with a bounded text.
+func shorten(err error) error { return shortened{err} }
 
 // nackTimeout bounds how long the client waits until the control plane has read the client's NACK.
 const nackTimeout = time.Second

@@ -38,7 +38,7 @@ type resource struct {
 	counts
 }
 
-// A part has the entries of a resource in one shard, as a NameTable in wire form.
+// A part has the entries of a resource in one shard, as a NameTable in wire form, which may have other fields, too.
 type part struct {
 	shard   int
 	entries []byte
@@ -188,19 +188,11 @@ const (
 	fieldInfo     protowire.Number = 2
 )
 
-// An entry is an entry of a NameTable in wire form, with its tag and length.
-type entry struct {
-	shard int
-	raw   []byte
-}
-
-// usualEntry is the usual length of an entry.
-const usualEntry = 64
-
 // newResource returns the resource whose NameTable is value. The resource may keep value.
 func newResource(name, version string, value []byte) (*resource, error) {
-	entries := make([]entry, 0, 1+len(value)/usualEntry)
-	named, info := false, []byte(nil)
+	r := &resource{name: name, version: version}
+	shard, oneShard := digest.ShardOf(name), true // of the entries so far
+	described, info := false, []byte(nil)
 	for rest := value; len(rest) > 0; {
 		number, kind, n := protowire.ConsumeField(rest)
 		if n < 0 {
@@ -210,33 +202,43 @@ func newResource(name, version string, value []byte) (*resource, error) {
 		rest = rest[n:]
 		switch {
 		case kind != protowire.BytesType:
-		case number == fieldTable:
+		case number == fieldTable && oneShard: // otherwise Split reads the key
 			key, err := digest.KeyOf(field)
 			if err != nil {
 				return nil, err
 			}
-			entries = append(entries, entry{digest.ShardOf(key), field})
+			at := digest.ShardOf(key)
+			shard, oneShard = at, r.hosts == 0 || at == shard
+			fallthrough
+		case number == fieldTable:
+			r.hosts++
 		case number == fieldNameInfo:
 			_, _, tag := protowire.ConsumeTag(field)
 			text, _ := protowire.ConsumeBytes(field[tag:])
-			named, info = true, append(info, text...) // protobuf merges messages by joining them
+			described, info = true, append(info, text...) // protobuf merges messages by joining them
 		}
 	}
-	if named {
+	if described {
 		if name == "" {
 			return nil, errors.New("a name_info in a resource without the name of its host")
 		}
-		entries, value = append(entries, entry{digest.ShardOf(name), hostEntry(name, info)}), nil
+		entry := hostEntry(name, info)
+		if value, oneShard = slices.Concat(value, entry), r.hosts == 0; oneShard {
+			value = entry
+		}
+		r.hosts++
 	}
-	r := &resource{name: name, version: version, counts: counts{hosts: len(entries)}}
-	for _, e := range entries {
-		r.bytes += len(e.raw)
+	if oneShard { // no copy: of nametap-discovery's and istiod's resources
+		r.parts, r.bytes = []part{{shard, value}}, len(value)
+		return r, nil
 	}
-	r.parts = partsOf(entries, r.bytes, value)
-	if len(r.parts) == 0 {
-		r.parts = []part{{shard: digest.ShardOf(name)}}
+	entries, err := digest.Split(value)
+	for shard := range digest.Count {
+		if n := len(entries[shard]); n > 0 {
+			r.parts, r.bytes = append(r.parts, part{shard, entries[shard]}), r.bytes+n
+		}
 	}
-	return r, nil
+	return r, err
 }
 
 // hostEntry returns the entry of a host.
@@ -244,43 +246,4 @@ func hostEntry(host string, info []byte) []byte {
 	body := protowire.AppendString(protowire.AppendTag(nil, fieldKey, protowire.BytesType), host)
 	body = protowire.AppendBytes(protowire.AppendTag(body, fieldInfo, protowire.BytesType), info)
 	return protowire.AppendBytes(protowire.AppendTag(nil, fieldTable, protowire.BytesType), body)
-}
-
-// partsOf returns the entries by shard. size is their length. value is the NameTable with these entries: if they are
-// all of it, and of one shard, the part is value itself, which saves a copy of most tables of nametap-discovery.
-func partsOf(entries []entry, size int, value []byte) []part {
-	shard, one := -1, true
-	for _, e := range entries {
-		one = one && (shard < 0 || e.shard == shard)
-		shard = e.shard
-	}
-	switch {
-	case size == 0:
-		return nil
-	case one && size == len(value):
-		return []part{{shard, value}}
-	case one:
-		joined := make([]byte, 0, size)
-		for _, e := range entries {
-			joined = append(joined, e.raw...)
-		}
-		return []part{{shard, joined}}
-	}
-	var sizes, at [digest.Count]int
-	for _, e := range entries {
-		sizes[e.shard] += len(e.raw)
-	}
-	var parts []part
-	free := make([]byte, size)
-	for shard, n := range sizes {
-		if n > 0 {
-			at[shard] = len(parts)
-			parts, free = append(parts, part{shard, free[:0:n]}), free[n:]
-		}
-	}
-	for _, e := range entries {
-		p := &parts[at[e.shard]]
-		p.entries = append(p.entries, e.raw...)
-	}
-	return parts
 }

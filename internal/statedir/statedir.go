@@ -150,41 +150,6 @@ func (d *Dir) Write(name string, parts ...[]byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// WriteAt locks the directory and overwrites a part of an existing file.
-func (d *Dir) WriteAt(name string, data []byte, offset int64) error {
-	return d.change(name, func(f *os.File) error {
-		_, err := f.WriteAt(data, offset)
-		return err
-	})
-}
-
-// Append locks the directory and appends to an existing file that has size bytes. It fails if the
-// file has another size. It does not wait until the data is on the disk.
-func (d *Dir) Append(name string, data []byte, size int64) error {
-	return d.change(name, func(f *os.File) error {
-		info, err := f.Stat()
-		if err == nil && info.Size() != size {
-			err = fmt.Errorf("%q has %d bytes: want %d", f.Name(), info.Size(), size)
-		}
-		if err == nil {
-			_, err = f.WriteAt(data, size)
-		}
-		return err
-	})
-}
-
-// change locks the directory, opens an existing file, and calls the function edit with it.
-func (d *Dir) change(name string, edit func(f *os.File) error) error {
-	if err := d.Lock(); err != nil {
-		return err
-	}
-	f, err := os.OpenFile(d.File(name), os.O_WRONLY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(edit(f), f.Close())
-}
-
 // SetAside renames a file that cannot be used: the file is kept, but not used again. It returns the new path. ending
 // is the last part of the new name, and gives the reason.
 func (d *Dir) SetAside(name, ending string) (path string, err error) {

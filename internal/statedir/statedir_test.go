@@ -136,48 +136,8 @@ func TestLinks(t *testing.T) {
 			t.Errorf("%s: %v, %v, want a file with mode 0600", name, info, err)
 		}
 	}
-	if err := dir.WriteAt("linked", []byte("written"), 0); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("a part of a link: %v, want ELOOP", err)
-	}
 	if text, err := os.ReadFile(outside); string(text) != "before" {
 		t.Errorf("the file outside holds %q, %v", text, err)
-	}
-}
-
-// C7: a part of a file is overwritten in place, and only if the file exists.
-func TestWriteAt(t *testing.T) {
-	dir := statedir.New(t.TempDir(), lockName)
-	defer dir.Unlock()
-	if err := dir.WriteAt("file", []byte("new"), 0); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a file: %v, want fs.ErrNotExist", err)
-	}
-	err := errors.Join(dir.Write("file", []byte("an old text")), dir.WriteAt("file", []byte("new"), 3))
-	if text, readErr := os.ReadFile(dir.File("file")); err != nil || string(text) != "an new text" {
-		t.Errorf("the file holds %q, %v", text, errors.Join(err, readErr))
-	}
-}
-
-// C7: data is appended only to a file that exists and is as long as expected, and not through a link.
-func TestAppend(t *testing.T) {
-	dir := statedir.New(t.TempDir(), lockName)
-	defer dir.Unlock()
-	if err := dir.Append("file", []byte("new"), 0); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without a file: %v, want fs.ErrNotExist", err)
-	}
-	err := errors.Join(dir.Write("file", []byte("one")), dir.Append("file", []byte(" two"), 3), dir.Append("file", []byte(" three"), 7))
-	if text, readErr := os.ReadFile(dir.File("file")); err != nil || string(text) != "one two three" {
-		t.Errorf("the file holds %q, %v", text, errors.Join(err, readErr))
-	}
-	for _, size := range []int64{0, 12, 14} {
-		if err := dir.Append("file", []byte("x"), size); err == nil {
-			t.Errorf("appended to a file of 13 bytes as if it had %d", size)
-		}
-	}
-	if err := os.Symlink(dir.File("file"), dir.File("linked")); err != nil {
-		t.Fatal(err)
-	}
-	if err := dir.Append("linked", []byte("x"), 13); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("a link: %v, want ELOOP", err)
 	}
 }
 
