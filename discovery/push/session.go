@@ -107,9 +107,9 @@ func (s *session) handleLocked(r *Request) error {
 
 // announce notes which table the client has at the start of the stream.
 func (s *session) announce(versions map[string]string) {
-	if s.client.named {
-		s.accepted, s.foreign = announced(versions)
-	} else if now, _, _ := s.service.tables.current(s); versions[""] == now.digest() {
+	if now, _, _ := s.service.tables.current(s); s.client.named {
+		s.accepted, s.foreign = announced(versions, now)
+	} else if versions[""] == now.digest() {
 		s.accepted = now
 	}
 	s.sent = s.accepted

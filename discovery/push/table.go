@@ -142,23 +142,26 @@ func (t *table) digest() string {
 }
 
 // announced returns the table that a client says it has, by the versions of its resources, and the names of other
-// resources that the client has. The table is nil if the client has none of its shards.
-func announced(versions map[string]string) (t *table, others []string) {
+// resources that the client has. The table is nil if the client has none of its shards. The parameter now is the current
+// table, whose shards are used where they are the same.
+func announced(versions map[string]string, now *table) (t *table, others []string) {
 	for name, version := range versions {
 		number, err := strconv.Atoi(name)
 		if err != nil || number < 0 || number >= digest.Count || nameOf(number) != name {
 			others = append(others, name)
 			continue
 		}
+		if t == nil {
+			t = &table{base: new([digest.Count]*shard)}
+		}
 		s := &shard{}
 		text, known := strings.CutPrefix(version, versionPrefix)
 		if sum, err := base64.RawStdEncoding.DecodeString(text); known && err == nil && len(sum) == 8 {
 			s.version = binary.BigEndian.Uint64(sum)
 		}
-		if t == nil {
-			t = &table{base: new([digest.Count]*shard)}
+		if t.base[number] = s; same(s, now.shard(number)) {
+			t.base[number] = now.shard(number)
 		}
-		t.base[number] = s
 	}
 	slices.Sort(others)
 	return t, others
