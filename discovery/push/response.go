@@ -1,6 +1,8 @@
 package push
 
 import (
+	"slices"
+
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -49,27 +51,30 @@ type encoded struct{ resource, table mem.SliceBuffer }
 
 // newEncoded returns the bytes of a NameTable as a resource with a name.
 func newEncoded(name, version string, content []byte) *encoded {
-	head := appendHead(nil, true, name, version, len(content))
-	resource := append(head[:len(head):len(head)], content...)
+	head := headOf(appendString(appendString(nil, fieldResourceName, name), fieldResourceVersion, version), len(content))
+	resource := append(slices.Grow(head, len(content)), content...)
 	return &encoded{resource, resource[len(head):]}
 }
 
 // newWhole returns a resource without a name in a response of either variant. The parameter parts has its NameTable.
 func newWhole(delta bool, version string, parts []mem.Buffer) []mem.Buffer {
-	head := appendHead(nil, delta, "", version, mem.BufferSlice(parts).Len())
-	return append([]mem.Buffer{mem.SliceBuffer(head)}, parts...)
+	var own []byte
+	if delta {
+		own = appendString(nil, fieldResourceVersion, version)
+	}
+	return append([]mem.Buffer{mem.SliceBuffer(headOf(own, mem.BufferSlice(parts).Len()))}, parts...)
 }
 
-// appendHead appends what comes before a NameTable of n bytes in a resource of either variant.
-func appendHead(to []byte, delta bool, name, version string, n int) []byte {
+// headOf returns what comes before a NameTable of n bytes in the resources of a response. The parameter own has the
+// fields of a Resource; without them, the resource is an Any, as in the state-of-the-world variant.
+func headOf(own []byte, n int) (head []byte) {
 	sized := func(tag protowire.Number, n int) int { return protowire.SizeTag(tag) + protowire.SizeBytes(n) }
 	body := sized(fieldAnyTypeURL, len(TypeURL)) + sized(fieldInner, n)
-	if delta {
-		own := appendString(appendString(nil, fieldResourceName, name), fieldResourceVersion, version)
-		to = append(appendTagSize(to, fieldInner, len(own)+sized(fieldInner, body)), own...)
+	if len(own) > 0 {
+		head = append(appendTagSize(nil, fieldInner, len(own)+sized(fieldInner, body)), own...)
 	}
-	to = appendTagSize(to, fieldInner, body)
-	return appendTagSize(appendString(to, fieldAnyTypeURL, TypeURL), fieldInner, n)
+	head = appendString(appendTagSize(head, fieldInner, body), fieldAnyTypeURL, TypeURL)
+	return appendTagSize(head, fieldInner, n)
 }
 
 // appendTagSize appends the tag and the size of a field of n bytes.

@@ -23,18 +23,17 @@ type shard struct {
 	bytes   weak.Pointer[encoded] // guarded by tables.encoding
 }
 
-// newShard returns a shard of the hosts that a viewer sees, and its bytes. The parameter all has all hosts of the shard
-// with a number.
-func newShard(v *hosts.Viewer, number int, all []*hosts.Host) (*shard, *encoded) {
+// newShard returns a shard of the hosts that a viewer sees; nil if it sees none. The parameter all has all hosts of the
+// shard with a number.
+func newShard(v *hosts.Viewer, number int, all []*hosts.Host) *shard {
 	n, content := contentOf(v, all)
 	if n == 0 {
-		return nil, nil
+		return nil
 	}
 	sum := sha256.Sum256(content)
 	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: n}
-	e := newEncoded(nameOf(number), s.text(), content)
-	s.bytes = weak.Make(e)
-	return s, e
+	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
+	return s
 }
 
 // contentOf returns the number of hosts that a viewer sees, and the NameTable of these hosts.

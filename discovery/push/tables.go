@@ -85,7 +85,7 @@ func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table
 	}
 	shards := *b.table.base
 	for i := range changed {
-		shards[i], _ = newShard(&b.viewer, i, all[i])
+		shards[i] = newShard(&b.viewer, i, all[i])
 	}
 	return &table{base: &shards}, changed
 }
@@ -111,8 +111,7 @@ func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.
 	next := &table{base: of.base, own: map[int]*shard{}}
 	maps.Copy(next.own, v.table.own)
 	for _, i := range stale {
-		s, _ := newShard(&v.viewer, i, all[i])
-		if next.own[i] = s; same(s, of.base[i]) {
+		if next.own[i] = newShard(&v.viewer, i, all[i]); same(next.own[i], of.base[i]) {
 			delete(next.own, i)
 		}
 	}
@@ -266,7 +265,7 @@ func (t *tables) viewLocked(s *session) *view {
 	if b == nil {
 		b = &base{viewer: viewer.AtBase(), hosts: shards, table: &table{base: new([digest.Count]*shard)}, views: map[string]*view{}}
 		for i, some := range shards {
-			b.table.base[i], _ = newShard(&b.viewer, i, some)
+			b.table.base[i] = newShard(&b.viewer, i, some)
 		}
 	}
 	v := &view{base: b, viewer: viewer, table: b.table, sessions: map[*session]struct{}{}}
