@@ -28,7 +28,7 @@ type session struct {
 	done    <-chan struct{}                                 // closed when the stream has ended
 	fail    func(error)                                     // ends the stream
 	queued  atomic.Bool                                     // it is in the queue of the broadcaster
-	info    atomic.Pointer[nodeInfo]                        // nil before the first request
+	info    atomic.Pointer[subscriber]                      // nil before the first request
 
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
@@ -161,7 +161,7 @@ func (s *session) identify(node *corev3.Node) error {
 	if client.named = client.named && s.delta(); !s.known {
 		s.client, s.known = client, true
 		s.record.nack = s.service.nacks.take(client.node)
-		s.info.Store(client.info())
+		s.info.Store(&client)
 	}
 	return nil
 }
@@ -284,14 +284,14 @@ func (s *session) wake(now time.Duration) {
 
 // state returns the state of the client. The parameter info has what the client says of itself. The result open is
 // false if the stream has ended.
-func (s *session) state(info *nodeInfo) (a Agent, open bool) {
+func (s *session) state(info *subscriber) (a Agent, open bool) {
 	select {
 	case <-s.done:
 		return a, false
 	default:
 	}
 	a = Agent{
-		Replica: s.service.cfg.Replica, Namespace: info.namespace, Name: info.name, ID: info.id, Software: info.software,
+		Replica: s.service.cfg.Replica, Namespace: info.view.Namespace, Name: info.name, ID: info.node, Software: info.software,
 		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
 	}
 	if info.named {

@@ -93,32 +93,28 @@ func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table
 // after returns the table of the view after a change. The parameter of is the table of the base after the change, in
 // which some shards have changed; in the shards special, the view may see a changed host in another way than the base.
 func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.Shards) *table {
-	stale := slices.Clone(special)
-	for i := range v.table.own {
+	stale, own := slices.Clone(special), v.table.own
+	for i := range own {
 		if changed[i] {
 			stale = append(stale, i)
 		}
 	}
-	if own := v.table.own; len(stale) == 0 && len(own) > 0 && of.base != v.table.base {
-		return &table{base: of.base, own: own}
+	if len(stale) > 0 {
+		own = map[int]*shard{}
+		maps.Copy(own, v.table.own)
 	}
-	if len(stale) == 0 {
-		if len(v.table.own) > 0 {
-			return v.table
-		}
-		return of
-	}
-	next := &table{base: of.base, own: map[int]*shard{}}
-	maps.Copy(next.own, v.table.own)
 	for _, i := range stale {
-		if next.own[i] = newShard(&v.viewer, i, all[i]); same(next.own[i], of.base[i]) {
-			delete(next.own, i)
+		if own[i] = newShard(&v.viewer, i, all[i]); same(own[i], of.base[i]) {
+			delete(own, i)
 		}
 	}
-	if len(next.own) == 0 {
+	switch {
+	case len(own) == 0:
 		return of
+	case len(stale) == 0 && of.base == v.table.base:
+		return v.table
 	}
-	return next
+	return &table{base: of.base, own: own}
 }
 
 // update applies changes of the objects, and returns the sessions for which something may have changed.
