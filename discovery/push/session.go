@@ -93,7 +93,7 @@ func (s *session) handleLocked(r *Request) error {
 			return err
 		}
 		s.joined = true
-		s.announce(r.versions)
+		s.announce(r)
 		s.timeout.Stop()
 	}
 	if answers {
@@ -106,11 +106,16 @@ func (s *session) handleLocked(r *Request) error {
 }
 
 // announce notes which table the client has at the start of the stream.
-func (s *session) announce(versions map[string]string) {
-	if now, _, _ := s.service.tables.current(s); s.client.named {
-		s.accepted, s.foreign = announced(versions, now)
-	} else if versions[""] == now.digest() {
-		s.accepted = now
+func (s *session) announce(r *Request) {
+	now, _, _ := s.service.tables.current(s)
+	if s.client.named {
+		s.accepted, s.foreign = announced(r, now)
+	} else {
+		r.eachVersion(func(name, version []byte) {
+			if len(name) == 0 && string(version) == now.digest() {
+				s.accepted = now
+			}
+		})
 	}
 	s.sent = s.accepted
 }

@@ -1,6 +1,7 @@
 package push
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
@@ -140,30 +141,40 @@ func (t *table) digest() string {
 	return t.text
 }
 
-// announced returns the table that a client says it has, by the versions of its resources, and the names of other
-// resources that the client has. The table is nil if the client has none of its shards. The parameter now is the current
-// table, whose shards are used where they are the same.
-func announced(versions map[string]string, now *table) (t *table, others []string) {
-	for name, version := range versions {
-		number, err := strconv.Atoi(name)
-		if err != nil || number < 0 || number >= digest.Count || nameOf(number) != name {
-			others = append(others, name)
-			continue
+// announced returns the table that a client says it has in its first request, and the names of other resources that it has.
+// The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
+// where they are the same.
+func announced(r *Request, now *table) (t *table, others []string) {
+	r.eachVersion(func(name, version []byte) {
+		number, err := strconv.Atoi(string(name))
+		if err != nil || number < 0 || number >= digest.Count || name[0] < '0' || name[0] == '0' && len(name) > 1 {
+			others = append(others, string(name))
+			return
 		}
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
 		}
-		s := &shard{}
-		text, known := strings.CutPrefix(version, versionPrefix)
-		if sum, err := base64.RawStdEncoding.DecodeString(text); known && err == nil && len(sum) == 8 {
-			s.version = binary.BigEndian.Uint64(sum)
+		sum, s := parseVersion(version), now.shard(number)
+		if s == nil || s.version != sum {
+			s = &shard{version: sum}
 		}
-		if t.base[number] = s; same(s, now.shard(number)) {
-			t.base[number] = now.shard(number)
-		}
-	}
+		t.base[number] = s
+	})
 	slices.Sort(others)
 	return t, others
+}
+
+// parseVersion returns the version of a shard from its text; 0 for another text.
+func parseVersion(text []byte) uint64 {
+	var sum [8]byte
+	sums, known := bytes.CutPrefix(text, []byte(versionPrefix))
+	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
+		return 0
+	}
+	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
+		return 0
+	}
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // A source has what the shards of a table are made of.
