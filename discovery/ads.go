@@ -38,8 +38,8 @@ const (
 	idleConn = time.Minute
 	// ageGrace is how long the streams of an old connection may continue after its client was asked to connect again.
 	ageGrace = 10 * time.Second
-	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Most requests are short. gRPC allocates
-	// twice writeBuffer while it writes to a connection; connections share these buffers.
+	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. gRPC has twice writeBuffer for each
+	// connection while it writes to it; connections share these buffers.
 	readBuffer, writeBuffer = 1 << 10, 16 << 10
 	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. The
 	// size is fixed: otherwise gRPC would measure the bandwidth with a PING after each request.
@@ -207,7 +207,6 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		grpc.ReadBufferSize(readBuffer),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		grpc.SharedWriteBuffer(true),
 		grpc.WriteBufferSize(writeBuffer),
 	}
 }
