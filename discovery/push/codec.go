@@ -25,12 +25,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 // Unmarshal decodes a message.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if r, ok := v.(*Request); ok {
-		if err := c.CodecV2.Unmarshal(data, r.message); err != nil {
-			return err
-		}
-		r.bytes = data.Len() + frameHead
-		r.read()
-		return nil
+		return r.decode(data.Materialize())
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

@@ -33,9 +33,10 @@ const (
 const featureNamed = "nametap.named-tables"
 
 // A subscriber has what the first request says of its client. The Sidecar and the Place of the view
-// are not set yet, because they depend on the objects.
+// are not set yet, because they depend on the objects. A subscriber never changes.
 type subscriber struct {
 	node             string // the id
+	name             string // of the pod, or of the host of a VM
 	software         string // its name and version; may be empty
 	view             hosts.View
 	labels           hosts.Labels
@@ -93,7 +94,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", cut(node.GetId()), metaIPs)
 	}
 	return subscriber{
-		node: node.GetId(), software: software(node), view: v, labels: labels, cluster: cluster, network: network,
+		node: node.GetId(), name: strings.TrimSuffix(parts[2], "."+v.Namespace), software: software(node), view: v, labels: labels, cluster: cluster, network: network,
 		named: slices.Contains(node.GetClientFeatures(), featureNamed),
 	}, nil
 }
@@ -211,17 +212,3 @@ const maxForeign = 256
 
 // cut returns a client's text for a line of the log or an error.
 func cut(text string) string { return clip.Text(text, maxForeign) }
-
-// nodeInfo has what a client says of itself. It never changes.
-type nodeInfo struct {
-	id, namespace string
-	name          string // of the pod, or of the host of a VM
-	software      string
-	named         bool
-}
-
-// info returns what a client says of itself.
-func (c *subscriber) info() *nodeInfo {
-	name := strings.Split(c.node, "~")[2] // as parseNode has checked
-	return &nodeInfo{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.named}
-}

@@ -4,6 +4,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -22,6 +23,7 @@ const frameHead = 5
 // A Request is a DiscoveryRequest or a DeltaDiscoveryRequest.
 type Request struct {
 	message proto.Message // decoded by [Codec]
+	data    []byte        // as it was encoded
 	bytes   int           // number of bytes that the request has taken of the stream
 
 	node      *corev3.Node // nil in most requests after the first of a stream
@@ -30,13 +32,12 @@ type Request struct {
 	rejection *rpcstatus.Status // why it rejects that push; nil if it does not
 	names     []string          // of the requested resources; in the incremental variant of the added ones
 	removed   []string          // names of resources from which it unsubscribes
-	versions  map[string]string // of the resources that the client has, at the start of an incremental stream
 }
 
 // wildcard is the name of all resources. A first request without names means the same.
 const wildcard = "*"
 
-// newRequest returns a request of a variant, into which a message can be decoded.
+// newRequest returns a request of a variant, which a codec of [Codec] can decode.
 func newRequest(delta bool) *Request {
 	if delta {
 		return &Request{message: new(discoveryv3.DeltaDiscoveryRequest)}
@@ -47,14 +48,72 @@ func newRequest(delta bool) *Request {
 // Bytes returns the size of the request in the stream, in bytes, with the header of gRPC.
 func (r *Request) Bytes() int { return r.bytes }
 
-// read sets the fields after the message was decoded.
-func (r *Request) read() {
+// fieldVersions is the field number of the initial resource versions in a DeltaDiscoveryRequest.
+const fieldVersions = 5
+
+// decode decodes the request, except for the initial resource versions: as a map, those of 512 resources would take
+// longer than all else that a new stream costs. The request keeps data.
+func (r *Request) decode(data []byte) error {
+	r.data, r.bytes = data, len(data)+frameHead
+	var others []byte
+	for rest := data; len(rest) > 0; {
+		number, _, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			return protowire.ParseError(n)
+		}
+		if !r.delta() || number != fieldVersions {
+			others = append(others, rest[:n]...)
+		}
+		rest = rest[n:]
+	}
+	if err := proto.Unmarshal(others, r.message); err != nil {
+		return err
+	}
 	switch m := r.message.(type) {
 	case *discoveryv3.DeltaDiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.names, r.removed, r.versions = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe(), m.GetInitialResourceVersions()
+		r.names, r.removed = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe()
 	case *discoveryv3.DiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
 		r.names = m.GetResourceNames()
+	}
+	return nil
+}
+
+func (r *Request) delta() bool {
+	_, delta := r.message.(*discoveryv3.DeltaDiscoveryRequest)
+	return delta
+}
+
+// eachVersion calls use with the name and the version of each resource that the client has, at the start of an
+// incremental stream. A map entry has the key in field 1 and the value in field 2.
+func (r *Request) eachVersion(use func(name, version []byte)) {
+	eachField(r.data, func(number protowire.Number, content []byte) {
+		if number != fieldVersions || !r.delta() {
+			return
+		}
+		var entry [3][]byte
+		eachField(content, func(number protowire.Number, content []byte) {
+			if int(number) < len(entry) {
+				entry[number] = content
+			}
+		})
+		use(entry[1], entry[2])
+	})
+}
+
+// eachField calls use for each length-delimited field of a message, up to the first that is malformed.
+func eachField(message []byte, use func(protowire.Number, []byte)) {
+	for len(message) > 0 {
+		number, kind, tag := protowire.ConsumeTag(message)
+		n := protowire.ConsumeFieldValue(number, kind, message[max(tag, 0):])
+		if tag < 0 || n < 0 {
+			return
+		}
+		if kind == protowire.BytesType {
+			content, _ := protowire.ConsumeBytes(message[tag:])
+			use(number, content)
+		}
+		message = message[tag+n:]
 	}
 }

@@ -1,6 +1,8 @@
 package push
 
 import (
+	"slices"
+
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -29,18 +31,24 @@ const (
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse. Streams share its parts.
 type encodedResponse mem.BufferSlice
 
-// newResponse returns a response with resources, which are encoded already. The parameter version is the version of the
-// table; it may be empty. The nonce is last: a client that knows the nonce has received the whole response.
-func newResponse(version string, resources []mem.Buffer, removed []string, nonce string) encodedResponse {
-	head := appendString(nil, fieldVersion, version)
-	head = appendString(head, fieldTypeURL, TypeURL)
+// A push has the fields from which a response is encoded.
+type push struct {
+	version   string       // of the whole table; may be empty
+	resources []mem.Buffer // encoded
+	removed   []string     // names of resources
+	made      int          // bytes of resources that were encoded for it
+}
+
+// newResponse returns the response of a push. The nonce is last: a client that knows the nonce has received the whole
+// response.
+func newResponse(p *push, nonce string) encodedResponse {
+	head := appendString(appendString(nil, fieldVersion, p.version), fieldTypeURL, TypeURL)
 	var tail []byte
-	for _, name := range removed {
+	for _, name := range p.removed {
 		tail = protowire.AppendString(protowire.AppendTag(tail, fieldRemoved, protowire.BytesType), name)
 	}
-	tail = appendString(tail, fieldNonce, nonce)
-	response := append(make(encodedResponse, 0, 2+len(resources)), mem.SliceBuffer(head))
-	return append(append(response, resources...), mem.SliceBuffer(tail))
+	response := append(make(encodedResponse, 0, 2+len(p.resources)), mem.SliceBuffer(head))
+	return append(append(response, p.resources...), mem.SliceBuffer(appendString(tail, fieldNonce, nonce)))
 }
 
 // encoded has the bytes of a shard: the resource in a response of the incremental variant, and the NameTable at the end
@@ -49,27 +57,30 @@ type encoded struct{ resource, table mem.SliceBuffer }
 
 // newEncoded returns the bytes of a NameTable as a resource with a name.
 func newEncoded(name, version string, content []byte) *encoded {
-	head := appendHead(nil, true, name, version, len(content))
-	resource := append(head[:len(head):len(head)], content...)
+	head := headOf(appendString(appendString(nil, fieldResourceName, name), fieldResourceVersion, version), len(content))
+	resource := append(slices.Grow(head, len(content)), content...)
 	return &encoded{resource, resource[len(head):]}
 }
 
 // newWhole returns a resource without a name in a response of either variant. The parameter parts has its NameTable.
 func newWhole(delta bool, version string, parts []mem.Buffer) []mem.Buffer {
-	head := appendHead(nil, delta, "", version, mem.BufferSlice(parts).Len())
-	return append([]mem.Buffer{mem.SliceBuffer(head)}, parts...)
+	var own []byte
+	if delta {
+		own = appendString(nil, fieldResourceVersion, version)
+	}
+	return append([]mem.Buffer{mem.SliceBuffer(headOf(own, mem.BufferSlice(parts).Len()))}, parts...)
 }
 
-// appendHead appends what comes before a NameTable of n bytes in a resource of either variant.
-func appendHead(to []byte, delta bool, name, version string, n int) []byte {
+// headOf returns what comes before a NameTable of n bytes in the resources of a response. The parameter own has the
+// fields of a Resource; without them, the resource is an Any, as in the state-of-the-world variant.
+func headOf(own []byte, n int) (head []byte) {
 	sized := func(tag protowire.Number, n int) int { return protowire.SizeTag(tag) + protowire.SizeBytes(n) }
 	body := sized(fieldAnyTypeURL, len(TypeURL)) + sized(fieldInner, n)
-	if delta {
-		own := appendString(appendString(nil, fieldResourceName, name), fieldResourceVersion, version)
-		to = append(appendTagSize(to, fieldInner, len(own)+sized(fieldInner, body)), own...)
+	if len(own) > 0 {
+		head = append(appendTagSize(nil, fieldInner, len(own)+sized(fieldInner, body)), own...)
 	}
-	to = appendTagSize(to, fieldInner, body)
-	return appendTagSize(appendString(to, fieldAnyTypeURL, TypeURL), fieldInner, n)
+	head = appendString(appendTagSize(head, fieldInner, body), fieldAnyTypeURL, TypeURL)
+	return appendTagSize(head, fieldInner, n)
 }
 
 // appendTagSize appends the tag and the size of a field of n bytes.

@@ -104,6 +104,18 @@ func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
 func (s *Service) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, s.stop)()
+	sweeps := time.NewTicker(keepViews)
+	defer sweeps.Stop()
+	s.handlers.Go(func() {
+		for {
+			select {
+			case <-s.stopped.Done():
+				return
+			case <-sweeps.C:
+				s.tables.sweep()
+			}
+		}
+	})
 	s.rounds.run(s.stopped)
 }
 

@@ -1,6 +1,7 @@
 package push
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
@@ -23,18 +24,17 @@ type shard struct {
 	bytes   weak.Pointer[encoded] // guarded by tables.encoding
 }
 
-// newShard returns a shard of the hosts that a viewer sees, and its bytes. The parameter all has all hosts of the shard
-// with a number.
-func newShard(v *hosts.Viewer, number int, all []*hosts.Host) (*shard, *encoded) {
+// newShard returns a shard of the hosts that a viewer sees; nil if it sees none. The parameter all has all hosts of the
+// shard with a number.
+func newShard(v *hosts.Viewer, number int, all []*hosts.Host) *shard {
 	n, content := contentOf(v, all)
 	if n == 0 {
-		return nil, nil
+		return nil
 	}
 	sum := sha256.Sum256(content)
 	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: n}
-	e := newEncoded(nameOf(number), s.text(), content)
-	s.bytes = weak.Make(e)
-	return s, e
+	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
+	return s
 }
 
 // contentOf returns the number of hosts that a viewer sees, and the NameTable of these hosts.
@@ -141,27 +141,40 @@ func (t *table) digest() string {
 	return t.text
 }
 
-// announced returns the table that a client says it has, by the versions of its resources, and the names of other
-// resources that the client has. The table is nil if the client has none of its shards.
-func announced(versions map[string]string) (t *table, others []string) {
-	for name, version := range versions {
-		number, err := strconv.Atoi(name)
-		if err != nil || number < 0 || number >= digest.Count || nameOf(number) != name {
-			others = append(others, name)
-			continue
-		}
-		s := &shard{}
-		text, known := strings.CutPrefix(version, versionPrefix)
-		if sum, err := base64.RawStdEncoding.DecodeString(text); known && err == nil && len(sum) == 8 {
-			s.version = binary.BigEndian.Uint64(sum)
+// announced returns the table that a client says it has in its first request, and the names of other resources that it has.
+// The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
+// where they are the same.
+func announced(r *Request, now *table) (t *table, others []string) {
+	r.eachVersion(func(name, version []byte) {
+		number, err := strconv.Atoi(string(name))
+		if err != nil || number < 0 || number >= digest.Count || name[0] < '0' || name[0] == '0' && len(name) > 1 {
+			others = append(others, string(name))
+			return
 		}
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
 		}
+		sum, s := parseVersion(version), now.shard(number)
+		if s == nil || s.version != sum {
+			s = &shard{version: sum}
+		}
 		t.base[number] = s
-	}
+	})
 	slices.Sort(others)
 	return t, others
+}
+
+// parseVersion returns the version of a shard from its text; 0 for another text.
+func parseVersion(text []byte) uint64 {
+	var sum [8]byte
+	sums, known := bytes.CutPrefix(text, []byte(versionPrefix))
+	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
+		return 0
+	}
+	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
+		return 0
+	}
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // A source has what the shards of a table are made of.
@@ -171,13 +184,13 @@ type source struct {
 	base   hosts.Viewer // at its base
 }
 
-// encoded returns the bytes of a shard of a table, and whether it has made them now.
-func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made bool) {
+// encoded returns the bytes of a shard of a table, and how many bytes it has made now.
+func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made int) {
 	s := from.shard(number)
 	t.encoding.Lock()
 	defer t.encoding.Unlock()
 	if e = s.bytes.Value(); e != nil {
-		return e, false
+		return e, 0
 	}
 	v := &of.base
 	if _, own := from.own[number]; own {
@@ -186,5 +199,5 @@ func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made 
 	_, content := contentOf(v, of.hosts[number])
 	e = newEncoded(nameOf(number), s.text(), content)
 	s.bytes = weak.Make(e)
-	return e, true
+	return e, len(content)
 }

@@ -34,7 +34,6 @@ type tables struct {
 	missing map[string]string // why the objects of a cluster are missing, by name
 	scene   *hosts.Scene      // making is held, too, while it is replaced
 	bases   map[hosts.Base]*base
-	unused  int // number of views without sessions that are kept
 
 	encoding sync.Mutex // guards the bytes of all shards
 }
@@ -50,11 +49,14 @@ type base struct {
 
 // A view is what the clients with the same base and namespace see.
 type view struct {
-	base      *base
-	viewer    hosts.Viewer
-	table     *table                // that of the base if it is equal to it; guarded by tables.mu
-	sessions  map[*session]struct{} // guarded by tables.mu
-	dropTimer *time.Timer           // drops the view; nil while it has sessions; guarded by tables.mu
+	base   *base
+	viewer hosts.Viewer
+
+	// The fields below are guarded by tables.mu.
+
+	table    *table // that of the base if it is equal to it
+	sessions map[*session]struct{}
+	unused   bool // it had no sessions at the last sweep, and has had none since
 }
 
 func newTables(all *hosts.Hosts) *tables {
@@ -83,7 +85,7 @@ func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table
 	}
 	shards := *b.table.base
 	for i := range changed {
-		shards[i], _ = newShard(&b.viewer, i, all[i])
+		shards[i] = newShard(&b.viewer, i, all[i])
 	}
 	return &table{base: &shards}, changed
 }
@@ -91,33 +93,28 @@ func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table
 // after returns the table of the view after a change. The parameter of is the table of the base after the change, in
 // which some shards have changed; in the shards special, the view may see a changed host in another way than the base.
 func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.Shards) *table {
-	stale := slices.Clone(special)
-	for i := range v.table.own {
+	stale, own := slices.Clone(special), v.table.own
+	for i := range own {
 		if changed[i] {
 			stale = append(stale, i)
 		}
 	}
-	if own := v.table.own; len(stale) == 0 && len(own) > 0 && of.base != v.table.base {
-		return &table{base: of.base, own: own}
+	if len(stale) > 0 {
+		own = map[int]*shard{}
+		maps.Copy(own, v.table.own)
 	}
-	if len(stale) == 0 {
-		if len(v.table.own) > 0 {
-			return v.table
-		}
-		return of
-	}
-	next := &table{base: of.base, own: map[int]*shard{}}
-	maps.Copy(next.own, v.table.own)
 	for _, i := range stale {
-		s, _ := newShard(&v.viewer, i, all[i])
-		if next.own[i] = s; same(s, of.base[i]) {
-			delete(next.own, i)
+		if own[i] = newShard(&v.viewer, i, all[i]); same(own[i], of.base[i]) {
+			delete(own, i)
 		}
 	}
-	if len(next.own) == 0 {
+	switch {
+	case len(own) == 0:
 		return of
+	case len(stale) == 0 && of.base == v.table.base:
+		return v.table
 	}
-	return next
+	return &table{base: of.base, own: own}
 }
 
 // update applies changes of the objects, and returns the sessions for which something may have changed.
@@ -153,10 +150,10 @@ func (t *tables) update(changes []hosts.Change, report func(hosts.Update, hosts.
 	return u, t.moveLocked(affected, woken)
 }
 
-// changed returns the tables after an update: of all bases, and of the views that change. After an update that changes
-// the views themselves, it returns none.
+// changed returns the tables after an update: of all bases, and of the views that change. If no host has changed, or the
+// views themselves have, it returns none.
 func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*view]*table) {
-	if u.Views {
+	if len(u.Hosts) == 0 || u.Views {
 		return nil, nil
 	}
 	bases, views = map[*base]*table{}, map[*view]*table{}
@@ -169,7 +166,7 @@ func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*vi
 	t.mu.Unlock()
 	for b, some := range all {
 		next, changed := b.table, map[int]bool(nil)
-		if len(u.Hosts) > 0 && touched.Reaches(&b.viewer.Base) {
+		if touched.Reaches(&b.viewer.Base) {
 			next, changed = b.after(u.Hosts, t.shards)
 		}
 		bases[b] = next
@@ -215,7 +212,7 @@ func (t *tables) moveLocked(affected []*view, woken []*session) []*session {
 			s.wake(t.elapsed())
 			woken = append(woken, s)
 		}
-		if len(old.sessions) == 0 && old.dropTimer == nil {
+		if len(old.sessions) == 0 {
 			t.dropLocked(old) // it is not kept, because no client may see its hosts any more
 		}
 	}
@@ -232,15 +229,15 @@ func (t *tables) join(s *session) error {
 	if why := t.missing[s.client.cluster]; why != "" {
 		return status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}
-	v := t.findLocked(s.viewer(t.scene))
-	if v == nil {
-		t.mu.Unlock()
-		t.making.Lock()
-		defer t.making.Unlock()
-		t.mu.Lock()
-		v = t.viewLocked(s)
+	if v := t.findLocked(s.viewer(t.scene)); v != nil {
+		t.enterLocked(s, v)
+		return nil
 	}
-	t.enterLocked(s, v)
+	t.mu.Unlock()
+	t.making.Lock()
+	defer t.making.Unlock()
+	t.mu.Lock()
+	t.enterLocked(s, t.viewLocked(s))
 	return nil
 }
 
@@ -264,7 +261,7 @@ func (t *tables) viewLocked(s *session) *view {
 	if b == nil {
 		b = &base{viewer: viewer.AtBase(), hosts: shards, table: &table{base: new([digest.Count]*shard)}, views: map[string]*view{}}
 		for i, some := range shards {
-			b.table.base[i], _ = newShard(&b.viewer, i, some)
+			b.table.base[i] = newShard(&b.viewer, i, some)
 		}
 	}
 	v := &view{base: b, viewer: viewer, table: b.table, sessions: map[*session]struct{}{}}
@@ -276,51 +273,36 @@ func (t *tables) viewLocked(s *session) *view {
 
 // enterLocked gives a session a view.
 func (t *tables) enterLocked(s *session, v *view) {
-	if v.dropTimer != nil {
-		v.dropTimer.Stop()
-		v.dropTimer = nil
-		t.unused--
-	}
 	v.sessions[s] = struct{}{}
-	s.view = v
+	s.view, v.unused = v, false
 }
 
-const (
-	// keepViews is how long a view without sessions is kept. If it were dropped at once, a client that connects again and
-	// again, and is the only one of its namespace, would make the server look at many hosts each time.
-	keepViews = 10 * time.Second
-	// maxUnused bounds the number of views that are kept without sessions.
-	maxUnused = 1 << 10
-)
+// keepViews is how long a view without sessions is kept, at least. If it were dropped at once, a client that connects again
+// and again, and is the only one of its namespace, would make the server look at many hosts each time.
+const keepViews = 10 * time.Second
 
-// leave takes a session out of its view. A view without sessions is dropped after keepViews, or at once if maxUnused
-// views are kept already.
+// sweep drops the views that have had no sessions since the last sweep.
+func (t *tables) sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, b := range t.bases {
+		for _, v := range b.views {
+			if v.unused && len(v.sessions) == 0 {
+				t.dropLocked(v)
+			}
+			v.unused = len(v.sessions) == 0
+		}
+	}
+}
+
+// leave takes a session out of its view.
 func (t *tables) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v := s.view
-	if delete(v.sessions, s); len(v.sessions) > 0 {
-		return
-	}
-	if t.unused >= maxUnused {
-		t.dropLocked(v)
-		return
-	}
-	t.unused++
-	var timer *time.Timer
-	timer = time.AfterFunc(keepViews, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if v.dropTimer == timer { // no session has entered meanwhile
-			v.dropTimer = nil
-			t.unused--
-			t.dropLocked(v)
-		}
-	})
-	v.dropTimer = timer
+	delete(s.view.sessions, s)
 }
 
-// dropLocked drops a view without sessions. A base that a Sidecar limits is dropped with its last view, because there
+// dropLocked drops a view. A base that a Sidecar limits is dropped with its last view, because there
 // may be many such bases.
 func (t *tables) dropLocked(v *view) {
 	b := v.base

@@ -3,9 +3,9 @@ package fleet
 import (
 	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -71,7 +71,8 @@ func (t *table) apply(r *wire.Response, full bool) (*table, error) {
 		}
 		entries := map[string]uint64{}
 		if err := wire.Entries(one.Table, func(host string, raw []byte) {
-			if entries[host] = maphash.Bytes(seed, raw); entries[host] != t.entries[one.Name][host] {
+			sum := sha256.Sum256(raw)
+			if entries[host] = binary.BigEndian.Uint64(sum[:]); entries[host] != t.entries[one.Name][host] {
 				next.changed = append(next.changed, host)
 			}
 		}); err != nil {
@@ -81,9 +82,6 @@ func (t *table) apply(r *wire.Response, full bool) (*table, error) {
 	}
 	return next.finish(), nil
 }
-
-// seed is for the hashes of entries.
-var seed = maphash.MakeSeed()
 
 // maxSteps bounds the steps that are kept for agents that make them later.
 const maxSteps = 2048
