@@ -123,31 +123,8 @@ func (c *Client) Status() Status {
 }
 
 // Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
-// returns nil. When Run returns, all its goroutines have ended, except goroutines that wait for a disk that does
-// not answer. Run must be called only once.
+// returns nil. When Run returns, all its goroutines have ended. Run must be called only once.
 func (c *Client) Run(ctx context.Context) error {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		c.run(ctx)
-	}()
-	<-ctx.Done()
-	timer := time.NewTimer(endTimeout)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-		c.log.Warn("ending while a disk does not answer: a restart may start with an older table, or without the workload certificate")
-	}
-	return nil
-}
-
-// endTimeout bounds how long a disk that does not answer delays the end of the process. The kernel unlocks the state
-// directory when the process ends.
-const endTimeout = 3 * time.Second
-
-// run does what [Client.Run] describes, and returns when all goroutines have ended.
-func (c *Client) run(ctx context.Context) {
 	c.receiver.restore()
 	close(c.restored)
 	c.renewer.load()
@@ -181,6 +158,7 @@ func (c *Client) run(ctx context.Context) {
 		c.failures++
 		c.wait(ctx, wait)
 	}
+	return nil
 }
 
 // currentNode returns the node as it is now.
@@ -188,7 +166,7 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	node := c.cfg.Node
 	if c.cfg.Refresh != nil {
 		var err error
-		node, err = awaitDisk(c.cfg.disk, "", func() (Node, error) { return c.cfg.Refresh(c.cfg.Node) })
+		node, err = c.cfg.Refresh(c.cfg.Node)
 		if err == nil {
 			node, err = node.withDefaults()
 		}

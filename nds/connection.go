@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -106,7 +107,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
-	if tlsConfig.RootCAs, err = readRoots(cfg.disk, cfg.RootCA, cfg.RootCAFallback); err != nil {
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAFallback); err != nil {
 		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
 	}
 	certificate := workload
@@ -151,28 +152,20 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 
 // readKeyPair returns the client certificate that cfg names.
 func readKeyPair(cfg Config) (tls.Certificate, error) {
-	certificate, err := cfg.disk.read(cfg.CertFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	key, err := cfg.disk.read(cfg.KeyFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.X509KeyPair(certificate, key)
+	return tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 }
 
 // readRoots returns the certificates in file, which is PEM. If file does not exist, it reads
 // fallback, unless fallback is "". If file is "", it returns nil, which means the system's root
 // certificates.
-func readRoots(from *disk, file, fallback string) (*x509.CertPool, error) {
+func readRoots(file, fallback string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // documented
 	}
-	text, err := from.read(file)
+	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) && fallback != "" {
 		// If neither file exists, the error is about file, which the user knows.
-		if found, fallbackErr := from.read(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
+		if found, fallbackErr := os.ReadFile(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
 			file, text, err = fallback, found, fallbackErr
 		}
 	}

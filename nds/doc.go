@@ -20,7 +20,6 @@
 //	advice.go        for known errors, which setting to check
 //	connection.go    address, TLS with its files, and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
-//	disk.go          reading files on disks that may not answer
 //	metrics.go       the metrics
 //	status.go        Status, and the state that the other files record for it
 //	config.go        the settings

@@ -58,7 +58,7 @@ func TestChangeEndsPause(t *testing.T) {
 		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
 		changed := make(chan struct{}, 1)
-		c := &Client{cfg: Config{disk: newDisk(), Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
+		c := &Client{cfg: Config{Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
 			n.IPs = ips
 			return n, nil
 		}}}
@@ -90,7 +90,7 @@ func TestResumeEndsPause(t *testing.T) {
 		asleep := time.Duration(0)
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.IPv6Loopback()}}
 		c := &Client{
-			cfg:      Config{disk: newDisk(), Node: node, Clock: clock.From(func() time.Duration { return asleep })},
+			cfg:      Config{Node: node, Clock: clock.From(func() time.Duration { return asleep })},
 			renewer:  &certRenewer{wake: make(chan struct{}, 1)},
 			failures: 20,
 		}
@@ -147,7 +147,7 @@ func TestReadRoots(t *testing.T) {
 		{"", "", ""}, {good, bad, ""}, {missing, good, ""},
 		{missing, bad, bad}, {missing, missing + "2", missing + ":"}, {bad, good, bad}, {missing, "", missing},
 	} {
-		pool, err := readRoots(newDisk(), tc.file, tc.fallback)
+		pool, err := readRoots(tc.file, tc.fallback)
 		switch {
 		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
 			t.Errorf("%q, %q: error %v, want one about %q", tc.file, tc.fallback, err, tc.want)
@@ -162,7 +162,7 @@ func TestReadRoots(t *testing.T) {
 func TestVariants(t *testing.T) {
 	t.Parallel()
 	unknown := status.Error(codes.Unimplemented, "unknown method")
-	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{disk: newDisk(), Clock: clock.New()}}
+	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{Clock: clock.New()}}
 	for i, want := range []struct {
 		atOnce  bool
 		variant variant

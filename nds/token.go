@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 )
@@ -32,8 +33,7 @@ func tokenOf(cfg Config) Token {
 	return found
 }
 
-// usableToken reports whether the file that cfg names has a token that is not known to have expired. usableToken
-// reads the file, so it must not be called with a lock held.
+// usableToken reports whether the file that cfg names has a token that is not known to have expired.
 func usableToken(cfg Config) bool {
 	if cfg.TokenFile == "" {
 		return false
@@ -45,7 +45,7 @@ func usableToken(cfg Config) bool {
 // readToken returns the token in the file that cfg names, without the newline that editors add.
 func readToken(cfg Config) (string, error) {
 	file := cfg.TokenFile
-	data, err := cfg.disk.read(file)
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}

@@ -52,8 +52,7 @@ type certRenewer struct {
 	// obtained.
 	fileFailures, renewFailures logonce.Log
 
-	// mu guards the fields below. It is not held while files are read, because Status
-	// needs it and a disk may not answer.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	current *tls.Certificate // nil if there is none
 	pair    keyPair          // the current certificate and its key, in PEM
@@ -301,7 +300,7 @@ func (r *certRenewer) load() {
 		return
 	}
 	path := r.dir.File(certificateFile)
-	data, err := r.cfg.disk.read(path)
+	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return

@@ -114,11 +114,8 @@ func controlFile(r *Readings) []Problem {
 	}
 	severity, effect := withoutControl(r.Agent)
 	mend := "put that file in place; nothing needs a restart"
-	switch {
-	case strings.HasSuffix(why, "permission denied"):
+	if strings.HasSuffix(why, "permission denied") {
 		mend = "let the user of the agent read that file; nothing needs a restart"
-	case strings.Contains(why, "the disk has not answered"):
-		mend = "look at the file system of that file: df shows where it is; nothing needs a restart"
 	}
 	return []Problem{{
 		Severity: severity, What: "the agent cannot read " + file, Evidence: why, Effect: effect, Mend: mend, Rows: []string{"C1"},
