@@ -1,6 +1,7 @@
 package nds
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -61,8 +62,10 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	if certificateRefused(err) {
 		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"
 	}
+	if errors.As(err, new(dialError)) {
+		return fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
+	}
 	text := err.Error()
-	unreachable := fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
 	for _, known := range []struct{ text, advice string }{
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: --xds-plaintext, or another port (" + addrFlag + ")"},
 		{"remote error: tls: ", "the server ended the TLS handshake: look at its log, and check that --xds-server-name is one of its names"},
@@ -71,11 +74,6 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 		{"certificate is valid for ", "the expected name is --xds-server-name"},
 		{"certificate is not valid for any names", "the expected name is --xds-server-name"},
 		{"certificate has expired or is not yet valid", "look at the clock of this host and at the server's certificate"},
-		{"connection refused", unreachable},
-		{"no such host", unreachable},
-		{"network is unreachable", unreachable},
-		{"no route to host", unreachable},
-		{"i/o timeout", unreachable},
 	} {
 		if strings.Contains(text, known.text) {
 			return known.advice

@@ -55,17 +55,17 @@ func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certif
 	if err != nil {
 		return keyPair{}, err
 	}
-	conn, err := dial(cfg, cfg.CAAddr, pingAfter, creds)
+	conn, err := dial(ctx, cfg, cfg.CAAddr, creds.options...)
 	if err != nil {
 		return keyPair{}, err
 	}
-	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer conn.close()
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	response, err := sign(ctx, conn, request, wantedLife)
+	response, err := sign(ctx, conn.ClientConn, request, wantedLife)
 	if status.Code(err) == codes.InvalidArgument {
 		// istiod refuses a life that is longer than its MAX_WORKLOAD_CERT_TTL.
-		response, err = sign(ctx, conn, request, 0)
+		response, err = sign(ctx, conn.ClientConn, request, 0)
 	}
 	switch {
 	case status.Code(err) == codes.Unimplemented:

@@ -14,6 +14,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -28,14 +29,20 @@ const (
 	// the stream.
 	stableAfter = 10 * time.Second
 
-	// incrementalAgain is how long the client uses state-of-the-world after the control plane has refused the
-	// incremental RPC. The first connect after that time tries the incremental RPC again, because the control plane
-	// may have been upgraded.
-	incrementalAgain = time.Hour
+	// A control plane may be slow to make the first table, or busy, so a stream without an answer stays open. After
+	// answerAfter, log and status say that there is none.
+	answerAfter = 30 * time.Second
 
 	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place of the
 	// workload certificate: a server that refuses the certificate may end the connection without giving a reason.
 	skipCertificateAfter = 3
+)
+
+var (
+	// errNotOpened ends an attempt whose stream does not open within openTimeout.
+	errNotOpened = fmt.Errorf("the server accepted the connection, but no stream within %v: look at its log, and at proxies before it", openTimeout)
+	// errSilent is in Status while a stream has no answer.
+	errSilent = fmt.Errorf("the control plane has accepted a stream, and sent nothing for %v: look at its log; the stream stays open", answerAfter)
 )
 
 // Client keeps a stream to a control plane open. Make one with [New].
@@ -62,13 +69,7 @@ type Client struct {
 	// stableAfter, and after a suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
-	// variant is the variant of ADS for the next connect. The field fellBack is when
-	// variant last changed to stateOfTheWorld (see incrementalAgain), and fallbacks counts
-	// these changes.
-	variant   variant
-	fellBack  time.Time // a time of cfg.Clock
-	fallbacks int
-	receiver  receiver
+	receiver       receiver
 
 	// slept is the value of cfg.Clock.Slept when Run last noticed that the machine was suspended.
 	slept time.Duration
@@ -149,9 +150,6 @@ func (c *Client) Run(ctx context.Context) error {
 		if lasted >= stableAfter {
 			c.failures = 0
 			c.streamFailures.Reset()
-		}
-		if c.fallBack(err) {
-			continue
 		}
 		wait := pause(c.failures, rand.Float64())
 		c.logEnd(ctx, err, lasted > 0 && c.failures == 0, wait)
@@ -251,9 +249,6 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 // resumes from a suspend. lasted is how long the stream lasted after its first accepted push, or 0 if no push was
 // accepted. err says why the stream ended.
 func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	c.retryIncremental()
 	c.sentNode, err = c.currentNode()
 	if err != nil {
 		return 0, err
@@ -262,23 +257,12 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	conn, err := dial(c.cfg, c.cfg.Addr, c.pingAfter, creds)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = conn.Close() }()
 	var watch sync.WaitGroup
 	defer watch.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch.Go(func() {
-		if change := c.awaitChange(ctx, c.sentNode); change != nil {
-			cancel(change)
-		}
-	})
-	lasted, err = c.runStream(ctx, conn)
-	if cause := context.Cause(ctx); errors.Is(cause, errNodeChanged) || errors.Is(cause, errResumed) {
-		err = cause
-	}
+	watch.Go(func() { cancel(c.awaitChange(ctx, c.sentNode)) })
+	lasted, err = c.runStreams(ctx, cancel, creds)
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
 		c.pingLess()
 	}
@@ -288,6 +272,12 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 		c.renewer.markAccepted(creds.workload)
 	case certificateRefused(err):
 		c.renewer.markRefused(creds.workload)
+	}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errNodeChanged), errors.Is(cause, errResumed):
+		return lasted, cause
+	case errors.Is(cause, errNotOpened):
+		return 0, cause
 	}
 	return lasted, err
 }
@@ -303,16 +293,40 @@ func (c *Client) certificate() *tls.Certificate {
 	return certificate
 }
 
+// runStreams opens a connection and a stream of the incremental variant. If the control plane does not implement that
+// variant, runStreams opens a stream of state-of-the-world. It returns when the stream ends, with the results of
+// connect.
+func (c *Client) runStreams(ctx context.Context, cancel context.CancelCauseFunc, creds connectionCredentials) (lasted time.Duration, err error) {
+	pings := grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.pingAfter, Timeout: pingTimeout})
+	conn, err := dial(ctx, c.cfg, c.cfg.Addr, append(creds.options, pings)...)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.close()
+	for _, v := range []variant{incremental, stateOfTheWorld} {
+		lasted, err = c.runStream(ctx, cancel, conn.ClientConn, v)
+		if lasted > 0 {
+			return lasted, err
+		}
+		if status.Code(err) != codes.Unimplemented {
+			break
+		}
+	}
+	return 0, err
+}
+
 // runStream opens a stream, and returns when the stream ends. Its results mean the same as the results of connect.
-func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	rpc, err := openRPC(ctx, conn, c.variant)
+func (c *Client) runStream(ctx context.Context, cancel context.CancelCauseFunc, conn *grpc.ClientConn, v variant) (lasted time.Duration, err error) {
+	opening := time.AfterFunc(openTimeout, func() { cancel(errNotOpened) })
+	rpc, err := openRPC(ctx, conn, v)
+	opening.Stop()
 	if err != nil {
 		return 0, err
 	}
 	c.state.update(func(s *Status) { s.Open = true })
-	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
+	waiting := time.AfterFunc(answerAfter, c.reportSilence)
+	defer waiting.Stop()
+	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: func() { cancel(nil) }, accepted: func() { c.streamAccepted(v) }}
 	err = s.run(ctx, c.receiver.firstNode(c.sentNode))
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // above 0, even if the clock is coarse
@@ -321,11 +335,29 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 }
 
 // streamAccepted is called after the first accepted response of a stream.
-func (c *Client) streamAccepted() {
+func (c *Client) streamAccepted(v variant) {
+	previous := v.String()
+	c.state.update(func(s *Status) { previous, s.Variant = s.Variant, previous })
+	if v == stateOfTheWorld && previous != v.String() {
+		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world", "address", c.cfg.Addr)
+	}
 	if c.skippedCertificate != nil { // the token was accepted after the certificate had failed
 		c.renewer.markRefused(c.skippedCertificate)
 	}
 	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
+}
+
+// reportSilence is called if a stream has been open for answerAfter. It does nothing if there was an answer.
+func (c *Client) reportSilence() {
+	silent := false
+	c.state.update(func(s *Status) {
+		if silent = s.Open && !s.Connected; silent {
+			s.LastError = errSilent.Error()
+		}
+	})
+	if silent {
+		c.log.Warn("no table from the control plane so far", "address", c.cfg.Addr, "error", errSilent)
+	}
 }
 
 // pingLess makes later connections ping half as often. It is called when the control plane has ended a connection
@@ -334,39 +366,6 @@ func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
 	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
 		"reason", "too many pings", "every", c.pingAfter)
-}
-
-// fallBack changes the variant if err means that the control plane does not implement the current variant. It
-// reports whether to connect again at once. Proxies return the same error while the control plane is away, so the
-// client tries each variant again later.
-func (c *Client) fallBack(err error) (atOnce bool) {
-	if status.Code(err) != codes.Unimplemented {
-		return false
-	}
-	if c.variant == stateOfTheWorld {
-		c.setVariant(incremental)
-		return false
-	}
-	c.fellBack = c.cfg.Clock.Now()
-	c.setVariant(stateOfTheWorld)
-	if c.fallbacks++; c.fallbacks == 1 {
-		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world",
-			"address", c.cfg.Addr, "error", err)
-	}
-	return true
-}
-
-// retryIncremental ends a fallback after incrementalAgain.
-func (c *Client) retryIncremental() {
-	if c.variant == stateOfTheWorld && c.cfg.Clock.Since(c.fellBack) >= incrementalAgain {
-		c.setVariant(incremental)
-	}
-}
-
-// setVariant sets the variant of the next connect.
-func (c *Client) setVariant(v variant) {
-	c.variant = v
-	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
 // logEnd logs that there is no stream, and err as the reason. It logs nothing if Run is about to return. expected

@@ -9,16 +9,15 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 )
 
@@ -28,8 +27,10 @@ const (
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
-	// connectTimeout bounds lookup, TCP connect and TLS handshake.
-	connectTimeout = 10 * time.Second
+	// dialTimeout bounds the lookup and the TCP connect, and openTimeout what follows until the stream is open. A server
+	// that permits no stream (SETTINGS_MAX_CONCURRENT_STREAMS of 0) does not refuse the stream: it would wait.
+	dialTimeout = 10 * time.Second
+	openTimeout = 10 * time.Second
 
 	// If a peer vanishes without closing the connection, the client notices that after pingAfter plus pingTimeout.
 	// istiod answers "too_many_pings" to more than one ping in 15 s.
@@ -52,29 +53,62 @@ func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
 
-// dial prepares a connection to addr. Each attempt to connect calls dial, because the address may have changed, and
-// so may the files with the credentials. The client pings when the connection has been silent for pingAfter.
-func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
-	opts := append([]grpc.DialOption{
+// A connection is the one connection of an attempt to reach a server.
+type connection struct {
+	*grpc.ClientConn
+	transport net.Conn
+}
+
+// close ends the connection, also if gRPC has not used it.
+func (c connection) close() {
+	_ = c.Close()
+	_ = c.transport.Close()
+}
+
+// A dialError is the error if there is no TCP connection to a server.
+type dialError struct{ error }
+
+func (e dialError) Unwrap() error { return e.error }
+
+// errEnded is the error if the server ends the connection of an attempt before it has opened a stream, as servers do
+// that drain. gRPC would connect again at once, any number of times.
+var errEnded = errors.New("the server ended the connection before it opened a stream (GOAWAY): it drains, or permits no connection for long")
+
+// dial connects to addr. Each attempt to connect calls dial, because the address may have changed, and so may the files
+// with the credentials.
+func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOption) (connection, error) {
+	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	transport, err := dialer(cfg)(dialing, addr)
+	if err != nil {
+		return connection{}, dialError{err}
+	}
+	var used atomic.Bool
+	once := func(context.Context, string) (net.Conn, error) {
+		if used.Swap(true) {
+			return nil, errEnded
+		}
+		return transport, nil
+	}
+	options = append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
 		grpc.WithNoProxy(),
 		// Pushes are rare, so no buffer is kept for the next push. The default pool
 		// would keep 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(dialer(cfg)),
+		grpc.WithContextDialer(once),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
-	}, creds.options...)
-	// "passthrough" means that the dialer looks up the host, and not gRPC.
-	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
+	}, options...)
+	// "passthrough" means that gRPC does not look up the host.
+	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
-		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
+		_ = transport.Close()
+		return connection{}, fmt.Errorf("preparing the connection to %q: %w", addr, err)
 	}
-	return conn, nil
+	return connection{conn, transport}, nil
 }
 
 // dialer returns cfg.Dial, or its default.
@@ -112,7 +146,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	certificate := workload
 	if cfg.CertFile != "" {
-		pair, err := readKeyPair(cfg)
+		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 		if err != nil {
 			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
 		}
@@ -148,11 +182,6 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	creds.options = append(creds.options, grpc.WithPerRPCCredentials(header))
 	return creds, nil
-}
-
-// readKeyPair returns the client certificate that cfg names.
-func readKeyPair(cfg Config) (tls.Certificate, error) {
-	return tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 }
 
 // readRoots returns the certificates in file, which is PEM. If file does not exist, it reads

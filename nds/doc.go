@@ -7,7 +7,7 @@
 // takes all these steps, so pushes are applied in the order in which they arrive. Another goroutine writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
-//	client.go        Client: connecting again and again, following the node, the fallback to state-of-the-world
+//	client.go        Client: connecting again and again, following the node
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
 //	snapshot.go      writing the last good table to disk; receiver.go reads it
@@ -52,7 +52,7 @@
 // certificate (workloadcert.go). It renews this certificate, and saves it in the state
 // directory.
 //
-// If the control plane does not implement the incremental RPC, the client uses state-of-the-world for an hour. Then
-// it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory,
+// An attempt to connect is one connection. If the control plane does not implement the incremental RPC, the client uses
+// state-of-the-world on the same connection. The table in use survives a lost stream and, with a state directory,
 // a restart.
 package nds

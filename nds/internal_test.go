@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -17,8 +16,6 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -154,32 +151,6 @@ func TestReadRoots(t *testing.T) {
 		case tc.want == "" && (err != nil || (pool == nil) != (tc.file == "")):
 			t.Errorf("%q, %q: %v, %v", tc.file, tc.fallback, pool, err)
 		}
-	}
-}
-
-// C2: while the control plane implements neither variant, the client tries them in turn.
-// After a fallback it tries the incremental one again an hour later.
-func TestVariants(t *testing.T) {
-	t.Parallel()
-	unknown := status.Error(codes.Unimplemented, "unknown method")
-	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{Clock: clock.New()}}
-	for i, want := range []struct {
-		atOnce  bool
-		variant variant
-	}{{true, stateOfTheWorld}, {false, incremental}, {true, stateOfTheWorld}} {
-		if atOnce := c.fallBack(unknown); atOnce != want.atOnce || c.variant != want.variant {
-			t.Errorf("failure %d: %v, %v, want %+v", i, atOnce, c.variant, want)
-		}
-	}
-	if c.fallBack(status.Error(codes.Unavailable, "away")) || c.variant != stateOfTheWorld {
-		t.Errorf("another failure: %v", c.variant)
-	}
-	if c.retryIncremental(); c.variant != stateOfTheWorld {
-		t.Errorf("at once: %v", c.variant)
-	}
-	c.fellBack = c.fellBack.Add(-incrementalAgain)
-	if c.retryIncremental(); c.variant != incremental {
-		t.Errorf("after a while: %v", c.variant)
 	}
 }
 
