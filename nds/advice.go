@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -106,10 +105,10 @@ func tokenAdvice(cfg Config) string {
 	case cfg.TokenFile == "":
 		return "no token was sent, since --xds-token-file is empty"
 	}
-	token, err := readToken(cfg)
-	if err == nil && expired(token) {
-		_, expires := claims(token)
-		return fmt.Sprintf("the token in %s (--xds-token-file) has expired at %s: put a new one there", cfg.TokenFile, expires.Format(time.RFC3339))
+	if token, err := readToken(cfg); err == nil {
+		if err := checkToken(cfg, token); err != nil {
+			return err.Error()
+		}
 	}
 	refused := "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"
 	if cfg.Node.ClusterID != defaultClusterID { // see readCredentials

@@ -70,6 +70,8 @@ func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certif
 	switch {
 	case status.Code(err) == codes.Unimplemented:
 		return keyPair{}, errNoAuthority
+	case err != nil && creds.outdated != nil:
+		return keyPair{}, creds.outdated
 	case err != nil:
 		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(err))
 	}

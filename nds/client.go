@@ -32,10 +32,6 @@ const (
 	// A control plane may be slow to make the first table, or busy, so a stream without an answer stays open. After
 	// answerAfter, log and status say that there is none.
 	answerAfter = 30 * time.Second
-
-	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place of the
-	// workload certificate: a server that refuses the certificate may end the connection without giving a reason.
-	skipCertificateAfter = 3
 )
 
 var (
@@ -62,9 +58,9 @@ type Client struct {
 	// pingAfter is how long a connection is silent before the client pings. It doubles
 	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
-	// skippedCertificate is the workload certificate, if the last connect used the token in its place (see
-	// skipCertificateAfter); otherwise nil.
-	skippedCertificate *tls.Certificate
+	// failed is the workload certificate with which the last connect failed; nil if it failed without. It stays
+	// while streams use the token in its place.
+	failed *tls.Certificate
 	// failures counts the pauses between connects. It starts again at 0 after a stream that has lasted for
 	// stableAfter, and after a suspend of the machine.
 	failures       int
@@ -96,7 +92,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		streamFailures: logonce.New(cfg.Logger),
 	}
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
+		cfg: cfg, apply: apply, log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires), state: &c.state, saver: c.saver, dir: dir,
 		restoreFailures: logonce.New(cfg.Logger),
 	}
 	return c, nil
@@ -116,11 +112,27 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 // Status returns the current state of the client. It is safe for concurrent use.
 func (c *Client) Status() Status {
 	s := c.state.read()
-	if certificate := c.renewer.valid(); certificate != nil {
-		s.CertificateExpires = certificate.Leaf.NotAfter
-	}
+	s.CertificateExpires = c.certificateExpires()
 	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
 	return s
+}
+
+// certificateExpires returns when the certificate of the next connection expires: the client certificate in its file, or
+// the workload certificate. It returns zero if there is none.
+func (c *Client) certificateExpires() time.Time {
+	certificate := c.renewer.valid()
+	switch {
+	case c.cfg.Plaintext:
+		return time.Time{}
+	case c.cfg.CertFile != "":
+		// After an error, which the next connect reports, the pair is empty.
+		pair, _ := tls.LoadX509KeyPair(c.cfg.CertFile, c.cfg.KeyFile)
+		certificate = &pair
+	}
+	if certificate == nil || certificate.Leaf == nil {
+		return time.Time{}
+	}
+	return certificate.Leaf.NotAfter
 }
 
 // Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
@@ -253,9 +265,12 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	creds, err := readCredentials(c.cfg, c.certificate(), c.cfg.ServerName)
+	creds, err := readCredentials(c.cfg, c.renewer.certificateAfter(c.failed), c.cfg.ServerName)
 	if err != nil {
 		return 0, err
+	}
+	if creds.workload != nil {
+		c.failed = nil
 	}
 	var watch sync.WaitGroup
 	defer watch.Wait()
@@ -266,31 +281,15 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
 		c.pingLess()
 	}
-	switch {
-	case creds.workload == nil:
-	case lasted > 0:
-		c.renewer.markAccepted(creds.workload)
-	case certificateRefused(err):
-		c.renewer.markRefused(creds.workload)
-	}
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errNodeChanged), errors.Is(cause, errResumed):
 		return lasted, cause
+	case lasted == 0 && creds.outdated != nil:
+		return 0, creds.outdated
 	case errors.Is(cause, errNotOpened):
 		return 0, cause
 	}
 	return lasted, err
-}
-
-// certificate returns the workload certificate for the next connect; nil means none.
-func (c *Client) certificate() *tls.Certificate {
-	certificate := c.renewer.certificate()
-	c.skippedCertificate = nil
-	if c.failures >= skipCertificateAfter && c.failures%2 == 1 && usableToken(c.cfg) {
-		c.skippedCertificate = certificate
-		return nil
-	}
-	return certificate
 }
 
 // runStreams opens a connection and a stream of the incremental variant. If the control plane does not implement that
@@ -312,6 +311,7 @@ func (c *Client) runStreams(ctx context.Context, cancel context.CancelCauseFunc,
 			break
 		}
 	}
+	c.failed = creds.workload
 	return 0, err
 }
 
@@ -341,8 +341,8 @@ func (c *Client) streamAccepted(v variant) {
 	if v == stateOfTheWorld && previous != v.String() {
 		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world", "address", c.cfg.Addr)
 	}
-	if c.skippedCertificate != nil { // the token was accepted after the certificate had failed
-		c.renewer.markRefused(c.skippedCertificate)
+	if c.failed != nil { // the token was accepted in its place
+		c.renewer.replace(c.failed)
 	}
 	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
 }

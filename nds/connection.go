@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -128,6 +129,10 @@ type connectionCredentials struct {
 	options []grpc.DialOption
 	// workload is the workload certificate if the connection uses it, otherwise nil.
 	workload *tls.Certificate
+	// outdated is not nil if the dates of the client certificate or the token, whichever the server checks, say that the
+	// server refuses it. This is certain. The error of the connection is not: a server that refuses a certificate sends
+	// an alert and closes the connection, so the client reads the alert, or fails to write.
+	outdated error
 }
 
 // readCredentials reads the files that cfg names. It is called for every connection: if a file is replaced, the
@@ -151,6 +156,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
 		}
 		certificate = &pair
+		creds.outdated = checkDates("the client certificate in "+cfg.CertFile+" (--xds-cert)", pair.Leaf.NotBefore, pair.Leaf.NotAfter)
 	} else {
 		creds.workload = workload
 	}
@@ -166,12 +172,15 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 		return creds, nil
 	}
 	token, err := readToken(cfg)
-	if certificate != nil && (err != nil || expired(token)) {
+	if certificate != nil && (err != nil || checkToken(cfg, token) != nil) {
 		// A server that checks the token first would refuse an expired token.
 		return creds, nil //nolint:nilerr // the certificate is enough
 	}
 	if err != nil {
 		return creds, fmt.Errorf("reading the token (--xds-token-file): %w", err)
+	}
+	if certificate == nil {
+		creds.outdated = checkToken(cfg, token)
 	}
 	header := bearer{"authorization": "Bearer " + token}
 	if cfg.Node.ClusterID != defaultClusterID {
@@ -186,7 +195,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 
 // readRoots returns the certificates in file, which is PEM. If file does not exist, it reads
 // fallback, unless fallback is "". If file is "", it returns nil, which means the system's root
-// certificates.
+// certificates. It returns an error if all certificates have expired, or are not valid yet.
 func readRoots(file, fallback string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // documented
@@ -201,9 +210,26 @@ func readRoots(file, fallback string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("no certificate in %q, want PEM", file)
+	pool, outdated := x509.NewCertPool(), fmt.Errorf("no certificate in %q, want PEM", file)
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if root, err := x509.ParseCertificate(block.Bytes); err == nil {
+			pool.AddCert(root)
+			if outdated != nil {
+				outdated = checkDates("the last root certificate in "+file, root.NotBefore, root.NotAfter)
+			}
+		}
 	}
-	return pool, nil
+	return pool, outdated
+}
+
+// checkDates returns an error if the time is not between two dates, which may be zero. what describes the certificate or
+// the token that has these dates.
+func checkDates(what string, notBefore, notAfter time.Time) error {
+	switch now := time.Now(); {
+	case now.Before(notBefore):
+		return fmt.Errorf("%s is not valid before %s: check the clock of this host, or put another one there", what, notBefore.UTC().Format(time.RFC3339))
+	case !notAfter.IsZero() && now.After(notAfter):
+		return fmt.Errorf("%s has expired at %s: put a new one there, or check the clock of this host", what, notAfter.UTC().Format(time.RFC3339))
+	}
+	return nil
 }

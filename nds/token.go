@@ -39,7 +39,7 @@ func usableToken(cfg Config) bool {
 		return false
 	}
 	token, err := readToken(cfg)
-	return err == nil && !expired(token)
+	return err == nil && checkToken(cfg, token) == nil
 }
 
 // readToken returns the token in the file that cfg names, without the newline that editors add.
@@ -61,10 +61,10 @@ func readToken(cfg Config) (string, error) {
 	return string(token), nil
 }
 
-// expired reports whether a token is known to have expired.
-func expired(token string) bool {
+// checkToken returns an error if token, which is in the file that cfg names, is known to have expired.
+func checkToken(cfg Config, token string) error {
 	_, expires := claims(token)
-	return !expires.IsZero() && time.Now().After(expires)
+	return checkDates("the token in "+cfg.TokenFile+" (--xds-token-file)", time.Time{}, expires)
 }
 
 // claims returns when a token was issued and when it expires. It returns zero times for a token that is not a JSON

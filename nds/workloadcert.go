@@ -51,6 +51,7 @@ type certRenewer struct {
 	// fileFailures logs why the certificate was not read or saved, renewFailures why none was
 	// obtained.
 	fileFailures, renewFailures logonce.Log
+	failed                      *tls.Certificate // as in Client, of requests to the certificate authority
 
 	// mu guards the fields below.
 	mu      sync.Mutex
@@ -58,7 +59,6 @@ type certRenewer struct {
 	pair    keyPair          // the current certificate and its key, in PEM
 	saved   bool             // whether pair is in the state directory
 	renewal time.Time        // when to renew the current certificate
-	refused bool             // whether the last server that got the current certificate refused it
 	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
@@ -99,13 +99,16 @@ func (r *certRenewer) valid() *tls.Certificate {
 	return r.current
 }
 
-// certificate returns the certificate to authenticate with. It returns nil if a server
-// refused the certificate and the token can replace it.
-func (r *certRenewer) certificate() *tls.Certificate {
-	if r.isRefused() && usableToken(r.cfg) {
+// certificateAfter returns the certificate for the next connect, or nil if there is none. It also returns nil if the last
+// connect failed with this certificate and the token can replace it: a server that refuses the certificate, because its
+// certificate authority has changed, may end the connection without giving a reason. Without a usable token the
+// certificate is tried again.
+func (r *certRenewer) certificateAfter(failed *tls.Certificate) *tls.Certificate {
+	certificate := r.valid()
+	if certificate != nil && certificate == failed && usableToken(r.cfg) {
 		return nil
 	}
-	return r.valid()
+	return certificate
 }
 
 // accept makes pair the current certificate, unless the certificate has expired or is for another identity.
@@ -127,7 +130,7 @@ func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.current, r.pair, r.saved = certificate, pair, false
-	r.renewal, r.refused, r.failure = renewAt(leaf, start, rand.Float64()), false, ""
+	r.renewal, r.failure = renewAt(leaf, start, rand.Float64()), ""
 	return nil
 }
 
@@ -148,33 +151,18 @@ func (r *certRenewer) lastFailure() string {
 	return r.failure
 }
 
-// markRefused records that a server refused the certificate: the certificate authority may
-// have changed. The agent then uses the token until there is a new certificate. Without a usable
-// token the certificate stays in use, because the server may accept it again.
-func (r *certRenewer) markRefused(certificate *tls.Certificate) {
-	r.setRefused(certificate, true)
+// replace makes run renew the certificate at once: a server has accepted the token, and not the certificate.
+func (r *certRenewer) replace(certificate *tls.Certificate) {
+	r.mu.Lock()
+	if r.current == certificate {
+		r.renewal = time.Now()
+	}
+	r.mu.Unlock()
 	r.check()
 }
 
 // check wakes run, which then checks whether to renew the certificate.
 func (r *certRenewer) check() { chans.Wake(r.wake) }
-
-// markAccepted records that a server accepted the certificate.
-func (r *certRenewer) markAccepted(certificate *tls.Certificate) { r.setRefused(certificate, false) }
-
-func (r *certRenewer) setRefused(certificate *tls.Certificate, refused bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current == certificate {
-		r.refused = refused
-	}
-}
-
-func (r *certRenewer) isRefused() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.refused
-}
 
 // renewAt returns when to renew a certificate: after two thirds of its life, but up to a tenth of its life earlier.
 // The parameter part, a random number from 0 to 1, says how much earlier: machines that were set up together must not
@@ -236,9 +224,6 @@ func (r *certRenewer) untilCheck() time.Duration {
 	if !r.wanted() {
 		return certificatePoll
 	}
-	if r.isRefused() && usableToken(r.cfg) {
-		return 0
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.current == nil {
@@ -249,12 +234,10 @@ func (r *certRenewer) untilCheck() time.Duration {
 
 // renew obtains a certificate and makes it the current certificate.
 func (r *certRenewer) renew(ctx context.Context) error {
-	current := r.certificate()
+	current := r.certificateAfter(r.failed)
 	pair, err := requestCertificate(ctx, r.cfg, current)
 	if err != nil {
-		if current != nil && r.cfg.CertFile == "" && certificateRefused(err) {
-			r.setRefused(current, true)
-		}
+		r.failed = current
 		return err
 	}
 	if err := r.accept(pair, time.Now()); err != nil {

@@ -156,6 +156,8 @@ func controlRefuses(r *Readings) []Problem {
 	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: ") && !r.Agent.answered():
 		what = "the agent does not accept the certificate of the control plane %s"
 		mend = "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + r.Agent.XDS.Address + " prints"
+	case strings.HasPrefix(text, "the client certificate in "):
+		what, mend = "the client certificate for the control plane %s is not valid now", "put a valid one, with its key, in place; nothing needs a restart"
 	case strings.Contains(text, "code = Unauthenticated") && r.Agent.Token.File != "":
 		mend = "put a token at " + r.Agent.Token.File + " that the control plane accepts; nothing needs a restart"
 	}
