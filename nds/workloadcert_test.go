@@ -370,6 +370,7 @@ func TestForeignCertificate(t *testing.T) {
 			"no certificate":         "PEM",
 			pairOf(c.authority):      "/ns/other/sa/default",
 			pairOf(c.authority)[40:]: "PEM",
+			pairOf(fakexds.NewAuthority(t, istiod, "spiffe://mesh.example/ns/oth%65r/sa/default")): "oth%65r",
 		} {
 			write(t, filepath.Join(c.dir, "workload-certificate.pem"), text)
 			h := c.start(t, func(cfg *nds.Config) { cfg.Node.Namespace = "other" })
