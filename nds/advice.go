@@ -9,24 +9,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// certificateRefused reports whether err is a TLS alert by which a server refuses the client certificate or demands
-// a client certificate. Other alerts are about the server itself.
-func certificateRefused(err error) bool {
-	if err == nil {
-		return false
-	}
-	_, alert, found := strings.Cut(err.Error(), "remote error: tls: ")
-	if !found {
-		return false
-	}
-	for _, part := range []string{"certificate", "access denied", "handshake failure"} {
-		if strings.Contains(alert, part) {
-			return true
-		}
-	}
-	return false
-}
-
 // ConnectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
 // or has lost. Otherwise the text is a message of the server.
 func ConnectionError(text string) bool {
@@ -58,17 +40,17 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
 		return "" // the server's message may quote an error of another connection
 	}
-	if certificateRefused(err) {
-		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"
-	}
 	if errors.As(err, new(dialError)) {
 		return fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
 	}
-	text := err.Error()
+	text, preface := err.Error(), "the server ended the connection: look at its log"
+	if cfg.Plaintext {
+		preface = "if the server wants TLS, leave out --xds-plaintext, or use another port (" + addrFlag + ")"
+	}
 	for _, known := range []struct{ text, advice string }{
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: --xds-plaintext, or another port (" + addrFlag + ")"},
-		{"remote error: tls: ", "the server ended the TLS handshake: look at its log, and check that --xds-server-name is one of its names"},
-		{"error reading server preface", plaintextAdvice(cfg, addrFlag)},
+		{"remote error: tls: ", "the server wants a client certificate that it trusts (--xds-cert, --workload-cert), or another name (--xds-server-name): look at its log"},
+		{"error reading server preface", preface},
 		{"certificate signed by unknown authority", "the server's certificate is not signed by " + rootsOf(cfg) + " (XDS_ROOT_CA, --xds-root-ca)"},
 		{"certificate is valid for ", "the expected name is --xds-server-name"},
 		{"certificate is not valid for any names", "the expected name is --xds-server-name"},
@@ -79,14 +61,6 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 		}
 	}
 	return ""
-}
-
-// plaintextAdvice returns the advice for a server that does not answer in HTTP/2.
-func plaintextAdvice(cfg Config, addrFlag string) string {
-	if !cfg.Plaintext {
-		return ""
-	}
-	return "if the server wants TLS, leave out --xds-plaintext, or use another port (" + addrFlag + ")"
 }
 
 // rootsOf describes the root certificates in use.
