@@ -62,7 +62,7 @@ func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certif
 	case err != nil && creds.outdated != nil:
 		return nil, creds.outdated
 	case err != nil:
-		return nil, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(err))
+		return nil, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(conn.explain(err)))
 	}
 	return append(key, strings.Join(response.GetCertChain(), "\n")...), nil
 }

@@ -38,7 +38,7 @@ var (
 	// errNotOpened ends an attempt whose stream does not open within openTimeout.
 	errNotOpened = fmt.Errorf("the server accepted the connection, but no stream within %v: look at its log, and at proxies before it", openTimeout)
 	// errSilent is in Status while a stream has no answer.
-	errSilent = fmt.Errorf("the control plane has accepted a stream, and sent nothing for %v: look at its log; the stream stays open", answerAfter)
+	errSilent = fmt.Errorf("the control plane has accepted a stream, and sent no table for %v: look at its log; the stream stays open", answerAfter)
 )
 
 // Client keeps a stream to a control plane open. Make one with [New].
@@ -312,7 +312,7 @@ func (c *Client) runStreams(ctx context.Context, cancel context.CancelCauseFunc,
 		}
 	}
 	c.failed = creds.workload
-	return 0, err
+	return 0, conn.explain(err)
 }
 
 // runStream opens a stream, and returns when the stream ends. Its results mean the same as the results of connect.

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -58,10 +59,27 @@ func pause(failures int, part float64) time.Duration {
 type connection struct {
 	*grpc.ClientConn
 	transport net.Conn
+	dials     atomic.Int32 // how often gRPC has connected, or wanted to
+}
+
+// dial is the dialer of gRPC. It returns the transport once.
+func (c *connection) dial(context.Context, string) (net.Conn, error) {
+	if c.dials.Add(1) > 1 {
+		return nil, errEnded
+	}
+	return c.transport, nil
+}
+
+// explain returns why an RPC ended with err. After GOAWAY, gRPC's error depends on how far the RPC was.
+func (c *connection) explain(err error) error {
+	if c.dials.Load() > 1 || strings.Contains(err.Error(), "is draining") {
+		return errEnded
+	}
+	return err
 }
 
 // close ends the connection, also if gRPC has not used it.
-func (c connection) close() {
+func (c *connection) close() {
 	_ = c.Close()
 	_ = c.transport.Close()
 }
@@ -77,20 +95,14 @@ var errEnded = errors.New("the server ended the connection before it opened a st
 
 // dial connects to addr. Each attempt to connect calls dial, because the address may have changed, and so may the files
 // with the credentials.
-func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOption) (connection, error) {
+func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOption) (*connection, error) {
 	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	transport, err := dialer(cfg)(dialing, addr)
 	if err != nil {
-		return connection{}, dialError{err}
+		return nil, dialError{err}
 	}
-	var used atomic.Bool
-	once := func(context.Context, string) (net.Conn, error) {
-		if used.Swap(true) {
-			return nil, errEnded
-		}
-		return transport, nil
-	}
+	c := &connection{transport: transport}
 	options = append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
 		grpc.WithNoProxy(),
@@ -98,18 +110,19 @@ func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOpti
 		// would keep 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(once),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes)),
+		grpc.WithContextDialer(c.dial),
+		// Without a buffer for retries, a stream that the server refuses after the first message has failed.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes), grpc.MaxRetryRPCBufferSize(0)),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),
 	}, options...)
 	// "passthrough" means that gRPC does not look up the host.
-	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
+	c.ClientConn, err = grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
 		_ = transport.Close()
-		return connection{}, fmt.Errorf("preparing the connection to %q: %w", addr, err)
+		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
 	}
-	return connection{conn, transport}, nil
+	return c, nil
 }
 
 // dialer returns cfg.Dial, or its default.

@@ -81,6 +81,21 @@ func TestEndedAtOnce(t *testing.T) {
 			}
 			return readAll(framer)
 		}, "the server ended the connection before it opened a stream (GOAWAY)"},
+		{"stream refused, no other permitted", func(framer *http2.Framer) error {
+			if err := framer.WriteSettings(); err != nil {
+				return err
+			}
+			if err := readUntil(framer, http2.FrameData); err != nil {
+				return err
+			}
+			if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0}); err != nil {
+				return err
+			}
+			if err := framer.WriteRSTStream(1, http2.ErrCodeRefusedStream); err != nil {
+				return err
+			}
+			return readAll(framer)
+		}, "REFUSED_STREAM"},
 		{"end before the settings", func(*http2.Framer) error { return nil }, "code = Unavailable"},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
@@ -154,7 +169,7 @@ func TestSilentServer(t *testing.T) {
 		t.Helper()
 		h := start(t, options{plane: plane})
 		clock.Sleep(h.ctx, 30*time.Second+time.Millisecond)
-		h.wantLog("level=WARN", "no table from the control plane so far", "sent nothing for 30s")
+		h.wantLog("level=WARN", "no table from the control plane so far", "sent no table for 30s")
 		h.wantStatus(func(s nds.Status) bool { return s.Open && !s.Connected && s.LastError != "" })
 		clock.Sleep(h.ctx, time.Minute)
 		h.server.Push(hosts("a.example.com"))
