@@ -42,12 +42,9 @@ func OfCertificate(certificate *x509.Certificate, trustDomain string) (Identity,
 		return Identity{}, fmt.Errorf("the client's certificate has %d URIs: want one, spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", len(certificate.URIs), trustDomain)
 	}
 	id, err := spiffeid.FromURI(certificate.URIs[0])
-	if err != nil {
-		return Identity{}, fmt.Errorf("the client's certificate is of %q: %w: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", certificate.URIs[0], err, trustDomain)
-	}
 	parts := strings.Split(id.Path(), "/")
-	if id.TrustDomain().Name() != trustDomain || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || len(parts[2]) > maxNamespace || len(parts[4]) > maxAccount {
-		return Identity{}, fmt.Errorf("the client's certificate is of %q: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", id, trustDomain)
+	if err != nil || id.TrustDomain().Name() != trustDomain || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || len(parts[2]) > maxNamespace || len(parts[4]) > maxAccount {
+		return Identity{}, fmt.Errorf("the client's certificate is of %q: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", certificate.URIs[0], trustDomain)
 	}
 	return Identity{parts[2], parts[4]}, nil
 }
