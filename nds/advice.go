@@ -76,6 +76,8 @@ func tokenAdvice(cfg Config) string {
 	switch {
 	case cfg.Plaintext:
 		return "without TLS no token is sent: leave out --xds-plaintext"
+	case cfg.TokenFile == "" && cfg.CertFile != "":
+		return "the client certificate in " + cfg.CertFile + " (--xds-cert) was refused, and no token was sent (--xds-token-file)"
 	case cfg.TokenFile == "":
 		return "no token was sent, since --xds-token-file is empty"
 	}

@@ -1,6 +1,7 @@
 package nds_test
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -38,64 +39,56 @@ func peers(serve peer) (config func(*nds.Config), count *atomic.Int64) {
 	}, count
 }
 
-// readUntil reads frames until one of a type, or an error.
-func readUntil(framer *http2.Framer, wanted http2.FrameType) error {
-	for {
-		frame, err := framer.ReadFrame()
-		if err != nil || frame.Header().Type == wanted {
+// anyTime is the type of no frame.
+const anyTime http2.FrameType = 0xff
+
+// answer returns a peer that reads a frame of a type, answers it, and then reads until the client ends the connection.
+func answer(read http2.FrameType, writes ...func(*http2.Framer) error) peer {
+	return func(framer *http2.Framer) error {
+		err := framer.WriteSettings()
+		for err == nil && read != anyTime {
+			var frame http2.Frame
+			if frame, err = framer.ReadFrame(); err == nil && frame.Header().Type == read {
+				break
+			}
+		}
+		for _, write := range writes {
+			err = cmp.Or(err, write(framer))
+		}
+		if err != nil {
 			return err
 		}
+		return readAll(framer)
 	}
 }
 
-// readAll reads frames until the connection ends.
-func readAll(framer *http2.Framer) error { return readUntil(framer, 0xff) }
+// readAll is a peer that answers nothing.
+func readAll(framer *http2.Framer) (err error) {
+	for err == nil {
+		_, err = framer.ReadFrame()
+	}
+	return err
+}
+
+// permitNone permits no further stream.
+func permitNone(f *http2.Framer) error {
+	return f.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
+}
 
 // C5, C10: an attempt has one connection. The client backs off from a server that ends each connection at once, whether
 // before or after it has read the request.
 func TestEndedAtOnce(t *testing.T) {
 	t.Parallel()
+	drain := func(f *http2.Framer) error { return f.WriteGoAway(0, http2.ErrCodeNo, []byte("draining")) }
+	refuse := func(f *http2.Framer) error { return f.WriteRSTStream(1, http2.ErrCodeRefusedStream) }
 	for _, tc := range []struct {
 		name   string
 		serve  peer
 		logged string
 	}{
-		{"GOAWAY before a stream", func(framer *http2.Framer) error {
-			if err := framer.WriteSettings(); err != nil {
-				return err
-			}
-			if err := framer.WriteGoAway(0, http2.ErrCodeNo, []byte("draining")); err != nil {
-				return err
-			}
-			return readAll(framer)
-		}, "the server ended the connection before it opened a stream (GOAWAY)"},
-		{"GOAWAY after the request", func(framer *http2.Framer) error {
-			if err := framer.WriteSettings(); err != nil {
-				return err
-			}
-			if err := readUntil(framer, http2.FrameData); err != nil {
-				return err
-			}
-			if err := framer.WriteGoAway(0, http2.ErrCodeNo, []byte("draining")); err != nil {
-				return err
-			}
-			return readAll(framer)
-		}, "the server ended the connection before it opened a stream (GOAWAY)"},
-		{"stream refused, no other permitted", func(framer *http2.Framer) error {
-			if err := framer.WriteSettings(); err != nil {
-				return err
-			}
-			if err := readUntil(framer, http2.FrameData); err != nil {
-				return err
-			}
-			if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0}); err != nil {
-				return err
-			}
-			if err := framer.WriteRSTStream(1, http2.ErrCodeRefusedStream); err != nil {
-				return err
-			}
-			return readAll(framer)
-		}, "REFUSED_STREAM"},
+		{"GOAWAY before a stream", answer(anyTime, drain), "the server ended the connection before it opened a stream (GOAWAY)"},
+		{"GOAWAY after the request", answer(http2.FrameData, drain), "the server ended the connection before it opened a stream (GOAWAY)"},
+		{"stream refused, no other permitted", answer(http2.FrameData, permitNone, refuse), "REFUSED_STREAM"},
 		{"end before the settings", func(*http2.Framer) error { return nil }, "code = Unavailable"},
 	} {
 		subtest(t, tc.name, func(t *testing.T) {
@@ -138,15 +131,8 @@ func TestMaxAge(t *testing.T) {
 // C5: an attempt fails if the server permits no stream, or does not answer at all.
 func TestNoStream(t *testing.T) {
 	t.Parallel()
-	for name, serve := range map[string]peer{
-		"no stream permitted": func(framer *http2.Framer) error {
-			if err := framer.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0}); err != nil {
-				return err
-			}
-			return readAll(framer)
-		},
-		"no HTTP/2": readAll,
-	} {
+	none := func(f *http2.Framer) error { return cmp.Or(permitNone(f), readAll(f)) }
+	for name, serve := range map[string]peer{"no stream permitted": none, "no HTTP/2": readAll} {
 		subtest(t, name, func(t *testing.T) {
 			t.Helper()
 			config, connections := peers(serve)
