@@ -3,6 +3,7 @@ package nds_test
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"io"
 	"net"
 	"sync/atomic"
@@ -21,20 +22,28 @@ import (
 // A peer is the server's end of a connection, which reads the preface of HTTP/2 and then does what a test wants.
 type peer func(framer *http2.Framer) error
 
+// connect returns the client's end of a connection to the peer. secure, if not nil, wraps the peer's end.
+func (p peer) connect(secure func(net.Conn) net.Conn) net.Conn {
+	near, far := net.Pipe()
+	if secure != nil {
+		far = secure(far)
+	}
+	go func() {
+		defer far.Close()
+		if _, err := io.CopyN(io.Discard, far, int64(len(http2.ClientPreface))); err == nil {
+			_ = p(http2.NewFramer(far, far))
+		}
+	}()
+	return near
+}
+
 // peers returns a configuration whose connections are to peers, and the number of connections so far.
 func peers(serve peer) (config func(*nds.Config), count *atomic.Int64) {
 	count = new(atomic.Int64)
 	return func(cfg *nds.Config) {
 		cfg.Dial = func(context.Context, string) (net.Conn, error) {
 			count.Add(1)
-			near, far := net.Pipe()
-			go func() {
-				defer far.Close()
-				if _, err := io.CopyN(io.Discard, far, int64(len(http2.ClientPreface))); err == nil {
-					_ = serve(http2.NewFramer(far, far))
-				}
-			}()
-			return near, nil
+			return serve.connect(nil), nil
 		}
 	}, count
 }
@@ -70,6 +79,9 @@ func readAll(framer *http2.Framer) (err error) {
 	return err
 }
 
+// drain ends the connection.
+func drain(f *http2.Framer) error { return f.WriteGoAway(0, http2.ErrCodeNo, []byte("draining")) }
+
 // permitNone permits no further stream.
 func permitNone(f *http2.Framer) error {
 	return f.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 0})
@@ -79,7 +91,6 @@ func permitNone(f *http2.Framer) error {
 // before or after it has read the request.
 func TestEndedAtOnce(t *testing.T) {
 	t.Parallel()
-	drain := func(f *http2.Framer) error { return f.WriteGoAway(0, http2.ErrCodeNo, []byte("draining")) }
 	refuse := func(f *http2.Framer) error { return f.WriteRSTStream(1, http2.ErrCodeRefusedStream) }
 	for _, tc := range []struct {
 		name   string
@@ -103,6 +114,39 @@ func TestEndedAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// C1, C5: the same for a certificate authority.
+func TestAuthorityEndedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		certificate, key := c.authority.Server()
+		pair, err := tls.X509KeyPair([]byte(certificate), []byte(key))
+		if err != nil {
+			t.Fatal(err)
+		}
+		secure := func(conn net.Conn) net.Conn {
+			return tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}})
+		}
+		const authority = "127.0.0.1:15013"
+		var connections atomic.Int64
+		h := c.start(t, func(cfg *nds.Config) {
+			cfg.CAAddr = authority
+			cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				if addr != authority {
+					return c.server.Dial(ctx, addr)
+				}
+				connections.Add(1)
+				return answer(anyTime, drain).connect(secure), nil
+			}
+		})
+		clock.Sleep(h.ctx, 15*time.Second)
+		h.wantLog("level=WARN", "workload certificate not obtained or renewed", "ended the connection before it opened a stream (GOAWAY)")
+		if n := connections.Load(); n < 3 || n > 15 {
+			t.Errorf("%d connections", n)
+		}
+	})
 }
 
 // C5: a stream that works goes on after GOAWAY, for as long as the server lets it. Then the client connects again, without
