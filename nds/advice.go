@@ -1,31 +1,13 @@
 package nds
 
 import (
+	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
-
-// certificateRefused reports whether err is a TLS alert by which a server refuses the client certificate or demands
-// a client certificate. Other alerts are about the server itself.
-func certificateRefused(err error) bool {
-	if err == nil {
-		return false
-	}
-	_, alert, found := strings.Cut(err.Error(), "remote error: tls: ")
-	if !found {
-		return false
-	}
-	for _, part := range []string{"certificate", "access denied", "handshake failure"} {
-		if strings.Contains(alert, part) {
-			return true
-		}
-	}
-	return false
-}
 
 // ConnectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
 // or has lost. Otherwise the text is a message of the server.
@@ -58,38 +40,27 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
 		return "" // the server's message may quote an error of another connection
 	}
-	if certificateRefused(err) {
-		return "the server wants a client certificate that it trusts (--xds-cert, --workload-cert)"
+	if errors.As(err, new(dialError)) {
+		return fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
 	}
-	text := err.Error()
-	unreachable := fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
+	text, preface := err.Error(), "the server ended the connection: look at its log"
+	if cfg.Plaintext {
+		preface = "if the server wants TLS, leave out --xds-plaintext, or use another port (" + addrFlag + ")"
+	}
 	for _, known := range []struct{ text, advice string }{
 		{"first record does not look like a TLS handshake", "the server does not speak TLS: --xds-plaintext, or another port (" + addrFlag + ")"},
-		{"remote error: tls: ", "the server ended the TLS handshake: look at its log, and check that --xds-server-name is one of its names"},
-		{"error reading server preface", plaintextAdvice(cfg, addrFlag)},
+		{"remote error: tls: ", "the server wants a client certificate that it trusts (--xds-cert, --workload-cert), or another name (--xds-server-name): look at its log"},
+		{"error reading server preface", preface},
 		{"certificate signed by unknown authority", "the server's certificate is not signed by " + rootsOf(cfg) + " (XDS_ROOT_CA, --xds-root-ca)"},
 		{"certificate is valid for ", "the expected name is --xds-server-name"},
 		{"certificate is not valid for any names", "the expected name is --xds-server-name"},
 		{"certificate has expired or is not yet valid", "look at the clock of this host and at the server's certificate"},
-		{"connection refused", unreachable},
-		{"no such host", unreachable},
-		{"network is unreachable", unreachable},
-		{"no route to host", unreachable},
-		{"i/o timeout", unreachable},
 	} {
 		if strings.Contains(text, known.text) {
 			return known.advice
 		}
 	}
 	return ""
-}
-
-// plaintextAdvice returns the advice for a server that does not answer in HTTP/2.
-func plaintextAdvice(cfg Config, addrFlag string) string {
-	if !cfg.Plaintext {
-		return ""
-	}
-	return "if the server wants TLS, leave out --xds-plaintext, or use another port (" + addrFlag + ")"
 }
 
 // rootsOf describes the root certificates in use.
@@ -105,13 +76,15 @@ func tokenAdvice(cfg Config) string {
 	switch {
 	case cfg.Plaintext:
 		return "without TLS no token is sent: leave out --xds-plaintext"
+	case cfg.TokenFile == "" && cfg.CertFile != "":
+		return "the client certificate in " + cfg.CertFile + " (--xds-cert) was refused, and no token was sent (--xds-token-file)"
 	case cfg.TokenFile == "":
 		return "no token was sent, since --xds-token-file is empty"
 	}
-	token, err := readToken(cfg)
-	if err == nil && expired(token) {
-		_, expires := claims(token)
-		return fmt.Sprintf("the token in %s (--xds-token-file) has expired at %s: put a new one there", cfg.TokenFile, expires.Format(time.RFC3339))
+	if token, err := readToken(cfg); err == nil {
+		if err := checkToken(cfg, token); err != nil {
+			return err.Error()
+		}
 	}
 	refused := "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"
 	if cfg.Node.ClusterID != defaultClusterID { // see readCredentials

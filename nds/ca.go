@@ -32,49 +32,39 @@ const (
 // errNoAuthority is the error if the control plane does not implement the service of a certificate authority.
 var errNoAuthority = errors.New("the control plane has no certificate authority")
 
-// A keyPair is a certificate chain and its private key, both in PEM.
-type keyPair struct{ chain, key []byte }
-
-// parse returns the pair as a tls.Certificate, with Leaf set.
-func (p keyPair) parse() (*tls.Certificate, error) {
-	pair, err := tls.X509KeyPair(p.chain, p.key)
-	if err != nil {
-		return nil, err
-	}
-	return &pair, nil
-}
-
-// requestCertificate makes a key, and requests a certificate for it from the certificate authority. The client
-// authenticates with the token, with certificate, or with both. certificate may be nil.
-func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certificate) (keyPair, error) {
+// requestCertificate makes a key, and requests a certificate for it from the certificate authority. It returns the key,
+// the certificate and its chain, in PEM. The client authenticates with the token, with certificate, or with both.
+// certificate may be nil.
+func requestCertificate(ctx context.Context, cfg Config, certificate *tls.Certificate) ([]byte, error) {
 	request, key, err := newRequest(cfg)
 	if err != nil {
-		return keyPair{}, fmt.Errorf("making a certificate request: %w", err)
+		return nil, fmt.Errorf("making a certificate request: %w", err)
 	}
 	creds, err := readCredentials(cfg, certificate, cfg.caServerName())
 	if err != nil {
-		return keyPair{}, err
+		return nil, err
 	}
-	conn, err := dial(cfg, cfg.CAAddr, pingAfter, creds)
+	conn, err := dial(ctx, cfg, cfg.CAAddr, creds.options...)
 	if err != nil {
-		return keyPair{}, err
+		return nil, err
 	}
-	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer conn.close()
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	response, err := sign(ctx, conn, request, wantedLife)
+	response, err := sign(ctx, conn.ClientConn, request, wantedLife)
 	if status.Code(err) == codes.InvalidArgument {
 		// istiod refuses a life that is longer than its MAX_WORKLOAD_CERT_TTL.
-		response, err = sign(ctx, conn, request, 0)
+		response, err = sign(ctx, conn.ClientConn, request, 0)
 	}
 	switch {
 	case status.Code(err) == codes.Unimplemented:
-		return keyPair{}, errNoAuthority
+		return nil, errNoAuthority
+	case err != nil && creds.outdated != nil:
+		return nil, creds.outdated
 	case err != nil:
-		return keyPair{}, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(err))
+		return nil, fmt.Errorf("requesting a certificate from %s: %w", cfg.CAAddr, shorten(conn.explain(err)))
 	}
-	chain := strings.Join(response.GetCertChain(), "\n")
-	return keyPair{chain: []byte(chain), key: key}, nil
+	return append(key, strings.Join(response.GetCertChain(), "\n")...), nil
 }
 
 // sign requests a certificate that is valid for the duration life. If life is 0, the authority chooses the

@@ -14,6 +14,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -28,14 +29,16 @@ const (
 	// the stream.
 	stableAfter = 10 * time.Second
 
-	// incrementalAgain is how long the client uses state-of-the-world after the control plane has refused the
-	// incremental RPC. The first connect after that time tries the incremental RPC again, because the control plane
-	// may have been upgraded.
-	incrementalAgain = time.Hour
+	// A control plane may be slow to make the first table, or busy, so a stream without an answer stays open. After
+	// answerAfter, log and status say that there is none.
+	answerAfter = 30 * time.Second
+)
 
-	// After skipCertificateAfter failed connects in a row, every second connect uses the token in place of the
-	// workload certificate: a server that refuses the certificate may end the connection without giving a reason.
-	skipCertificateAfter = 3
+var (
+	// errNotOpened ends an attempt whose stream does not open within openTimeout.
+	errNotOpened = fmt.Errorf("the server accepted the connection, but no stream within %v: look at its log, and at proxies before it", openTimeout)
+	// errSilent is in Status while a stream has no answer.
+	errSilent = fmt.Errorf("the control plane has accepted a stream, and sent no table for %v: look at its log; the stream stays open", answerAfter)
 )
 
 // Client keeps a stream to a control plane open. Make one with [New].
@@ -55,20 +58,14 @@ type Client struct {
 	// pingAfter is how long a connection is silent before the client pings. It doubles
 	// when the control plane answers "too_many_pings".
 	pingAfter time.Duration
-	// skippedCertificate is the workload certificate, if the last connect used the token in its place (see
-	// skipCertificateAfter); otherwise nil.
-	skippedCertificate *tls.Certificate
+	// failed is the workload certificate with which the last connect failed; nil if it failed without. It stays
+	// while streams use the token in its place.
+	failed *tls.Certificate
 	// failures counts the pauses between connects. It starts again at 0 after a stream that has lasted for
 	// stableAfter, and after a suspend of the machine.
 	failures       int
 	streamFailures logonce.Log // logs why there is no stream
-	// variant is the variant of ADS for the next connect. The field fellBack is when
-	// variant last changed to stateOfTheWorld (see incrementalAgain), and fallbacks counts
-	// these changes.
-	variant   variant
-	fellBack  time.Time // a time of cfg.Clock
-	fallbacks int
-	receiver  receiver
+	receiver       receiver
 
 	// slept is the value of cfg.Clock.Slept when Run last noticed that the machine was suspended.
 	slept time.Duration
@@ -95,7 +92,8 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		streamFailures: logonce.New(cfg.Logger),
 	}
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
+		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires),
+		state: &c.state, saver: c.saver, dir: dir,
 		restoreFailures: logonce.New(cfg.Logger),
 	}
 	return c, nil
@@ -115,39 +113,32 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 // Status returns the current state of the client. It is safe for concurrent use.
 func (c *Client) Status() Status {
 	s := c.state.read()
-	if certificate := c.renewer.valid(); certificate != nil {
-		s.CertificateExpires = certificate.Leaf.NotAfter
-	}
+	s.CertificateExpires = c.certificateExpires()
 	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
 	return s
 }
 
-// Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
-// returns nil. When Run returns, all its goroutines have ended, except goroutines that wait for a disk that does
-// not answer. Run must be called only once.
-func (c *Client) Run(ctx context.Context) error {
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		c.run(ctx)
-	}()
-	<-ctx.Done()
-	timer := time.NewTimer(endTimeout)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-		c.log.Warn("ending while a disk does not answer: a restart may start with an older table, or without the workload certificate")
+// certificateExpires returns when the certificate of the next connection expires: the client certificate in its file, or
+// the workload certificate. It returns zero if there is none.
+func (c *Client) certificateExpires() time.Time {
+	certificate := c.renewer.valid()
+	switch {
+	case c.cfg.Plaintext:
+		return time.Time{}
+	case c.cfg.CertFile != "":
+		// After an error, which the next connect reports, the pair is empty.
+		pair, _ := tls.LoadX509KeyPair(c.cfg.CertFile, c.cfg.KeyFile)
+		certificate = &pair
 	}
-	return nil
+	if certificate == nil || certificate.Leaf == nil {
+		return time.Time{}
+	}
+	return certificate.Leaf.NotAfter
 }
 
-// endTimeout bounds how long a disk that does not answer delays the end of the process. The kernel unlocks the state
-// directory when the process ends.
-const endTimeout = 3 * time.Second
-
-// run does what [Client.Run] describes, and returns when all goroutines have ended.
-func (c *Client) run(ctx context.Context) {
+// Run uses the snapshot, if there is one. Then it keeps a stream to the control plane open until ctx ends, and
+// returns nil. When Run returns, all its goroutines have ended. Run must be called only once.
+func (c *Client) Run(ctx context.Context) error {
 	c.receiver.restore()
 	close(c.restored)
 	c.renewer.load()
@@ -173,14 +164,12 @@ func (c *Client) run(ctx context.Context) {
 			c.failures = 0
 			c.streamFailures.Reset()
 		}
-		if c.fallBack(err) {
-			continue
-		}
 		wait := pause(c.failures, rand.Float64())
 		c.logEnd(ctx, err, lasted > 0 && c.failures == 0, wait)
 		c.failures++
 		c.wait(ctx, wait)
 	}
+	return nil
 }
 
 // currentNode returns the node as it is now.
@@ -188,7 +177,7 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 	node := c.cfg.Node
 	if c.cfg.Refresh != nil {
 		var err error
-		node, err = awaitDisk(c.cfg.disk, "", func() (Node, error) { return c.cfg.Refresh(c.cfg.Node) })
+		node, err = c.cfg.Refresh(c.cfg.Node)
 		if err == nil {
 			node, err = node.withDefaults()
 		}
@@ -273,68 +262,72 @@ func (c *Client) wait(ctx context.Context, pause time.Duration) {
 // resumes from a suspend. lasted is how long the stream lasted after its first accepted push, or 0 if no push was
 // accepted. err says why the stream ended.
 func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	c.retryIncremental()
 	c.sentNode, err = c.currentNode()
 	if err != nil {
 		return 0, err
 	}
-	creds, err := readCredentials(c.cfg, c.certificate(), c.cfg.ServerName)
+	creds, err := readCredentials(c.cfg, c.renewer.certificateAfter(c.failed), c.cfg.ServerName)
 	if err != nil {
 		return 0, err
 	}
-	conn, err := dial(c.cfg, c.cfg.Addr, c.pingAfter, creds)
-	if err != nil {
-		return 0, err
+	if creds.workload != nil {
+		c.failed = nil
 	}
-	defer func() { _ = conn.Close() }()
 	var watch sync.WaitGroup
 	defer watch.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch.Go(func() {
-		if change := c.awaitChange(ctx, c.sentNode); change != nil {
-			cancel(change)
-		}
-	})
-	lasted, err = c.runStream(ctx, conn)
-	if cause := context.Cause(ctx); errors.Is(cause, errNodeChanged) || errors.Is(cause, errResumed) {
-		err = cause
-	}
+	watch.Go(func() { cancel(c.awaitChange(ctx, c.sentNode)) })
+	lasted, err = c.runStreams(ctx, cancel, creds)
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
 		c.pingLess()
 	}
-	switch {
-	case creds.workload == nil:
-	case lasted > 0:
-		c.renewer.markAccepted(creds.workload)
-	case certificateRefused(err):
-		c.renewer.markRefused(creds.workload)
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errNodeChanged), errors.Is(cause, errResumed):
+		return lasted, cause
+	case lasted == 0 && creds.outdated != nil:
+		return 0, creds.outdated
+	case errors.Is(cause, errNotOpened):
+		return 0, cause
 	}
 	return lasted, err
 }
 
-// certificate returns the workload certificate for the next connect; nil means none.
-func (c *Client) certificate() *tls.Certificate {
-	certificate := c.renewer.certificate()
-	c.skippedCertificate = nil
-	if c.failures >= skipCertificateAfter && c.failures%2 == 1 && usableToken(c.cfg) {
-		c.skippedCertificate = certificate
-		return nil
+// runStreams opens a connection and a stream of the incremental variant. If the control plane does not implement that
+// variant, runStreams opens a stream of state-of-the-world. It returns when the stream ends, with the results of
+// connect.
+func (c *Client) runStreams(ctx context.Context, cancel context.CancelCauseFunc, creds connectionCredentials) (lasted time.Duration, err error) {
+	pings := grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.pingAfter, Timeout: pingTimeout})
+	conn, err := dial(ctx, c.cfg, c.cfg.Addr, append(creds.options, pings)...)
+	if err != nil {
+		return 0, err
 	}
-	return certificate
+	defer conn.close()
+	for _, v := range []variant{incremental, stateOfTheWorld} {
+		lasted, err = c.runStream(ctx, cancel, conn.ClientConn, v)
+		if lasted > 0 {
+			return lasted, err
+		}
+		if status.Code(err) != codes.Unimplemented {
+			break
+		}
+	}
+	c.failed = creds.workload
+	return 0, conn.explain(err)
 }
 
 // runStream opens a stream, and returns when the stream ends. Its results mean the same as the results of connect.
-func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted time.Duration, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	rpc, err := openRPC(ctx, conn, c.variant)
+func (c *Client) runStream(ctx context.Context, cancel context.CancelCauseFunc, conn *grpc.ClientConn, v variant) (lasted time.Duration, err error) {
+	opening := time.AfterFunc(openTimeout, func() { cancel(errNotOpened) })
+	rpc, err := openRPC(ctx, conn, v)
+	opening.Stop()
 	if err != nil {
 		return 0, err
 	}
 	c.state.update(func(s *Status) { s.Open = true })
-	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: cancel, accepted: c.streamAccepted}
+	waiting := time.AfterFunc(answerAfter, c.reportSilence)
+	defer waiting.Stop()
+	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: func() { cancel(nil) }, accepted: func() { c.streamAccepted(v) }}
 	err = s.run(ctx, c.sentNode)
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // above 0, even if the clock is coarse
@@ -343,11 +336,29 @@ func (c *Client) runStream(ctx context.Context, conn *grpc.ClientConn) (lasted t
 }
 
 // streamAccepted is called after the first accepted response of a stream.
-func (c *Client) streamAccepted() {
-	if c.skippedCertificate != nil { // the token was accepted after the certificate had failed
-		c.renewer.markRefused(c.skippedCertificate)
+func (c *Client) streamAccepted(v variant) {
+	previous := v.String()
+	c.state.update(func(s *Status) { previous, s.Variant = s.Variant, previous })
+	if v == stateOfTheWorld && previous != v.String() {
+		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world", "address", c.cfg.Addr)
+	}
+	if c.failed != nil { // the token was accepted in its place
+		c.renewer.replace(c.failed)
 	}
 	c.streamFailures.Recover("the stream to the control plane is back", "address", c.cfg.Addr)
+}
+
+// reportSilence is called if a stream has been open for answerAfter. It does nothing if there was an answer.
+func (c *Client) reportSilence() {
+	silent := false
+	c.state.update(func(s *Status) {
+		if silent = s.Open && !s.Connected; silent {
+			s.LastError = errSilent.Error()
+		}
+	})
+	if silent {
+		c.log.Warn("no table from the control plane so far", "address", c.cfg.Addr, "error", errSilent)
+	}
 }
 
 // pingLess makes later connections ping half as often. It is called when the control plane has ended a connection
@@ -356,39 +367,6 @@ func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
 	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
 		"reason", "too many pings", "every", c.pingAfter)
-}
-
-// fallBack changes the variant if err means that the control plane does not implement the current variant. It
-// reports whether to connect again at once. Proxies return the same error while the control plane is away, so the
-// client tries each variant again later.
-func (c *Client) fallBack(err error) (atOnce bool) {
-	if status.Code(err) != codes.Unimplemented {
-		return false
-	}
-	if c.variant == stateOfTheWorld {
-		c.setVariant(incremental)
-		return false
-	}
-	c.fellBack = c.cfg.Clock.Now()
-	c.setVariant(stateOfTheWorld)
-	if c.fallbacks++; c.fallbacks == 1 {
-		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world",
-			"address", c.cfg.Addr, "error", err)
-	}
-	return true
-}
-
-// retryIncremental ends a fallback after incrementalAgain.
-func (c *Client) retryIncremental() {
-	if c.variant == stateOfTheWorld && c.cfg.Clock.Since(c.fellBack) >= incrementalAgain {
-		c.setVariant(incremental)
-	}
-}
-
-// setVariant sets the variant of the next connect.
-func (c *Client) setVariant(v variant) {
-	c.variant = v
-	c.state.update(func(s *Status) { s.Variant = v.String() })
 }
 
 // logEnd logs that there is no stream, and err as the reason. It logs nothing if Run is about to return. expected

@@ -84,8 +84,6 @@ type Config struct {
 	Logger *slog.Logger
 	// Registerer is for the metrics; nil means that they are not registered.
 	Registerer prometheus.Registerer
-
-	disk *disk // reads the files; set by withDefaults
 }
 
 // DefaultConfig returns a Config with the addresses, files and names that Istio's agent
@@ -134,9 +132,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	if c.disk == nil {
-		c.disk = newDisk()
 	}
 	if c.Handled == nil {
 		c.Handled = func() {}

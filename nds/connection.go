@@ -4,20 +4,22 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/mem"
 )
 
@@ -27,8 +29,10 @@ const (
 	minPause = 100 * time.Millisecond
 	maxPause = 30 * time.Second
 
-	// connectTimeout bounds lookup, TCP connect and TLS handshake.
-	connectTimeout = 10 * time.Second
+	// dialTimeout bounds the lookup and the TCP connect, and openTimeout what follows until the stream is open. A server
+	// that permits no stream (SETTINGS_MAX_CONCURRENT_STREAMS of 0) does not refuse the stream: it would wait.
+	dialTimeout = 10 * time.Second
+	openTimeout = 10 * time.Second
 
 	// If a peer vanishes without closing the connection, the client notices that after pingAfter plus pingTimeout.
 	// istiod answers "too_many_pings" to more than one ping in 15 s.
@@ -51,29 +55,74 @@ func pause(failures int, part float64) time.Duration {
 	return time.Duration(part * float64(clock.BackOff(failures, minPause, maxPause)))
 }
 
-// dial prepares a connection to addr. Each attempt to connect calls dial, because the address may have changed, and
-// so may the files with the credentials. The client pings when the connection has been silent for pingAfter.
-func dial(cfg Config, addr string, pingAfter time.Duration, creds connectionCredentials) (*grpc.ClientConn, error) {
-	opts := append([]grpc.DialOption{
+// A connection is the one connection of an attempt to reach a server.
+type connection struct {
+	*grpc.ClientConn
+	transport net.Conn
+	dials     atomic.Int32 // how often gRPC has connected, or wanted to
+}
+
+// dial is the dialer of gRPC. It returns the transport once.
+func (c *connection) dial(context.Context, string) (net.Conn, error) {
+	if c.dials.Add(1) > 1 {
+		return nil, errEnded
+	}
+	return c.transport, nil
+}
+
+// explain returns why an RPC ended with err. After GOAWAY, gRPC's error depends on how far the RPC was.
+func (c *connection) explain(err error) error {
+	if c.dials.Load() > 1 || strings.Contains(err.Error(), "is draining") {
+		return errEnded
+	}
+	return err
+}
+
+// close ends the connection, also if gRPC has not used it.
+func (c *connection) close() {
+	_ = c.Close()
+	_ = c.transport.Close()
+}
+
+// A dialError is the error if there is no TCP connection to a server.
+type dialError struct{ error }
+
+func (e dialError) Unwrap() error { return e.error }
+
+// errEnded is the error if the server ends the connection of an attempt before it has opened a stream, as servers do
+// that drain. gRPC would connect again at once, any number of times.
+var errEnded = errors.New("the server ended the connection before it opened a stream (GOAWAY): it drains, or permits no connection for long")
+
+// dial connects to addr. Each attempt to connect calls dial, because the address may have changed, and so may the files
+// with the credentials.
+func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOption) (*connection, error) {
+	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	transport, err := dialer(cfg)(dialing, addr)
+	if err != nil {
+		return nil, dialError{err}
+	}
+	c := &connection{transport: transport}
+	options = append([]grpc.DialOption{
 		// The control plane is inside the mesh; HTTPS_PROXY is for servers outside.
 		grpc.WithNoProxy(),
 		// Pushes are rare, so no buffer is kept for the next push. The default pool
 		// would keep 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithContextDialer(dialer(cfg)),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: connectTimeout}),
+		grpc.WithContextDialer(c.dial),
+		// Without a buffer for retries, a stream that the server refuses after the first message has failed.
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes), grpc.MaxRetryRPCBufferSize(0)),
 		grpc.WithStaticStreamWindowSize(window),
 		grpc.WithStaticConnWindowSize(window),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingTimeout}),
-	}, creds.options...)
-	// "passthrough" means that the dialer looks up the host, and not gRPC.
-	conn, err := grpc.NewClient("passthrough:///"+addr, opts...)
+	}, options...)
+	// "passthrough" means that gRPC does not look up the host.
+	c.ClientConn, err = grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
+		_ = transport.Close()
 		return nil, fmt.Errorf("preparing the connection to %q: %w", addr, err)
 	}
-	return conn, nil
+	return c, nil
 }
 
 // dialer returns cfg.Dial, or its default.
@@ -93,6 +142,10 @@ type connectionCredentials struct {
 	options []grpc.DialOption
 	// workload is the workload certificate if the connection uses it, otherwise nil.
 	workload *tls.Certificate
+	// outdated is not nil if the dates of the client certificate or the token, whichever the server checks, say that the
+	// server refuses it. This is certain. The error of the connection is not: a server that refuses a certificate sends
+	// an alert and closes the connection, so the client reads the alert, or fails to write.
+	outdated error
 }
 
 // readCredentials reads the files that cfg names. It is called for every connection: if a file is replaced, the
@@ -106,16 +159,17 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	}
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
-	if tlsConfig.RootCAs, err = readRoots(cfg.disk, cfg.RootCA, cfg.RootCAFallback); err != nil {
+	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAFallback); err != nil {
 		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
 	}
 	certificate := workload
 	if cfg.CertFile != "" {
-		pair, err := readKeyPair(cfg)
+		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 		if err != nil {
 			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
 		}
 		certificate = &pair
+		creds.outdated = checkDates("the client certificate in "+cfg.CertFile+" (--xds-cert)", pair.Leaf.NotBefore, pair.Leaf.NotAfter)
 	} else {
 		creds.workload = workload
 	}
@@ -131,12 +185,15 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 		return creds, nil
 	}
 	token, err := readToken(cfg)
-	if certificate != nil && (err != nil || expired(token)) {
+	if certificate != nil && (err != nil || checkToken(cfg, token) != nil) {
 		// A server that checks the token first would refuse an expired token.
 		return creds, nil //nolint:nilerr // the certificate is enough
 	}
 	if err != nil {
 		return creds, fmt.Errorf("reading the token (--xds-token-file): %w", err)
+	}
+	if certificate == nil {
+		creds.outdated = checkToken(cfg, token)
 	}
 	header := bearer{"authorization": "Bearer " + token}
 	if cfg.Node.ClusterID != defaultClusterID {
@@ -149,39 +206,43 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	return creds, nil
 }
 
-// readKeyPair returns the client certificate that cfg names.
-func readKeyPair(cfg Config) (tls.Certificate, error) {
-	certificate, err := cfg.disk.read(cfg.CertFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	key, err := cfg.disk.read(cfg.KeyFile)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.X509KeyPair(certificate, key)
-}
-
 // readRoots returns the certificates in file, which is PEM. If file does not exist, it reads
 // fallback, unless fallback is "". If file is "", it returns nil, which means the system's root
-// certificates.
-func readRoots(from *disk, file, fallback string) (*x509.CertPool, error) {
+// certificates. It returns an error if all certificates have expired, or are not valid yet.
+func readRoots(file, fallback string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil //nolint:nilnil // documented
 	}
-	text, err := from.read(file)
+	text, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) && fallback != "" {
 		// If neither file exists, the error is about file, which the user knows.
-		if found, fallbackErr := from.read(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
+		if found, fallbackErr := os.ReadFile(fallback); !errors.Is(fallbackErr, fs.ErrNotExist) {
 			file, text, err = fallback, found, fallbackErr
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
-	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("no certificate in %q, want PEM", file)
+	pool, outdated := x509.NewCertPool(), fmt.Errorf("no certificate in %q, want PEM", file)
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if root, err := x509.ParseCertificate(block.Bytes); err == nil {
+			pool.AddCert(root)
+			if outdated != nil {
+				outdated = checkDates("the last root certificate in "+file, root.NotBefore, root.NotAfter)
+			}
+		}
 	}
-	return pool, nil
+	return pool, outdated
+}
+
+// checkDates returns an error if the time is not between two dates, which may be zero. what describes the certificate or
+// the token that has these dates.
+func checkDates(what string, notBefore, notAfter time.Time) error {
+	switch now := time.Now(); {
+	case now.Before(notBefore):
+		return fmt.Errorf("%s is not valid before %s: check the clock of this host, or put another one there", what, notBefore.UTC().Format(time.RFC3339))
+	case !notAfter.IsZero() && now.After(notAfter):
+		return fmt.Errorf("%s has expired at %s: put a new one there, or check the clock of this host", what, notAfter.UTC().Format(time.RFC3339))
+	}
+	return nil
 }

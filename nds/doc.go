@@ -7,7 +7,7 @@
 // takes all these steps, so pushes are applied in the order in which they arrive. Another goroutine writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
-//	client.go        Client: connecting again and again, following the node, the fallback to state-of-the-world
+//	client.go        Client: connecting again and again, following the node
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot
 //	table.go         the table: its resources and shards, in wire form
@@ -18,7 +18,6 @@
 //	advice.go        for known errors, which setting to check
 //	connection.go    address, TLS with its files, and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
-//	disk.go          reading files on disks that may not answer
 //	metrics.go       the metrics
 //	status.go        Status, and the state that the other files record for it
 //	config.go        the settings
@@ -49,7 +48,7 @@
 // certificate (workloadcert.go). It renews this certificate, and saves it in the state
 // directory.
 //
-// If the control plane does not implement the incremental RPC, the client uses state-of-the-world for an hour. Then
-// it tries the incremental RPC again. The table in use survives a lost stream and, with a state directory,
+// An attempt to connect is one connection. If the control plane does not implement the incremental RPC, the client uses
+// state-of-the-world on the same connection. The table in use survives a lost stream and, with a state directory,
 // a restart.
 package nds

@@ -3,7 +3,6 @@ package nds
 import (
 	"crypto/sha256"
 	"errors"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"os"
@@ -17,8 +16,6 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -61,7 +58,7 @@ func TestChangeEndsPause(t *testing.T) {
 		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
 		changed := make(chan struct{}, 1)
-		c := &Client{cfg: Config{disk: newDisk(), Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
+		c := &Client{cfg: Config{Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
 			n.IPs = ips
 			return n, nil
 		}}}
@@ -93,7 +90,7 @@ func TestResumeEndsPause(t *testing.T) {
 		asleep := time.Duration(0)
 		node := Node{PodName: "web-0", Namespace: "shop", IPs: []netip.Addr{netip.IPv6Loopback()}}
 		c := &Client{
-			cfg:      Config{disk: newDisk(), Node: node, Clock: clock.From(func() time.Duration { return asleep })},
+			cfg:      Config{Node: node, Clock: clock.From(func() time.Duration { return asleep })},
 			renewer:  &certRenewer{wake: make(chan struct{}, 1)},
 			failures: 20,
 		}
@@ -150,39 +147,13 @@ func TestReadRoots(t *testing.T) {
 		{"", "", ""}, {good, bad, ""}, {missing, good, ""},
 		{missing, bad, bad}, {missing, missing + "2", missing + ":"}, {bad, good, bad}, {missing, "", missing},
 	} {
-		pool, err := readRoots(newDisk(), tc.file, tc.fallback)
+		pool, err := readRoots(tc.file, tc.fallback)
 		switch {
 		case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
 			t.Errorf("%q, %q: error %v, want one about %q", tc.file, tc.fallback, err, tc.want)
 		case tc.want == "" && (err != nil || (pool == nil) != (tc.file == "")):
 			t.Errorf("%q, %q: %v, %v", tc.file, tc.fallback, pool, err)
 		}
-	}
-}
-
-// C2: while the control plane implements neither variant, the client tries them in turn.
-// After a fallback it tries the incremental one again an hour later.
-func TestVariants(t *testing.T) {
-	t.Parallel()
-	unknown := status.Error(codes.Unimplemented, "unknown method")
-	c := &Client{log: slog.New(slog.DiscardHandler), cfg: Config{disk: newDisk(), Clock: clock.New()}}
-	for i, want := range []struct {
-		atOnce  bool
-		variant variant
-	}{{true, stateOfTheWorld}, {false, incremental}, {true, stateOfTheWorld}} {
-		if atOnce := c.fallBack(unknown); atOnce != want.atOnce || c.variant != want.variant {
-			t.Errorf("failure %d: %v, %v, want %+v", i, atOnce, c.variant, want)
-		}
-	}
-	if c.fallBack(status.Error(codes.Unavailable, "away")) || c.variant != stateOfTheWorld {
-		t.Errorf("another failure: %v", c.variant)
-	}
-	if c.retryIncremental(); c.variant != stateOfTheWorld {
-		t.Errorf("at once: %v", c.variant)
-	}
-	c.fellBack = c.fellBack.Add(-incrementalAgain)
-	if c.retryIncremental(); c.variant != incremental {
-		t.Errorf("after a while: %v", c.variant)
 	}
 }
 

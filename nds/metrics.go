@@ -23,8 +23,8 @@ type metrics struct {
 }
 
 // newMetrics returns the metrics of a client, and registers them unless registry is nil. The metrics get some of
-// their values from the function status.
-func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
+// their values from the functions status and certificateExpires.
+func newMetrics(registry prometheus.Registerer, status func() Status, certificateExpires func() time.Time) *metrics {
 	auto := promauto.With(registry)
 	m := &metrics{
 		pushes: auto.NewCounterVec(prometheus.CounterOpts{
@@ -70,12 +70,12 @@ func newMetrics(registry prometheus.Registerer, status func() Status) *metrics {
 			// When somebody sets the wall clock, TableAge stays right, but LastPush becomes wrong.
 			return math.Round(float64(time.Now().UnixMilli())/1e3 - s.TableAge)
 		})
-	gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the workload certificate expires, in Unix time; 0 without one.",
-		func(s Status) float64 {
-			if s.CertificateExpires.IsZero() {
-				return 0
+	gauge("nametap_xds_certificate_expiry_timestamp_seconds", "When the client certificate or the workload certificate expires, in Unix time; 0 without one.",
+		func(Status) float64 {
+			if expires := certificateExpires(); !expires.IsZero() {
+				return float64(expires.Unix())
 			}
-			return float64(s.CertificateExpires.Unix())
+			return 0
 		})
 	gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
 		func(s Status) float64 { return boolValue(s.Stale) })

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 )
@@ -142,28 +143,25 @@ func incrementalNode(node *corev3.Node) *corev3.Node {
 	return node
 }
 
-// spiffePath returns the node's SPIFFE identity without the trust domain.
+// spiffePath returns the path of the node's SPIFFE ID.
 func (n Node) spiffePath() string {
 	return "/ns/" + n.Namespace + "/sa/" + cmp.Or(n.ServiceAccount, "default")
 }
 
-// checkCertificate returns an error if a certificate has expired or does not have the identity of the node.
+// checkCertificate returns an error if a certificate has expired or does not have the SPIFFE ID of the node.
 func (n Node) checkCertificate(leaf *x509.Certificate) error {
 	if now := time.Now(); !now.Before(leaf.NotAfter) {
 		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
 	}
 	var identities []string
 	for _, uri := range leaf.URIs {
-		if uri.Scheme != "spiffe" {
-			continue
-		}
-		if uri.Path == n.spiffePath() {
+		if id, err := spiffeid.FromURI(uri); err == nil && id.Path() == n.spiffePath() {
 			return nil
 		}
 		identities = append(identities, uri.String())
 	}
 	if len(identities) == 0 {
-		return errors.New("the certificate has no SPIFFE identity")
+		return errors.New("the certificate has no SPIFFE ID")
 	}
 	return fmt.Errorf("the certificate is for %s, and this node is %s: see --namespace and --service-account",
 		strings.Join(identities, ", "), n.spiffePath())

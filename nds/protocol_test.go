@@ -125,12 +125,8 @@ func TestReject(t *testing.T) {
 		h.wantApplied(plain(t, hosts("b.example.com")))
 		h.wantACK("v3")
 		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.LastError == "" })
-		want := int32(3)
-		if plane.NoDelta {
-			want++ // the end of the first connection
-		}
-		if got := handled.Load(); got != want {
-			t.Errorf("handled %d times, want %d", got, want)
+		if got := handled.Load(); got != 3 {
+			t.Errorf("handled %d times, want 3", got)
 		}
 		h.wantLog("level=WARN", "push rejected", "version=v2", "the table is bad")
 		return h

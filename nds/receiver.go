@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -56,11 +57,8 @@ func (r *receiver) restore() {
 		return
 	}
 	path := r.dir.File(snapshotName)
-	data, err := r.cfg.disk.read(path)
-	var lockErr error
-	if !errors.Is(err, errNoAnswer) {
-		lockErr = r.dir.Lock()
-	}
+	data, err := os.ReadFile(path)
+	lockErr := r.dir.Lock()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return

@@ -1,10 +1,10 @@
 package nds_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
-	"net"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -137,40 +137,14 @@ func TestKeepalive(t *testing.T) {
 func TestTooManyPings(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := start(t, options{config: func(cfg *nds.Config) {
-			cfg.Dial = func(context.Context, string) (net.Conn, error) {
-				near, far := net.Pipe()
-				go func() { _ = complain(far) }()
-				return near, nil
-			}
-		}})
+		config, _ := peers(answer(http2.FrameHeaders, func(f *http2.Framer) error {
+			return cmp.Or(f.WriteGoAway(1, http2.ErrCodeEnhanceYourCalm, []byte("too_many_pings")), io.EOF) // ends the connection
+		}))
+		h := start(t, options{config: config})
 		h.wantLog("level=WARN", "too many pings", "every=40s")
 		h.wantLog("level=WARN", "too many pings", "every=1m20s")
 		h.wantLog("level=WARN", "too many pings", "every=6m0s")
 	})
-}
-
-// complain answers the first stream of a connection as gRPC servers answer clients that
-// ping too often.
-func complain(conn net.Conn) error {
-	defer conn.Close()
-	if _, err := io.CopyN(io.Discard, conn, int64(len(http2.ClientPreface))); err != nil {
-		return err
-	}
-	framer := http2.NewFramer(conn, conn)
-	if err := framer.WriteSettings(); err != nil {
-		return err
-	}
-	for {
-		frame, err := framer.ReadFrame()
-		if err != nil {
-			return err
-		}
-		if frame.Header().Type == http2.FrameHeaders {
-			break
-		}
-	}
-	return framer.WriteGoAway(1, http2.ErrCodeEnhanceYourCalm, []byte("too_many_pings"))
 }
 
 // C5: the metrics during the life of a stream.

@@ -34,8 +34,8 @@ type Status struct {
 	Pushes     uint64 `json:"pushes"`
 	Rejected   uint64 `json:"rejected"`
 	Reconnects uint64 `json:"reconnects"`
-	// CertificateExpires is when the workload certificate expires; zero without a certificate. CertificateError is
-	// why the last failed attempt to obtain a certificate failed; a success clears it.
+	// CertificateExpires is when the client certificate or the workload certificate expires; zero without one.
+	// CertificateError is why the last failed attempt to obtain a workload certificate failed; a success clears it.
 	CertificateExpires time.Time `json:"certificateExpires,omitzero"`
 	CertificateError   string    `json:"certificateError,omitempty"`
 	// SnapshotError is why the table could not be saved; a success clears it.

@@ -1,15 +1,29 @@
 package nds_test
 
 import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"fmt"
+	"math/big"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
@@ -144,5 +158,119 @@ func TestTLSToPlaintext(t *testing.T) {
 		s.server = serve(t, fakexds.Options{})
 		h := s.start(t, nil)
 		h.wantLog("level=WARN", "no stream to the control plane", "the server does not speak TLS: --xds-plaintext")
+	})
+}
+
+// C1: if the dates of a file say that the server refuses it, the error names the file, the date and what to do, whatever
+// the error of the connection was. It is the same at each attempt, so it is logged once.
+func TestOutdatedFiles(t *testing.T) {
+	t.Parallel()
+	past, future := "has expired at 2000-01-01T23:00:00Z: put a new one there", "is not valid before 2000-01-02T02:00:00Z: check the clock of this host"
+	const cert, root = "the client certificate in %s/cert-chain.pem (--xds-cert) ", "reading root certificates (XDS_ROOT_CA, --xds-root-ca): the last root certificate in %s/root-cert.pem "
+	for _, tc := range []struct {
+		name string
+		// before and after are the distances of the certificate's dates from now.
+		before, after time.Duration
+		file, want    string
+	}{
+		{"expired certificate", -2 * time.Hour, -time.Hour, "certificate", cert + past},
+		{"early certificate", 2 * time.Hour, 3 * time.Hour, "certificate", cert + future},
+		{"expired root", -2 * time.Hour, -time.Hour, "root", root + past},
+		{"early root", 2 * time.Hour, 3 * time.Hour, "root", root + future},
+		{"expired token", 0, -time.Hour, "token", "the token in %s/istio-token (--xds-token-file) " + past},
+	} {
+		for fault, dial := range map[string]func(context.Context, string) (net.Conn, error){
+			"alert": nil,
+			"EPIPE": func(context.Context, string) (net.Conn, error) {
+				near, far := net.Pipe()
+				return near, far.Close()
+			},
+			"refused": func(context.Context, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED },
+		} {
+			subtest(t, tc.name+", "+fault, func(t *testing.T) {
+				t.Helper()
+				clock.Sleep(t.Context(), 24*time.Hour)
+				c := startCertified(t, nil)
+				c.exchange = nds.WorkloadCertOff
+				var config func(*nds.Config)
+				switch tc.file {
+				case "root":
+					write(t, c.root, selfSigned(t, tc.before, tc.after))
+				case "token":
+					write(t, c.token, jwt(time.Now().Add(tc.after)))
+				default:
+					c.authority.SetBackdate(-tc.before)
+					c.authority.SetLife(tc.after)
+					config = c.client(t)
+				}
+				h := c.start(t, func(cfg *nds.Config) {
+					if config != nil {
+						config(cfg)
+					}
+					if dial != nil {
+						cfg.Dial = dial
+					}
+				})
+				h.wantStatus(func(s nds.Status) bool { return s.Reconnects > 5 })
+				want := fmt.Sprintf(tc.want, c.dir)
+				if got := h.client.Status().LastError; !strings.HasPrefix(got, want) || h.logs.Count("level=WARN") != 1 {
+					t.Errorf("the error is %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+// selfSigned returns a certificate in PEM, whose dates have these distances from now.
+func selfSigned(t *testing.T, before, after time.Duration) string {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(before), NotAfter: time.Now().Add(after)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+}
+
+// C1: one root certificate that is valid is enough.
+func TestOutdatedRootBesideValid(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := startSecured(t)
+		write(t, s.root, selfSigned(t, -2*time.Hour, -time.Hour)+s.authority.Root()+selfSigned(t, time.Hour, 2*time.Hour))
+		h := s.start(t, nil)
+		h.wantACK("v1")
+	})
+}
+
+// C1: the metric and the status have the date of the client certificate in the file, which the next connection uses.
+func TestClientCertificateExpiry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c := startCertified(t, nil)
+		registry := prometheus.NewRegistry()
+		config := c.client(t)
+		h := c.start(t, func(cfg *nds.Config) {
+			config(cfg)
+			cfg.Registerer = registry
+		})
+		h.wantACK("v1")
+		for _, life := range []time.Duration{24 * time.Hour, time.Hour} {
+			c.authority.SetLife(life)
+			c.client(t)
+			want := time.Now().Add(life).Truncate(time.Second)
+			if got := h.client.Status().CertificateExpires; !got.Equal(want) {
+				t.Errorf("the status has %v, want %v", got, want)
+			}
+			const name = "nametap_xds_certificate_expiry_timestamp_seconds"
+			text := fmt.Sprintf("# HELP %s When the client certificate or the workload certificate expires, in Unix time; 0 without one.\n# TYPE %[1]s gauge\n%[1]s %d\n", name, want.Unix())
+			if err := testutil.GatherAndCompare(registry, strings.NewReader(text), name); err != nil {
+				t.Error(err)
+			}
+		}
 	})
 }

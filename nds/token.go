@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 )
@@ -32,20 +33,19 @@ func tokenOf(cfg Config) Token {
 	return found
 }
 
-// usableToken reports whether the file that cfg names has a token that is not known to have expired. usableToken
-// reads the file, so it must not be called with a lock held.
+// usableToken reports whether the file that cfg names has a token that is not known to have expired.
 func usableToken(cfg Config) bool {
 	if cfg.TokenFile == "" {
 		return false
 	}
 	token, err := readToken(cfg)
-	return err == nil && !expired(token)
+	return err == nil && checkToken(cfg, token) == nil
 }
 
 // readToken returns the token in the file that cfg names, without the newline that editors add.
 func readToken(cfg Config) (string, error) {
 	file := cfg.TokenFile
-	data, err := cfg.disk.read(file)
+	data, err := os.ReadFile(file)
 	if err != nil {
 		return "", err
 	}
@@ -61,10 +61,10 @@ func readToken(cfg Config) (string, error) {
 	return string(token), nil
 }
 
-// expired reports whether a token is known to have expired.
-func expired(token string) bool {
+// checkToken returns an error if token, which is in the file that cfg names, is known to have expired.
+func checkToken(cfg Config, token string) error {
 	_, expires := claims(token)
-	return !expires.IsZero() && time.Now().After(expires)
+	return checkDates("the token in "+cfg.TokenFile+" (--xds-token-file)", time.Time{}, expires)
 }
 
 // claims returns when a token was issued and when it expires. It returns zero times for a token that is not a JSON

@@ -1,11 +1,9 @@
 package nds
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +11,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,8 +19,8 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// certificateFile is the file in the state directory with the workload certificate, its
-// chain and its key.
+// certificateFile is the file in the state directory with the key of the workload certificate, the certificate and its
+// chain.
 const certificateFile = "workload-certificate.pem"
 
 const (
@@ -51,15 +48,13 @@ type certRenewer struct {
 	// fileFailures logs why the certificate was not read or saved, renewFailures why none was
 	// obtained.
 	fileFailures, renewFailures logonce.Log
+	failed                      *tls.Certificate // as in Client, of requests to the certificate authority
+	unsaved                     []byte           // the current certificate, unless it is in the state directory
 
-	// mu guards the fields below. It is not held while files are read, because Status
-	// needs it and a disk may not answer.
+	// mu guards the fields below.
 	mu      sync.Mutex
 	current *tls.Certificate // nil if there is none
-	pair    keyPair          // the current certificate and its key, in PEM
-	saved   bool             // whether pair is in the state directory
 	renewal time.Time        // when to renew the current certificate
-	refused bool             // whether the last server that got the current certificate refused it
 	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
@@ -100,20 +95,23 @@ func (r *certRenewer) valid() *tls.Certificate {
 	return r.current
 }
 
-// certificate returns the certificate to authenticate with. It returns nil if a server
-// refused the certificate and the token can replace it.
-func (r *certRenewer) certificate() *tls.Certificate {
-	if r.isRefused() && usableToken(r.cfg) {
+// certificateAfter returns the certificate for the next connect, or nil if there is none. It also returns nil if the last
+// connect failed with this certificate and the token can replace it: a server that refuses the certificate, because its
+// certificate authority has changed, may end the connection without giving a reason. Without a usable token the
+// certificate is tried again.
+func (r *certRenewer) certificateAfter(failed *tls.Certificate) *tls.Certificate {
+	certificate := r.valid()
+	if certificate != nil && certificate == failed && usableToken(r.cfg) {
 		return nil
 	}
-	return r.valid()
+	return certificate
 }
 
-// accept makes pair the current certificate, unless the certificate has expired or is for another identity.
-// obtained is when the pair was issued. If obtained is zero, accept uses the time from which the certificate is
-// valid.
-func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
-	certificate, err := pair.parse()
+// accept makes the certificate in file, in PEM with its chain and its key, the current certificate, unless it has expired
+// or is for another identity. obtained is when it was issued. If obtained is zero, accept uses the time from which the
+// certificate is valid.
+func (r *certRenewer) accept(file []byte, obtained time.Time) error {
+	certificate, err := tls.X509KeyPair(file, file)
 	if err != nil {
 		return err
 	}
@@ -121,25 +119,26 @@ func (r *certRenewer) accept(pair keyPair, obtained time.Time) error {
 	if err := r.cfg.Node.checkCertificate(leaf); err != nil {
 		return err
 	}
-	start := obtained
-	if start.IsZero() {
-		start = leaf.NotBefore
+	if obtained.IsZero() {
+		obtained = leaf.NotBefore
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.current, r.pair, r.saved = certificate, pair, false
-	r.renewal, r.refused, r.failure = renewAt(leaf, start, rand.Float64()), false, ""
+	r.current, r.renewal, r.failure = &certificate, renewAt(leaf, obtained, rand.Float64()), ""
 	return nil
 }
 
-// setFailure records err for Status, unless it is expected.
-func (r *certRenewer) setFailure(err error) {
-	if r.level(err) < slog.LevelWarn {
-		return
+// report logs and records why no certificate was obtained. Unless the settings demand a certificate, it is expected that a
+// control plane has no certificate authority.
+func (r *certRenewer) report(err error) {
+	level := slog.LevelInfo
+	if !errors.Is(err, errNoAuthority) || r.cfg.WorkloadCert == WorkloadCertOn {
+		level = slog.LevelWarn
+		r.mu.Lock()
+		r.failure = err.Error()
+		r.mu.Unlock()
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.failure = err.Error()
+	r.renewFailures.Report("workload certificate not obtained or renewed", level, err)
 }
 
 // lastFailure returns the field failure.
@@ -149,33 +148,18 @@ func (r *certRenewer) lastFailure() string {
 	return r.failure
 }
 
-// markRefused records that a server refused the certificate: the certificate authority may
-// have changed. The agent then uses the token until there is a new certificate. Without a usable
-// token the certificate stays in use, because the server may accept it again.
-func (r *certRenewer) markRefused(certificate *tls.Certificate) {
-	r.setRefused(certificate, true)
+// replace makes run renew the certificate at once: a server has accepted the token, and not the certificate.
+func (r *certRenewer) replace(certificate *tls.Certificate) {
+	r.mu.Lock()
+	if r.current == certificate {
+		r.renewal = time.Now()
+	}
+	r.mu.Unlock()
 	r.check()
 }
 
 // check wakes run, which then checks whether to renew the certificate.
 func (r *certRenewer) check() { chans.Wake(r.wake) }
-
-// markAccepted records that a server accepted the certificate.
-func (r *certRenewer) markAccepted(certificate *tls.Certificate) { r.setRefused(certificate, false) }
-
-func (r *certRenewer) setRefused(certificate *tls.Certificate, refused bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.current == certificate {
-		r.refused = refused
-	}
-}
-
-func (r *certRenewer) isRefused() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.refused
-}
 
 // renewAt returns when to renew a certificate: after two thirds of its life, but up to a tenth of its life earlier.
 // The parameter part, a random number from 0 to 1, says how much earlier: machines that were set up together must not
@@ -209,8 +193,7 @@ func (r *certRenewer) run(ctx context.Context) {
 				failures++
 			}
 			if ctx.Err() == nil {
-				r.setFailure(err)
-				r.renewFailures.Report("workload certificate not obtained or renewed", r.level(err), err)
+				r.report(err)
 			}
 		}
 		select {
@@ -222,23 +205,11 @@ func (r *certRenewer) run(ctx context.Context) {
 	}
 }
 
-// level returns the level at which to log err. Unless the settings demand a certificate, it is expected that a
-// control plane has no certificate authority.
-func (r *certRenewer) level(err error) slog.Level {
-	if errors.Is(err, errNoAuthority) && r.cfg.WorkloadCert != WorkloadCertOn {
-		return slog.LevelInfo
-	}
-	return slog.LevelWarn
-}
-
 // untilCheck returns the time until the next check of the certificate. If the time is 0 or less, the certificate
 // must be renewed now.
 func (r *certRenewer) untilCheck() time.Duration {
 	if !r.wanted() {
 		return certificatePoll
-	}
-	if r.isRefused() && usableToken(r.cfg) {
-		return 0
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -250,17 +221,16 @@ func (r *certRenewer) untilCheck() time.Duration {
 
 // renew obtains a certificate and makes it the current certificate.
 func (r *certRenewer) renew(ctx context.Context) error {
-	current := r.certificate()
-	pair, err := requestCertificate(ctx, r.cfg, current)
+	current := r.certificateAfter(r.failed)
+	file, err := requestCertificate(ctx, r.cfg, current)
 	if err != nil {
-		if current != nil && r.cfg.CertFile == "" && certificateRefused(err) {
-			r.setRefused(current, true)
-		}
+		r.failed = current
 		return err
 	}
-	if err := r.accept(pair, time.Now()); err != nil {
+	if err := r.accept(file, time.Now()); err != nil {
 		return fmt.Errorf("using the certificate of %s: %w", r.cfg.CAAddr, err)
 	}
+	r.unsaved = file
 	r.mu.Lock()
 	leaf, renewal := r.current.Leaf, r.renewal
 	r.mu.Unlock()
@@ -269,27 +239,18 @@ func (r *certRenewer) renew(ctx context.Context) error {
 	return nil
 }
 
-// save writes the certificate to the state directory, unless the file already has it. If that fails, it logs the
-// failure, and the next call tries again.
+// save writes the certificate to the state directory, unless it is there. If that fails, it logs the failure, and the next
+// call tries again.
 func (r *certRenewer) save() {
-	r.mu.Lock()
-	pair, saved := r.pair, r.saved
-	r.mu.Unlock()
-	if r.cfg.StateDir == "" || len(pair.key) == 0 {
+	if r.cfg.StateDir == "" || r.unsaved == nil {
 		return
 	}
-	if _, err := os.Lstat(r.dir.File(certificateFile)); saved && err == nil {
-		return
-	}
-	err := r.dir.Write(certificateFile, append(bytes.TrimSpace(pair.key), append([]byte("\n"), pair.chain...)...))
-	if err != nil {
+	if err := r.dir.Write(certificateFile, r.unsaved); err != nil {
 		r.fileFailures.Report("workload certificate not saved: a restart needs the token", slog.LevelWarn, err)
 		return
 	}
 	r.fileFailures.Reset()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.saved = true // only the goroutine of run, which calls save, changes pair
+	r.unsaved = nil
 }
 
 // load makes the certificate in the state directory the current certificate. It does nothing if there is no file. If
@@ -301,7 +262,7 @@ func (r *certRenewer) load() {
 		return
 	}
 	path := r.dir.File(certificateFile)
-	data, err := r.cfg.disk.read(path)
+	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return
@@ -310,25 +271,7 @@ func (r *certRenewer) load() {
 		r.fileFailures.Report("the saved workload certificate cannot be read; retrying", slog.LevelWarn, err)
 		return
 	}
-	if err := r.accept(splitPEM(data), time.Time{}); err != nil {
+	if err := r.accept(data, time.Time{}); err != nil {
 		r.log.Warn("the saved workload certificate is not used", "path", path, "error", err)
-		return
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.saved = true
-}
-
-// splitPEM separates the private key from the certificates in a PEM file.
-func splitPEM(data []byte) keyPair {
-	var pair keyPair
-	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
-		text := pem.EncodeToMemory(block)
-		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
-			pair.key = append(pair.key, text...)
-		} else {
-			pair.chain = append(pair.chain, text...)
-		}
-	}
-	return pair
 }

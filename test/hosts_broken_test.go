@@ -135,7 +135,7 @@ func brokenControl() []hostCase {
 			e.Exec("iptables-nft", "-A", "OUTPUT", "-p", "tcp", "--dport", "15012", "-j", "DROP")
 			e.launch("--xds-addr", controlAddr)
 		}},
-		{name: "the control plane answers no TLS", says: "PROBLEM  the control plane 127.0.0.1:15012 accepts connections, but does not answer TLS", make: func(e *examined) {
+		{name: "the control plane answers no TLS", says: "PROBLEM  the control plane 127.0.0.1:15012 accepts connections, but no stream", make: func(e *examined) {
 			e.accepts(controlAddr)
 			secure(e, "--xds-root-ca", root(e, authority(e)), "--xds-token-file", "", "--xds-addr", controlAddr)
 			e.launch(e.agents...)

@@ -114,11 +114,8 @@ func controlFile(r *Readings) []Problem {
 	}
 	severity, effect := withoutControl(r.Agent)
 	mend := "put that file in place; nothing needs a restart"
-	switch {
-	case strings.HasSuffix(why, "permission denied"):
+	if strings.HasSuffix(why, "permission denied") {
 		mend = "let the user of the agent read that file; nothing needs a restart"
-	case strings.Contains(why, "the disk has not answered"):
-		mend = "look at the file system of that file: df shows where it is; nothing needs a restart"
 	}
 	return []Problem{{
 		Severity: severity, What: "the agent cannot read " + file, Evidence: why, Effect: effect, Mend: mend, Rows: []string{"C1"},
@@ -159,6 +156,8 @@ func controlRefuses(r *Readings) []Problem {
 	case strings.Contains(text, "x509: ") && !strings.Contains(text, "remote error: ") && !r.Agent.answered():
 		what = "the agent does not accept the certificate of the control plane %s"
 		mend = "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + r.Agent.XDS.Address + " prints"
+	case strings.HasPrefix(text, "the client certificate in "):
+		what, mend = "the client certificate for the control plane %s is not valid now", "put a valid one, with its key, in place; nothing needs a restart"
 	case strings.Contains(text, "code = Unauthenticated") && r.Agent.Token.File != "":
 		mend = "put a token at " + r.Agent.Token.File + " that the control plane accepts; nothing needs a restart"
 	}

@@ -106,7 +106,8 @@ func (a *Agent) unreachable() (what, mend string) {
 	for _, known := range []struct{ text, what, mend string }{
 		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
 		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
-		{"handshake failed: context deadline exceeded", "accepts connections, but does not answer TLS", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
+		{"ended the connection before", "ends connections at once", "look at the control plane's log, and at proxies before it: one of them drains, or limits the age of connections"},
+		{"but no stream within", "accepts connections, but no stream", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
 		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
 		{"i/o timeout", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},
 		{"deadline exceeded", "does not answer", "look at the firewalls between this host and the control plane, and at --xds-addr"},

@@ -145,7 +145,7 @@ func printXDS(w io.Writer, status agent.Status) {
 		fmt.Fprintf(w, "last error\t%s\n", oneLine(xds.LastError))
 	}
 	if !xds.CertificateExpires.IsZero() {
-		fmt.Fprintf(w, "certificate\tworkload certificate, expires %s\n", xds.CertificateExpires.Format(time.RFC3339))
+		fmt.Fprintf(w, "certificate\texpires %s\n", xds.CertificateExpires.Format(time.RFC3339))
 	}
 	if xds.CertificateError != "" {
 		fmt.Fprintf(w, "certificate error\t%s\n", oneLine(xds.CertificateError))

@@ -7,6 +7,8 @@ import (
 	"crypto/x509"
 	"fmt"
 	"strings"
+
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 )
 
 // An Identity is a service account.
@@ -34,15 +36,15 @@ func OfUser(name string) (Identity, error) {
 }
 
 // OfCertificate returns the identity in a certificate. Its only URI must be
-// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, as in the certificates of Istio's workloads.
+// spiffe://TRUST-DOMAIN/ns/NAMESPACE/sa/SERVICE-ACCOUNT, as in the certificates of Istio's workloads (SPIFFE-ID, section 2).
 func OfCertificate(certificate *x509.Certificate, trustDomain string) (Identity, error) {
 	if len(certificate.URIs) != 1 {
 		return Identity{}, fmt.Errorf("the client's certificate has %d URIs: want one, spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", len(certificate.URIs), trustDomain)
 	}
-	uri := certificate.URIs[0]
-	parts := strings.Split(uri.Path, "/")
-	if uri.Scheme != "spiffe" || uri.Host != trustDomain || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || parts[2] == "" || parts[4] == "" {
-		return Identity{}, fmt.Errorf("the client's certificate is of %q: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", uri, trustDomain)
+	id, err := spiffeid.FromURI(certificate.URIs[0])
+	parts := strings.Split(id.Path(), "/")
+	if err != nil || id.TrustDomain().Name() != trustDomain || len(parts) != 5 || parts[1] != "ns" || parts[3] != "sa" || len(parts[2]) > maxNamespace || len(parts[4]) > maxAccount {
+		return Identity{}, fmt.Errorf("the client's certificate is of %q: want spiffe://%s/ns/NAMESPACE/sa/SERVICE-ACCOUNT", certificate.URIs[0], trustDomain)
 	}
 	return Identity{parts[2], parts[4]}, nil
 }

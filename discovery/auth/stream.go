@@ -59,11 +59,10 @@ func (c *Clients) other(cluster string) string {
 // ofCertificate returns the identity in the certificate of the client, and the earliest end of the certificates in
 // its chain.
 func (c *Clients) ofCertificate(ctx context.Context) (Identity, time.Time, error) {
-	p, _ := peer.FromContext(ctx)
-	if p == nil {
-		p = new(peer.Peer)
+	var info credentials.TLSInfo
+	if p, found := peer.FromContext(ctx); found {
+		info, _ = p.AuthInfo.(credentials.TLSInfo)
 	}
-	info, _ := p.AuthInfo.(credentials.TLSInfo)
 	if len(info.State.VerifiedChains) == 0 {
 		return Identity{}, time.Time{}, status.Error(codes.Unauthenticated, "no token and no client certificate: mount a service account's token for the agent")
 	}

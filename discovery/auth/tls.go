@@ -3,7 +3,6 @@ package auth
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -135,7 +134,7 @@ func (s *Server) load() (*tls.Config, error) {
 	}
 	config.ClientCAs = x509.NewCertPool()
 	if !config.ClientCAs.AppendCertsFromPEM(text) {
-		return nil, fmt.Errorf("authorities of clients %q: %w (--tls-client-ca)", s.files.ClientCA, errors.New("no certificate in PEM"))
+		return nil, fmt.Errorf("authorities of clients %q: no certificate in PEM (--tls-client-ca)", s.files.ClientCA)
 	}
 	config.ClientAuth = tls.VerifyClientCertIfGiven
 	return config, nil

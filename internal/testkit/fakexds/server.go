@@ -47,6 +47,8 @@ type Options struct {
 	// RefuseCertificates makes the streams of clients that have a certificate end with
 	// PermissionDenied.
 	RefuseCertificates bool
+	// Age limits the ages of connections.
+	Age keepalive.ServerParameters
 	// NoSigning leaves out the service that signs certificates.
 	NoSigning bool
 	// Token, if not empty, is the bearer token that a stream must have. A stream without
@@ -199,6 +201,7 @@ func (s *Server) listenLocked() (net.Listener, error) {
 func (s *Server) serverOptions() []grpc.ServerOption {
 	opts := []grpc.ServerOption{
 		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(s.opts.Age),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 15 * time.Second}),
 	}
 	if s.opts.Authority != nil {
