@@ -48,7 +48,6 @@ type conn struct {
 	joined           atomic.Bool             // host is set, and both directions are copied
 	toHost, toClient direction
 	counts           *counts
-	last             atomic.Int64  // when data was last moved, or a direction ended, in nanoseconds
 	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	aborted          atomic.Bool
 }
@@ -66,14 +65,8 @@ func (c *conn) join(host *net.TCPConn, n *counts) {
 	c.host, c.counts = host, n
 	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, &n.sent
 	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, &n.received
-	c.touch()
-	c.joined.Store(true)
-}
-
-// touch records that the connection is not idle.
-func (c *conn) touch() {
-	c.last.Store(time.Now().UnixNano())
 	c.place.Serve()
+	c.joined.Store(true)
 }
 
 // An evictable is a conn that connlimit can close.
@@ -87,11 +80,6 @@ type evictable struct {
 func (e evictable) Close() error {
 	e.conn.abort(errRoom)
 	return nil
-}
-
-// idle returns how long the connection has been idle.
-func (c *conn) idle(now time.Time) time.Duration {
-	return time.Duration(now.UnixNano() - c.last.Load())
 }
 
 // halfClosed reports whether data has ended in a direction.
@@ -139,7 +127,7 @@ func (c *conn) copy(shared *copier, first []byte) {
 // run runs direction d to its end. other is the opposite direction. The error is nil if the source has ended its data.
 func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
 	readErr, writeErr := c.move(shared, d, first)
-	c.touch()
+	c.place.Serve()
 	switch {
 	case readErr != nil:
 		c.abort(nil)
@@ -181,7 +169,7 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 			shared.buffers.Put(buffer)
 		}
 		d.copied.Add(int64(m))
-		c.touch()
+		c.place.Serve()
 		for busy, chunks := n == bufferSize, 1; busy && readErr == nil && writeErr == nil; chunks++ {
 			busy, readErr, writeErr = c.moveChunk(shared, d, raw)
 			if chunks%chunksAtOnce == 0 {
@@ -221,7 +209,7 @@ func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (bus
 	}
 	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(size)})
 	d.copied.Add(n)
-	c.touch()
+	c.place.Serve()
 	if pollConn(d.from)&unix.POLLHUP != 0 {
 		return true, err, nil
 	}
