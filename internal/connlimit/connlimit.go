@@ -145,6 +145,13 @@ func (p *Place) Await() { p.enter(false) }
 // Serve records that the client waits for the server from now on, or that the connection carries data.
 func (p *Place) Serve() { p.enter(true) }
 
+// Turn calls Serve or Await if the side changes that waits for the other.
+func (p *Place) Turn(serving bool) {
+	if p != nil && p.serving.Load() != serving {
+		p.enter(serving)
+	}
+}
+
 func (p *Place) enter(serving bool) {
 	if p != nil {
 		p.since.Store(p.limit.elapsed())
