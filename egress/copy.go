@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -129,6 +130,8 @@ func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
 	readErr, writeErr := c.move(shared, d, first)
 	c.place.Serve()
 	switch {
+	case errors.Is(readErr, os.ErrDeadlineExceeded) && other.ended.Load():
+		return nil // the destination has reset its connection after the end of its data
 	case readErr != nil:
 		c.abort(nil)
 		return readErr
@@ -136,14 +139,16 @@ func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
 		return nil // the destination had ended its data before its reset
 	case writeErr != nil:
 		return writeErr // the other direction first moves what the destination sent before its reset
-	case !other.ended.Load() && pollConn(d.from)&unix.POLLHUP != 0 && !other.ended.Load():
-		// The source has reset its connection. Either it had ended its data before, or a write of the other direction has
-		// got the error, which the kernel reports only once. Every further write fails, so the other direction ends, too.
-		stopReading(other.from)
-		return nil
 	}
-	d.ended.Store(true)
-	_ = d.to.CloseWrite() // if it fails, the destination has reset its connection: the other direction finds out
+	// The kernel reports a reset once. Before the end of the data a read would get the error, unless a write has got it.
+	state := pollConn(d.from)
+	if other.ended.Load() || state&unix.POLLHUP == 0 || state&unix.POLLERR != 0 {
+		d.ended.Store(true)
+		_ = d.to.CloseWrite() // if it fails, the destination has reset its connection: the other direction finds out
+	}
+	if state&unix.POLLHUP != 0 { // the source has reset its connection, so the other direction can only end
+		stopReading(other.from)
+	}
 	return nil
 }
 
@@ -164,7 +169,10 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 		shared.buffers.Put(buffer)
 		return false
 	}
-	for m, writeErr = d.to.Write(first); ; m, writeErr = d.to.Write(buffer[:n]) {
+	if len(first) > 0 {
+		m, writeErr = d.to.Write(first)
+	}
+	for ; ; m, writeErr = d.to.Write(buffer[:n]) {
 		if n > 0 {
 			shared.buffers.Put(buffer)
 		}
