@@ -224,7 +224,8 @@ func (s *Server) accept(l *net.TCPListener) error {
 		client, err := l.AcceptTCP()
 		switch {
 		case err == nil:
-			s.running.Go(func() { s.serve(client, refused) })
+			why := refused // the goroutine may begin after the next line
+			s.running.Go(func() { s.serve(client, why) })
 			refused = nil
 		case s.ending.Err() != nil:
 			return nil //nolint:nilerr // the listener is closed
