@@ -35,12 +35,15 @@ run: ## start the demo: a control plane, an agent and a tour (ARGS=--once ends a
 # `make lint` vets the tests. Without debugging information they link faster. No test waits long; a very slow machine may.
 TEST := -vet=off -ldflags='-s -w' -timeout 60m
 test: ## run the tests that need nothing but Go; they pass on any machine
+	@[ "$$(ulimit -Hn)" = unlimited ] || [ "$$(ulimit -Hn)" -ge 1024 ] || \
+		{ echo "the tests need 1024 open files, and the hard limit is $$(ulimit -Hn): raise it (ulimit -n)" >&2; exit 1; }
 	$(GO) test $(TEST) $$($(GO) list ./... | grep -v '^github.com/nametap/nametap/test')
 
 system: ## test the real binaries in network namespaces: capture, kills, floods (needs root; ARGS=-run=Name selects tests)
 	@tools/need-root
 	@tools/install-missing ip iptables-nft nft conntrack dig dnsmasq dbus-daemon systemd-analyze promtool ssh-keygen unshare gcc musl-gcc
-	$(SYSTEM) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
+	@TMPDIR=$$(mktemp -d /tmp/nt.XXXXXX) && export TMPDIR && trap 'rm -rf --one-file-system "$$TMPDIR"' EXIT && trap 'exit 130' HUP INT TERM && \
+		chmod 755 "$$TMPDIR" && $(SYSTEM) $(TEST) -count=1 -p 1 ./test/... $(ARGS)
 
 lint: ## run the linters, and check the sizes of the agent and of each room, and the generated code
 	$(BUILD) ./cmd/nametap

@@ -51,7 +51,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 	s.readings.take = func(ctx context.Context) reading { return read(ctx, c) }
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
-	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 	public.Handle("/", s.elsewhere())
 	if err := s.openPublic(ctx, public); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 	limit("status", s.public...)
 	if len(c.config.SocketDirs) > 0 {
 		private := http.NewServeMux()
-		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 		s.handlePrivate(private)
 		s.private = &statusPart{name: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {

@@ -219,7 +219,9 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
 		admitted := &admitted{ServerStream: stream, ctx: ctx, connection: intake.ConnectionOf(ctx)}
-		place, err := s.places.Enter(admitted.connection.Address())
+		admitted.connection.Begin()
+		defer admitted.connection.End()
+		place, err := s.places.Enter(intake.AddressOf(admitted.connection.Conn.RemoteAddr()))
 		if err != nil {
 			return s.noPlace(ctx, err)
 		}
@@ -252,7 +254,7 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 type admitted struct {
 	grpc.ServerStream
 	ctx        context.Context //nolint:containedctx // as in the stream
-	connection intake.Connection
+	connection *intake.Connection
 }
 
 type identityKey struct{}
@@ -260,13 +262,9 @@ type identityKey struct{}
 // Context returns the context with the identity.
 func (a *admitted) Context() context.Context { return a.ctx }
 
-// RecvMsg receives a request. From then on, the request does not count as unread.
+// RecvMsg receives a request.
 func (a *admitted) RecvMsg(m any) error {
-	err := a.ServerStream.RecvMsg(m)
-	if r, ok := m.(*push.Request); ok {
-		a.connection.Read(r.Bytes())
-	}
-	return err
+	return a.connection.Receive(a.ServerStream.RecvMsg, m)
 }
 
 // checkNode returns an error if a node does not belong to the identity in ctx. Without an identity in ctx, every node is

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -20,12 +21,14 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/intake"
+	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/testlog"
@@ -219,9 +222,17 @@ func TestStreamEndsWithProof(t *testing.T) { // D46, D49
 		id := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/shop/sa/web"}
 		chain := []*x509.Certificate{{URIs: []*url.URL{id}, NotAfter: ends}, {NotAfter: ends.Add(time.Hour)}}
 		certificate := credentials.TLSInfo{State: tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{chain}}}
+		counting := intake.Credentials(insecure.NewCredentials(), func(net.Conn) *connlimit.Place { return nil })
+		conn, _, err := counting.ServerHandshake(&arrival{address: "192.0.2.1"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		from := func(info credentials.AuthInfo) context.Context {
+			return peer.NewContext(t.Context(), &peer.Peer{Addr: conn.RemoteAddr(), AuthInfo: info})
+		}
 		for name, ctx := range map[string]context.Context{
-			"token":       metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer "+token)),
-			"certificate": peer.NewContext(t.Context(), &peer.Peer{AuthInfo: certificate}),
+			"token":       metadata.NewIncomingContext(from(nil), metadata.Pairs("authorization", "Bearer "+token)),
+			"certificate": from(certificate),
 		} {
 			go func() {
 				err := s.admit(s.identities)(nil, proven{ctx: ctx}, nil, func(_ any, stream grpc.ServerStream) error {

@@ -428,10 +428,7 @@ func (c *tcpConn) pass(query []byte) {
 			c.hold(more)
 			t.heldBytes = len(response)
 		}
-		_ = c.writeHeld(lengthOf(response), response) // writeHeld closes the connection on an error
-		if c.pendingCost.Load() > cost {
-			c.place.Serve() // other queries are pending
-		}
+		_ = c.writeHeld(lengthOf(response), response, cost) // writeHeld closes the connection on an error
 	})
 }
 
@@ -445,7 +442,7 @@ func (c *tcpConn) send(message []byte) error {
 	}
 	c.hold(len(message))
 	defer c.release(len(message))
-	return c.writeHeld(lengthOf(message), message)
+	return c.writeHeld(lengthOf(message), message, c.pendingCost.Load())
 }
 
 // finish ends the accounting of a query that a worker has answered. cost is what the query added to pendingCost.
@@ -471,22 +468,25 @@ func (c *tcpConn) write(framed []byte) error {
 	}
 	c.hold(len(framed))
 	defer c.release(len(framed))
-	return c.writeHeld(framed, nil)
+	return c.writeHeld(framed, nil, 0)
 }
 
-// writeHeld sends framed, and then message, which may be nil. The caller must have counted both as held. On an error
-// writeHeld closes the connection, because the client could not parse anything after a part of an answer.
-func (c *tcpConn) writeHeld(framed, message []byte) error {
+// writeHeld sends framed, and then message, which may be nil. The caller must have counted both as held. The query that is
+// answered has the cost own among the pending ones; without others, the client is awaited. An error closes the connection,
+// because the client could not parse anything after a part of an answer.
+func (c *tcpConn) writeHeld(framed, message []byte, own int64) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	c.place.Await() // before the client gets the answer: of two clients, the first to get its answer is awaited longer
+	if c.pendingCost.Load() <= own {
+		c.place.Await() // before the client gets the answer: of two clients, the first to get its answer is awaited longer
+	}
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpTimeouts.write))
 	for err == nil && len(framed)+len(message) > 0 {
 		if framed, message, err = c.writePart(framed, message); len(framed)+len(message) > 0 {
 			c.place.Await()
 		}
 	}
-	if err != nil {
+	if c.place.Turn(c.pendingCost.Load() > own); err != nil {
 		return errors.Join(err, c.conn.Close())
 	}
 	return nil

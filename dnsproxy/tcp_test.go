@@ -160,6 +160,8 @@ func TestConnectionLimit(t *testing.T) { // A12
 	}
 	ask(busy, "slow.example.")
 	p.await(t, "nametap_dns_inflight", 1)
+	ask(busy, "web.") // the answer to which does not mean that the client is awaited
+	read(t, busy)
 	third := connect(other)
 	ask(third, "web.")
 	read(t, third)

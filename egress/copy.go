@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -48,7 +49,6 @@ type conn struct {
 	joined           atomic.Bool             // host is set, and both directions are copied
 	toHost, toClient direction
 	counts           *counts
-	last             atomic.Int64  // when data was last moved, or a direction ended, in nanoseconds
 	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	aborted          atomic.Bool
 }
@@ -66,14 +66,8 @@ func (c *conn) join(host *net.TCPConn, n *counts) {
 	c.host, c.counts = host, n
 	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, &n.sent
 	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, &n.received
-	c.touch()
-	c.joined.Store(true)
-}
-
-// touch records that the connection is not idle.
-func (c *conn) touch() {
-	c.last.Store(time.Now().UnixNano())
 	c.place.Serve()
+	c.joined.Store(true)
 }
 
 // An evictable is a conn that connlimit can close.
@@ -87,11 +81,6 @@ type evictable struct {
 func (e evictable) Close() error {
 	e.conn.abort(errRoom)
 	return nil
-}
-
-// idle returns how long the connection has been idle.
-func (c *conn) idle(now time.Time) time.Duration {
-	return time.Duration(now.UnixNano() - c.last.Load())
 }
 
 // halfClosed reports whether data has ended in a direction.
@@ -139,8 +128,10 @@ func (c *conn) copy(shared *copier, first []byte) {
 // run runs direction d to its end. other is the opposite direction. The error is nil if the source has ended its data.
 func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
 	readErr, writeErr := c.move(shared, d, first)
-	c.touch()
+	c.place.Serve()
 	switch {
+	case errors.Is(readErr, os.ErrDeadlineExceeded) && other.ended.Load():
+		return nil // the destination has reset its connection after the end of its data
 	case readErr != nil:
 		c.abort(nil)
 		return readErr
@@ -148,14 +139,16 @@ func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
 		return nil // the destination had ended its data before its reset
 	case writeErr != nil:
 		return writeErr // the other direction first moves what the destination sent before its reset
-	case !other.ended.Load() && pollConn(d.from)&unix.POLLHUP != 0 && !other.ended.Load():
-		// The source has reset its connection. Either it had ended its data before, or a write of the other direction has
-		// got the error, which the kernel reports only once. Every further write fails, so the other direction ends, too.
-		stopReading(other.from)
-		return nil
 	}
-	d.ended.Store(true)
-	_ = d.to.CloseWrite() // if it fails, the destination has reset its connection: the other direction finds out
+	// The kernel reports a reset once. Before the end of the data a read would get the error, unless a write has got it.
+	state := pollConn(d.from)
+	if other.ended.Load() || state&unix.POLLHUP == 0 || state&unix.POLLERR != 0 {
+		d.ended.Store(true)
+		_ = d.to.CloseWrite() // if it fails, the destination has reset its connection: the other direction finds out
+	}
+	if state&unix.POLLHUP != 0 { // the source has reset its connection, so the other direction can only end
+		stopReading(other.from)
+	}
 	return nil
 }
 
@@ -176,12 +169,15 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 		shared.buffers.Put(buffer)
 		return false
 	}
-	for m, writeErr = d.to.Write(first); ; m, writeErr = d.to.Write(buffer[:n]) {
+	if len(first) > 0 {
+		m, writeErr = d.to.Write(first)
+	}
+	for ; ; m, writeErr = d.to.Write(buffer[:n]) {
 		if n > 0 {
 			shared.buffers.Put(buffer)
 		}
 		d.copied.Add(int64(m))
-		c.touch()
+		c.place.Serve()
 		for busy, chunks := n == bufferSize, 1; busy && readErr == nil && writeErr == nil; chunks++ {
 			busy, readErr, writeErr = c.moveChunk(shared, d, raw)
 			if chunks%chunksAtOnce == 0 {
@@ -221,7 +217,7 @@ func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (bus
 	}
 	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(size)})
 	d.copied.Add(n)
-	c.touch()
+	c.place.Serve()
 	if pollConn(d.from)&unix.POLLHUP != 0 {
 		return true, err, nil
 	}

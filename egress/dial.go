@@ -74,7 +74,7 @@ func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.
 	for r.conn == nil {
 		var wake <-chan time.Time
 		switch wait := time.Until(r.due()); {
-		case len(r.addrs) > 0 && wait <= 0:
+		case len(r.addrs) > 0 && wait <= 0 && ctx.Err() == nil:
 			r.begin()
 			continue
 		case len(r.addrs) > 0:

@@ -72,9 +72,12 @@ func TestOrder(t *testing.T) {
 				d := dialerOf(&zone{addrs: map[string][]string{"a.example.org": {"1.1.1.1", "1.1.1.2", "1.1.1.3", "::a", "::b"}}, slow: test.slow, late: test.late})
 				ctx, cancel := context.WithTimeout(t.Context(), connectTimeout)
 				defer cancel()
+				var mu sync.Mutex
 				var dialled []string
 				_, _, err := d.dial(ctx, []endpoint{{name: "a.example.org", port: 7}}, func(to netip.AddrPort) error {
+					mu.Lock()
 					dialled = append(dialled, fmt.Sprintf("%s@%v", to.Addr(), time.Since(began)))
+					mu.Unlock()
 					if strings.Contains(test.silent, to.Addr().String()) {
 						<-ctx.Done()
 					}

@@ -224,7 +224,8 @@ func (s *Server) accept(l *net.TCPListener) error {
 		client, err := l.AcceptTCP()
 		switch {
 		case err == nil:
-			s.running.Go(func() { s.serve(client, refused) })
+			why := refused // the goroutine may begin after the next line
+			s.running.Go(func() { s.serve(client, why) })
 			refused = nil
 		case s.ending.Err() != nil:
 			return nil //nolint:nilerr // the listener is closed
@@ -293,12 +294,14 @@ func (s *Server) carry(ctx context.Context, c *conn) error {
 
 // connect connects a client to its host. It returns what was read from the client for that, or a refusal.
 func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error) {
+	c.place.Serve()
 	r, err := s.route(ctx, c.client)
 	if err != nil {
 		return nil, err
 	}
 	name, exact := r.exact()
 	if !exact {
+		c.place.Await()
 		b := &beginning{from: c.client, hold: c.place.Hold, parsing: &s.parsing}
 		defer b.release()
 		_ = c.client.SetReadDeadline(time.Now().Add(helloTimeout)) // fails only on a closed connection
@@ -310,8 +313,8 @@ func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error)
 		}
 		_ = c.client.SetReadDeadline(time.Time{})
 		first = b.read
+		c.place.Serve()
 	}
-	c.place.Serve()
 	h := r.hostOf(name)
 	if h.refused != nil {
 		return nil, h.refused
@@ -363,7 +366,7 @@ func (s *Server) reject(client *net.TCPConn, err error) {
 func (s *Server) sweep(now time.Time) {
 	timeout := s.config.IdleTimeout
 	for _, c := range s.open() {
-		switch idle := c.idle(now); {
+		switch idle := c.place.Unchanged(now); {
 		case c.isGone():
 			c.abort(errGone)
 		case !c.joined.Load():

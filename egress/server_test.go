@@ -22,9 +22,9 @@ func isReset(peer net.Conn) bool {
 func TestSweep(t *testing.T) {
 	t.Parallel()
 	s := bare(t, 4)
-	began, timeout := time.Now(), s.config.IdleTimeout
-	idle, half, busy := carries(t, s), carries(t, s), carries(t, s)
-	for _, c := range []*carried{idle, half, busy} {
+	timeout := s.config.IdleTimeout
+	idle, half := carries(t, s), carries(t, s)
+	for _, c := range []*carried{idle, half} {
 		c.copies()
 		wait.Until(t, "both directions wait", func() bool { return c.toHost.reading.Load() && c.toClient.reading.Load() })
 	}
@@ -35,11 +35,13 @@ func TestSweep(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	wait.Until(t, "one direction has ended", half.halfClosed)
+	began := time.Now()
+	busy := carries(t, s)
 	for _, step := range []struct {
 		after time.Duration
 		ended []*carried
-	}{{timeout/12 - time.Minute, nil}, {timeout/12 + time.Minute, []*carried{half}}, {timeout - time.Minute, nil}, {timeout + time.Minute, []*carried{idle}}} {
-		busy.last.Store(began.Add(step.after).UnixNano())
+	}{{timeout/12 - time.Minute, nil}, {timeout / 12, []*carried{half}}, {timeout - time.Minute, nil}, {timeout, []*carried{idle}}} {
+		busy.place.Serve()
 		open := len(s.open())
 		s.sweep(began.Add(step.after))
 		for _, c := range step.ended {
@@ -50,9 +52,9 @@ func TestSweep(t *testing.T) {
 		}
 		wait.Until(t, "the connections have ended, and no other", func() bool { return len(s.open()) == open-len(step.ended) })
 	}
-	busy.touch()
+	busy.place.Serve()
 	first := carries(t, s)
-	busy.touch()
+	busy.place.Serve()
 	for range 3 {
 		carries(t, s)
 	}

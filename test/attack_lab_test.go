@@ -212,10 +212,10 @@ func (p pod) table(ctx context.Context, namespace string) ([]byte, error) {
 }
 
 // follow connects, and returns a channel with the tables that the pod is sent, which it acknowledges. The channel is closed
-// when the stream ends.
-func (p pod) follow(ctx context.Context) <-chan []byte {
+// when the stream ends, and then the function why returns the reason.
+func (p pod) follow(ctx context.Context) (tables chan []byte, why func() error) {
 	p.plane.tb.Helper()
-	tables := make(chan []byte, 100)
+	tables = make(chan []byte, 100)
 	stream, err := p.open(ctx)
 	if err != nil {
 		p.plane.tb.Fatal(err)
@@ -223,11 +223,13 @@ func (p pod) follow(ctx context.Context) <-chan []byte {
 	if err := stream.SendMsg(request("shop", tableType, nil)); err != nil {
 		p.plane.tb.Fatal(err)
 	}
+	var end error
 	go func() {
 		defer close(tables)
 		for {
 			response, err := received(stream)
 			if err != nil {
+				end = err
 				return
 			}
 			tables <- response.GetResources()[0].GetValue()
@@ -237,7 +239,7 @@ func (p pod) follow(ctx context.Context) <-chan []byte {
 			}
 		}
 	}()
-	return tables
+	return tables, func() error { return end }
 }
 
 // received returns the next response of a stream, which has a table.

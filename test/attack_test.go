@@ -148,7 +148,7 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	tables := shop.follow(ctx)
+	tables, why := shop.follow(ctx)
 	wait.For(t, "a table", tables)
 	for i, one := range attacks() {
 		one.start(ctx, p, i, &running)
@@ -172,7 +172,7 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 	p.put("other", "10.0.0.2")
 	for change := []byte(nil); !bytes.Contains(change, []byte("other.shop")); {
 		if change = wait.For(t, "the change", tables); change == nil {
-			t.Fatal("the stream of a client of another namespace has ended")
+			t.Fatalf("the stream of a client of another namespace has ended: %v; %v connections have made room", why(), p.metric("nametap_connections_evicted_total"))
 		}
 	}
 	t.Logf("memory %d MiB", p.peak())

@@ -72,12 +72,12 @@ func TestHostileObjects(t *testing.T) { // D64
 			for _, resource := range []string{"serviceentries", "sidecars"} {
 				p.api.Put(fakekube.Definitions, "{apiVersion: meta.k8s.io/v1, kind: PartialObjectMetadata, metadata: {name: "+resource+".networking.istio.io}}")
 			}
-			tables := pod{plane: p, ip: "127.0.0.1", token: "shop"}.follow(t.Context())
+			tables, why := pod{plane: p, ip: "127.0.0.1", token: "shop"}.follow(t.Context())
 			await := func(what, in string) {
 				t.Helper()
 				for change := []byte(nil); !bytes.Contains(change, []byte(in)); {
 					if change = wait.For(t, what, tables); change == nil {
-						t.Fatal("the control plane has ended, or the stream of a client of another namespace")
+						t.Fatalf("the stream of a client of another namespace has ended: %v", why())
 					}
 				}
 			}

@@ -54,6 +54,9 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 		return err
 	}
 	defer d.upstream.Close()
+	if _, err := (&stubResolver{server: d.upstream.Addr.String()}).getaddrinfo(ctx, "example."); err != nil {
+		return fmt.Errorf("nothing arrives on loopback, which may be down (`ip link set lo up`): %w", err)
+	}
 
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -66,21 +69,18 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 		if err := d.start(ctx, group); err != nil {
 			return err
 		}
-		if err := d.tour(ctx); err != nil {
+		if err := d.tour(ctx); err != nil || tourOnly {
 			return err
 		}
-		if !tourOnly {
-			d.stayUp(ctx)
-		}
+		d.stayUp(ctx)
 		return nil
 	})
 	return group.Wait()
 }
 
 // start starts control plane and agent in group, and returns when the agent answers from a table.
-func (d *demo) start(ctx context.Context, group *errgroup.Group) error {
+func (d *demo) start(ctx context.Context, group *errgroup.Group) (err error) {
 	logger := errorsOnly()
-	var err error
 	d.controlPlane, err = discovery.New(discovery.Config{
 		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger, GRPCAddr: "127.0.0.1:0",
 	})

@@ -148,7 +148,7 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 			http.Error(w, server.Waiting(), http.StatusServiceUnavailable)
 		}
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 	mux.Handle("GET /debug/errors", listHandler(server.Errors))
 	mux.Handle("GET /debug/objects", listHandler(server.Resources))
 	mux.Handle("GET "+agentsPath, agentsHandler(server))

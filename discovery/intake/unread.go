@@ -34,7 +34,7 @@ func (c counting) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo,
 	if err != nil {
 		return nil, nil, err
 	}
-	return &conn{Conn: inner, place: c.place(raw), address: AddressOf(raw.RemoteAddr()), frames: newFrames()}, info, nil
+	return &Connection{Conn: inner, place: c.place(raw), frames: newFrames()}, info, nil
 }
 
 // Clone returns a copy.
@@ -50,35 +50,33 @@ func AddressOf(a net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// conn is a connection whose unread requests are counted.
-type conn struct {
+// A Connection is a connection whose unread requests are counted. Its methods are safe for concurrent use.
+type Connection struct {
 	net.Conn
-	place   *connlimit.Place
-	address netip.Addr
-	frames  frames // for the goroutine that reads
+	place  *connlimit.Place
+	frames frames // for the goroutine that reads
 
-	mu     sync.Mutex
-	unread int  // bytes that no handler has read, also of streams that have ended
-	held   int  // bytes that the place holds
-	closed bool // the connection is closed, and holds nothing any more
+	mu        sync.Mutex
+	unread    int  // bytes that no handler has read, also of streams that have ended
+	held      int  // bytes that the place holds
+	closed    bool // it is closed, and holds nothing any more
+	handlers  int  // handlers of streams
+	receiving int  // handlers that wait for a request
 }
 
-// Read reads, and counts what it has read. While a part of a request is unread, the rest of it is awaited.
-func (c *conn) Read(p []byte) (int, error) {
+// Read reads, and counts what it has read.
+func (c *Connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if count, data := c.frames.read(p[:n]); count > 0 || data != 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.unread == 0 {
-			c.place.Await()
-		}
 		c.changeLocked(data, data+count*frameCost)
 	}
 	return n, err
 }
 
 // Close gives back all bytes, and closes the connection.
-func (c *conn) Close() error {
+func (c *Connection) Close() error {
 	c.mu.Lock()
 	c.changeLocked(0, -c.held)
 	c.closed = true
@@ -86,56 +84,57 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// changeLocked adds to the bytes that are unread and held, unless the connection is closed.
-func (c *conn) changeLocked(unread, held int) {
-	if !c.closed {
-		c.unread, c.held = c.unread+unread, c.held+held
-		c.place.Hold(int64(held))
+// changeLocked adds to the bytes that are unread and held, unless the connection is closed. The client is
+// awaited while it has no handler, or while all its handlers wait for the rest of a request.
+func (c *Connection) changeLocked(unread, held int) {
+	if c.closed {
+		return
 	}
+	c.unread, c.held = c.unread+unread, c.held+held
+	c.place.Turn(c.handlers > 0 && (c.unread <= 0 || c.receiving < c.handlers))
+	c.place.Hold(int64(held))
 }
 
 // RemoteAddr returns the address of the client, by which [ConnectionOf] finds the connection of a stream.
-func (c *conn) RemoteAddr() net.Addr { return remote{c.Conn.RemoteAddr(), c} }
+func (c *Connection) RemoteAddr() net.Addr { return remote{c.Conn.RemoteAddr(), c} }
 
 // remote is the address of a client.
 type remote struct {
 	net.Addr
-	conn *conn
+	conn *Connection
 }
 
-// A Connection is the connection of a stream. The zero value is a connection that is not counted.
-type Connection struct{ conn *conn }
-
-// ConnectionOf returns the connection of the stream with a context.
-func ConnectionOf(ctx context.Context) Connection {
-	if p, ok := peer.FromContext(ctx); ok {
-		if a, ok := p.Addr.(remote); ok {
-			return Connection{a.conn}
-		}
-	}
-	return Connection{}
+// ConnectionOf returns the connection of the stream with a context. The server must use [Credentials].
+func ConnectionOf(ctx context.Context) *Connection {
+	p, _ := peer.FromContext(ctx)
+	return p.Addr.(remote).conn
 }
 
-// Address returns the address of the client.
-func (c Connection) Address() netip.Addr {
-	if c.conn == nil {
-		return netip.Addr{}
+// Begin records that the handler of a stream begins, and End that it ends.
+func (c *Connection) Begin() { c.change(1, 0, 0) }
+
+// End records that the handler of a stream ends.
+func (c *Connection) End() { c.change(-1, 0, 0) }
+
+// Receive calls receive, with which a handler waits for a request. From then on, the request does not count as unread.
+func (c *Connection) Receive(receive func(any) error, request any) error {
+	c.change(0, 1, 0)
+	err, n := receive(request), 0
+	if r, ok := request.(interface{ Bytes() int }); ok {
+		n = r.Bytes()
 	}
-	return c.conn.address
+	c.change(0, -1, n)
+	return err
 }
 
-// Read gives back what n bytes hold that a handler has read. When all is read, the client waits for the server.
-func (c Connection) Read(n int) {
-	if c.conn == nil {
-		return
+// change adds to the numbers of handlers, and gives back what the bytes hold that a handler has read.
+func (c *Connection) change(handlers, receiving, read int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.handlers, c.receiving = c.handlers+handlers, c.receiving+receiving
+	back := c.held
+	if read < c.unread {
+		back = c.held * read / c.unread
 	}
-	c.conn.mu.Lock()
-	defer c.conn.mu.Unlock()
-	back := c.conn.held
-	if n < c.conn.unread {
-		back = c.conn.held * n / c.conn.unread
-	}
-	if c.conn.changeLocked(-n, -back); c.conn.unread <= 0 {
-		c.conn.place.Serve()
-	}
+	c.changeLocked(-read, -back)
 }

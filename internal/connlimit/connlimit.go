@@ -51,7 +51,7 @@ type Limit struct {
 	held     atomic.Int64 // bytes that all places hold, those of evicted connections included
 
 	mu      sync.Mutex
-	places  map[*Place]struct{}
+	places  []*Place
 	clients map[netip.Prefix]*client
 }
 
@@ -71,6 +71,7 @@ type Place struct {
 	serving atomic.Bool
 	held    atomic.Int64
 	evicted atomic.Bool
+	index   int // in Limit.places, guarded by Limit.mu; -1 after the place was given back
 }
 
 // New returns a limit of maxConns connections, which hold up to maxBytes together. server is the label of the metric. The
@@ -78,7 +79,7 @@ type Place struct {
 func New(server string, maxConns int, maxBytes int64) *Limit {
 	return &Limit{
 		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: sockets.NewReserve(reserved),
-		places: map[*Place]struct{}{}, clients: map[netip.Prefix]*client{},
+		clients: map[netip.Prefix]*client{},
 	}
 }
 
@@ -110,30 +111,25 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	l.mu.Lock()
 	var other *Place
 	if len(l.places) >= l.maxConns {
-		other = l.leastLocked(byConns)
+		other = l.evictLocked(byConns, 0, 0)
 	}
-	l.evictLocked(other)
 	if p.client = l.clients[p.key]; p.client == nil {
 		p.client = &client{}
 		l.clients[p.key] = p.client
 	}
 	p.client.conns++
-	l.places[p] = struct{}{}
+	p.index, l.places = len(l.places), append(l.places, p)
 	l.mu.Unlock()
 	other.close()
 	return p
 }
 
-// FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection or, if there are
-// only connections with states newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
+// FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection or, if all states
+// are newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 	l.mu.Lock()
-	other := l.leastLocked(byConns)
-	if other != nil && l.elapsed()-other.since.Load() < int64(spareTime) {
-		other = nil
-	}
-	l.evictLocked(other)
+	other := l.evictLocked(byConns, 0, spareTime)
 	l.mu.Unlock()
 	if other != nil {
 		other.close()
@@ -146,14 +142,26 @@ func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 // Await records that the server waits for the client from now on, to which it writes a response.
 func (p *Place) Await() { p.enter(false) }
 
-// Serve records that the client waits for the server from now on.
+// Serve records that the client waits for the server from now on, or that the connection carries data.
 func (p *Place) Serve() { p.enter(true) }
+
+// Turn calls Serve or Await if the side changes that waits for the other.
+func (p *Place) Turn(serving bool) {
+	if p != nil && p.serving.Load() != serving {
+		p.enter(serving)
+	}
+}
 
 func (p *Place) enter(serving bool) {
 	if p != nil {
 		p.since.Store(p.limit.elapsed())
 		p.serving.Store(serving)
 	}
+}
+
+// Unchanged returns how long no side has begun to wait, for a time now.
+func (p *Place) Unchanged(now time.Time) time.Duration {
+	return now.Sub(p.limit.origin) - time.Duration(p.since.Load())
 }
 
 // Hold adds n, which may be negative, to the bytes that the connection holds. If all connections hold too much, Hold
@@ -167,16 +175,9 @@ func (p *Place) Hold(n int64) bool {
 	p.client.held.Add(n)
 	for over := l.held.Add(n) > l.maxBytes && n > 0; over; {
 		l.mu.Lock()
-		total := int64(0) // without evicted connections, whose memory is free soon
-		for other := range l.places {
-			total += other.held.Load()
-		}
-		var other *Place
-		if over = total > l.maxBytes; over {
-			other = l.leastLocked(byBytes)
-		}
-		l.evictLocked(other)
+		other := l.evictLocked(byBytes, l.maxBytes, 0)
 		l.mu.Unlock()
+		over = other != nil
 		other.close()
 	}
 	return !p.evicted.Load()
@@ -197,14 +198,16 @@ func byConns(p *Place) (own, all int64) { return 1, p.client.conns }
 
 func byBytes(p *Place) (own, all int64) { return p.held.Load(), p.client.held.Load() }
 
-// leastLocked returns the place that is given up first, nil if there is none.
-func (l *Limit) leastLocked(of share) (least *Place) {
+// evictLocked takes the place that is given up first if all places have more than most, unless the state of that place is
+// newer than age. The memory of places that were evicted before is free soon. It returns the place, or nil. The caller must
+// then call close, without the lock.
+func (l *Limit) evictLocked(of share, most int64, age time.Duration) (least *Place) {
 	type rank struct{ longAwaited, all, awaited, since int64 }
 	var best rank
 	now := l.elapsed()
-	for p := range l.places {
+	for _, p := range l.places {
 		own, all := of(p)
-		if own == 0 {
+		if most -= own; own == 0 {
 			continue
 		}
 		r := rank{all: all, since: p.since.Load()}
@@ -219,24 +222,23 @@ func (l *Limit) leastLocked(of share) (least *Place) {
 			least, best = p, r
 		}
 	}
-	return least
-}
-
-// evictLocked takes the place of a connection, unless p is nil. The caller must then call close, without the lock.
-func (l *Limit) evictLocked(p *Place) {
-	if p != nil {
-		p.evicted.Store(true)
-		l.removeLocked(p)
-		l.evicted.Add(1)
+	if most >= 0 || now-best.since < int64(age) {
+		return nil
 	}
+	least.evicted.Store(true)
+	l.removeLocked(least)
+	l.evicted.Add(1)
+	return least
 }
 
 // removeLocked removes a place, unless it was removed before.
 func (l *Limit) removeLocked(p *Place) {
-	if _, ok := l.places[p]; !ok {
+	if p.index < 0 {
 		return
 	}
-	delete(l.places, p)
+	last := len(l.places) - 1
+	l.places[p.index], l.places[last].index = l.places[last], p.index
+	l.places[last], l.places, p.index = nil, l.places[:last], -1
 	if p.client.conns--; p.client.conns == 0 {
 		delete(l.clients, p.key)
 	}

@@ -2,6 +2,8 @@ package connlimit_test
 
 import (
 	"net"
+	"net/netip"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -123,4 +125,20 @@ func TestLeave(t *testing.T) { // R23
 			p.Leave()
 		}
 	})
+}
+
+// BenchmarkEnter measures what a connection costs beyond the limit.
+func BenchmarkEnter(b *testing.B) {
+	for _, conns := range []int{64, 2500, 20_000} {
+		b.Run(strconv.Itoa(conns), func(b *testing.B) {
+			limit := connlimit.New("test", conns, 0)
+			defer limit.Close()
+			for i := range conns {
+				limit.Enter(&conn{client: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}).String()}).Serve()
+			}
+			for b.Loop() {
+				limit.Enter(&conn{client: "10.0.0.1"}).Serve()
+			}
+		})
+	}
 }

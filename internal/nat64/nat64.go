@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // Name has IPv6 addresses only where a nameserver makes them for a NAT64.
@@ -93,12 +95,7 @@ func (f *Finder) Follow(ctx context.Context, useful func() (again time.Duration,
 }
 
 // Renew says that nameservers may have changed.
-func (f *Finder) Renew() {
-	select {
-	case f.renewed <- struct{}{}:
-	default: // Follow has not seen the last call yet
-	}
-}
+func (f *Finder) Renew() { chans.Wake(f.renewed) }
 
 // prefixes returns the prefixes of the addresses of [Name]. Each address contains one of two IPv4 addresses, at a place
 // that follows from the length of the prefix. An address that is not IPv6, or is in ::/96, shows nothing.
