@@ -96,7 +96,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	c.receiver = receiver{
 		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.Status), state: &c.state, saver: c.saver, dir: dir,
-		restoreFailures: logonce.New(cfg.Logger),
+		restoreFailures: logonce.New(cfg.Logger), rejections: logonce.New(cfg.Logger),
 	}
 	return c, nil
 }
