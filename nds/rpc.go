@@ -8,6 +8,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	_ "google.golang.org/grpc/encoding/gzip" // servers may compress responses
 	"google.golang.org/protobuf/proto"
 )
 
