@@ -38,10 +38,9 @@ const (
 	idleConn = time.Minute
 	// ageGrace is how long the streams of an old connection may continue after its client was asked to connect again.
 	ageGrace = 10 * time.Second
-	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. Requests and most responses are
-	// short. gRPC allocates twice writeBuffer for each connection to which it writes. After the change of a host, it
-	// writes to all connections.
-	readBuffer, writeBuffer = 1 << 10, 2 << 10
+	// readBuffer and writeBuffer are the sizes of a connection's buffers, in bytes. gRPC has twice writeBuffer for each
+	// connection while it writes to it; connections share these buffers.
+	readBuffer, writeBuffer = 1 << 10, 16 << 10
 	// window is how many bytes a client may send on a stream, and on a connection, before the server has read them. The
 	// size is fixed: otherwise gRPC would measure the bandwidth with a PING after each request.
 	window = 1 << 16

@@ -34,7 +34,6 @@ const (
 	typeURL      = push.TypeURL
 	variantSotw  = "sotw"
 	variantDelta = "delta"
-	metaMerge    = "NAMETAP_MERGE"
 )
 
 // running is a server under test.

@@ -23,7 +23,7 @@ const maxPending = 100
 // inputs are the configured sources. If several sources have the same object, the object of the first source is used.
 type inputs struct {
 	all      []*input
-	kube     source.Objects    // nil without the Kubernetes API
+	kube     source.Source     // nil without the Kubernetes API
 	clusters source.Clusters   // nil without other clusters
 	missing  map[string]string // why other clusters have no objects in use, by name of the cluster
 	changed  chan struct{}     // has an element when a source may have changed
@@ -113,9 +113,6 @@ func (in *inputs) collect() source.Reading {
 		all.Waiting = cmp.Or(all.Waiting, r.Waiting)
 		if r.Missing != nil {
 			all.Missing = r.Missing
-		}
-		if r.Changed != nil {
-			all.Changed, all.Heard = r.Changed, r.Heard
 		}
 	}
 	if !slices.EqualFunc(errs, in.errsOf, same) {

@@ -23,21 +23,17 @@ import (
 // time with it.
 type scripted struct {
 	source.API
-	source.Objects
+	source.Source
 	outbox source.Outbox
-	heard  source.Heard
-	caught int // calls of CatchUp
 }
 
-func (s *scripted) NewObjects(cfg source.ObjectsConfig) (source.Objects, error) {
+func (s *scripted) NewObjects(cfg source.ObjectsConfig) (source.Source, error) {
 	s.outbox.Changed = cfg.Changed
 	return s, nil
 }
 
-func (s *scripted) Name() string                           { return "the script" }
-func (s *scripted) Read() source.Reading                   { return s.outbox.Read() }
-func (s *scripted) Heard() source.Heard                    { return s.heard }
-func (s *scripted) CatchUp(_ source.Revision, _ time.Time) { s.caught++ }
+func (s *scripted) Name() string         { return "the script" }
+func (s *scripted) Read() source.Reading { return s.outbox.Read() }
 
 // service returns the Service with one of many addresses.
 func (s *scripted) service(i int) object.Object {
@@ -68,7 +64,7 @@ func onScript(t *testing.T, script *scripted) (*Server, *testlog.Buffer) {
 
 // changes reports whether an object is a change for the server.
 func (s *Server) changes(o object.Object) bool {
-	u := s.push.Update([]hosts.Change{{Updated: []object.Object{o}}}, nil, func(hosts.Update, hosts.Counts) {})
+	u := s.push.Update([]hosts.Change{{Updated: []object.Object{o}}}, func(hosts.Update, hosts.Counts) {})
 	return len(u.Hosts) > 0
 }
 
@@ -122,51 +118,6 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 		if !chans.Closed(s.Ready()) || s.Waiting() != "" || s.changes(script.service(last)) || !s.changes(script.service(0)) {
 			t.Error("the last change is not served")
 		}
-	})
-}
-
-// TestBehind checks when the tables may be older than the table of a client, and what the server does then.
-func TestBehind(t *testing.T) { // D38
-	synctest.Test(t, func(t *testing.T) {
-		script := new(scripted)
-		s, _ := onScript(t, script)
-		heard := func(version uint64) (h source.Heard) {
-			h.Add(version, time.Now())
-			return h
-		}
-		script.heard = heard(10)
-		serve := func() {
-			script.put(1, source.Reading{Read: true, Changed: source.Revision{10}, Heard: script.heard})
-			s.publish(s.inputs.collect())
-			<-s.inputs.changed
-		}
-		serve()
-		time.Sleep(time.Second) //nolint:forbidigo // of the bubble's clock
-		held := time.Now()
-		behind := func(version uint64, want bool, caught int) {
-			t.Helper()
-			if got := s.behind(source.Revision{version}.Encode(), held); got != want || script.caught != caught {
-				t.Errorf("behind %d: %t, want %t, and listed %d times, want %d", version, got, want, script.caught, caught)
-			}
-		}
-		behind(10, false, 0)
-		behind(11, true, 0) // events reach replicas at different times
-		if chans.Closed(s.inputs.changed) || len(s.inputs.changed) > 0 {
-			t.Error("a build is made for a version that is not known")
-		}
-		time.Sleep(replicaLag) //nolint:forbidigo // of the bubble's clock
-		behind(11, true, 1)
-		var listed source.Heard // before the client had its table
-		listed.Add(11, held.Add(-time.Second))
-		script.heard = listed
-		behind(11, true, 1)
-		<-s.inputs.changed // the version has come, and is to be served
-		serve()
-		behind(11, false, 1)
-		behind(12, true, 2)
-		script.heard = heard(11) // a list after held shows that there is nothing later
-		serve()
-		behind(12, false, 2)
 	})
 }
 

@@ -38,7 +38,6 @@ type report struct {
 	waiting       string         // why the server is not ready; "" once it is
 	loggedWaiting string         // the last value of waiting that was logged
 	telling       rate.Sometimes // limits the lines about waiting, because an error in it may have another port every second
-	heard         source.Heard   // the state of the API server that the served tables include
 	lines         *rate.Limiter  // limits lines about objects
 	beyond        rate.Sometimes // limits how often the log says that there were too many lines
 }
@@ -98,13 +97,6 @@ func (r *report) waitingFor() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.waiting
-}
-
-// setHeard sets the state of the API server that the served tables include.
-func (r *report) setHeard(heard source.Heard) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.heard = heard
 }
 
 // setErrors sets the errors of a reading.

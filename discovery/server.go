@@ -69,9 +69,8 @@ func New(cfg Config) (server *Server, err error) {
 	}
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all), s.vips.VIPs), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
-		Check: s.ads.checkNode, Behind: s.behind, Logger: cfg.Logger, Replica: cfg.Identity,
-		Room:       func() error { return s.ads.memory.check(tableShare) },
-		Comparable: cfg.ConfigDir == "" && cfg.ClustersNamespace == "", // revisions come from the own API server
+		Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
+		Room: func() error { return s.ads.memory.check(tableShare) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	if s.writer, err = s.newWriter(); err != nil {
@@ -212,7 +211,7 @@ func (s *Server) publish(all source.Reading) {
 		return
 	}
 	s.setMissing(all.Missing)
-	update := s.push.Update(all.Changes, all.Changed.Encode(), func(u hosts.Update, n hosts.Counts) {
+	update := s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
 		s.saveVIPs(u)
 		s.log(all, u)
 		s.metrics.observe(all.Kept, n)
@@ -222,7 +221,6 @@ func (s *Server) publish(all source.Reading) {
 	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {
 		chans.Wake(s.writeVIPs) // a status may have to change although no host has changed
 	}
-	s.setHeard(all.Heard)
 	if !s.isServing() {
 		s.waitFor("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
@@ -251,29 +249,6 @@ func (s *Server) setMissing(missing map[string]string) {
 func (s *Server) saveVIPs(u hosts.Update) {
 	s.vips.unsaved = s.vips.unsaved || u.VIPs
 	s.result(stepSave, s.vips.save())
-}
-
-// replicaLag is how long a replica may normally be behind another one: events reach replicas at different times.
-const replicaLag = time.Second
-
-// behind reports whether the served tables may be older than revision, which a client had at the time heldAt. If they
-// may be, behind also helps to catch up. If the API server has already sent what is missing, behind makes serveChanges
-// serve it. If the API server has not sent it within replicaLag, behind lists the resources again.
-func (s *Server) behind(revision []byte, heldAt time.Time) bool {
-	r := source.ParseRevision(revision)
-	s.mu.Lock()
-	heard := s.heard
-	s.mu.Unlock()
-	switch {
-	case heard.Includes(r, heldAt):
-		return false
-	case s.inputs.kube.Heard().Includes(r, heldAt):
-		// In other cases serveChanges is not woken: a client whose revision never comes would cause builds all the time.
-		chans.Wake(s.inputs.changed)
-	case time.Since(heldAt) >= replicaLag:
-		s.inputs.kube.CatchUp(r, heldAt)
-	}
-	return true
 }
 
 // newWriter returns the writer of automatic VIPs, or nil if none is wanted.

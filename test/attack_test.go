@@ -38,12 +38,12 @@ func attacks() []attack {
 	}
 	const retry, again = 500 * time.Millisecond, 10 * time.Millisecond
 	big := request("evil", tableType, map[string]any{"LABELS": labels})
-	structure := request("evil", otherType, map[string]any{"OTHER": slices.Repeat([]any{nil}, 900_000)})
+	structure := request("evil", otherType, map[string]any{"OTHER": slices.Repeat([]any{nil}, 15_000)}) // large in memory
 	longID := request(strings.Repeat("n", 1<<20), tableType, nil)
 	var namespaces, tokens atomic.Int64
 	return []attack{
 		{"nodes of 4 MiB without proof", 1, 100, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, big) }},
-		{"nodes of 4 MiB with a token", 1, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, structure) }},
+		{"nodes of 60 KiB with a token", 1, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, structure) }},
 		{"node ids of 1 MiB", 1, 10, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, longID) }},
 		{"messages that are half sent", 5, 40, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 16<<10) }},
 		{"messages in frames of a byte", 2, 20, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 1) }},
@@ -86,7 +86,7 @@ func (p pod) hold(ctx context.Context, message []byte) {
 	}
 }
 
-// half opens streams of one connection, and sends as much as it may of a message of 4 MiB on each, in frames of a size.
+// half opens streams of one connection, and sends most of a message of 64 KiB on each, in frames of a size.
 func (p pod) half(ctx context.Context, size int) {
 	conn, err := p.dial(ctx)
 	if err != nil {
@@ -100,11 +100,10 @@ func (p pod) half(ctx context.Context, size int) {
 		_, _ = io.Copy(io.Discard, conn)
 	}()
 	const streams = 4
-	data := []byte{0, 0, 0x3f, 0xff, 0} // a message of almost 4 MiB, not compressed
+	data := []byte{0, 0, 0, 0xff, 0} // a message of almost 64 KiB, not compressed
 	err = openRaw(conn, streams, data)
-	// The server permits 4 MiB of the message, and then a bit of the connection at a time.
 	frame, batch := make([]byte, size), new(bytes.Buffer)
-	for sent := 0; err == nil && sent < 3<<20; sent += size {
+	for sent := 0; err == nil && sent < 48<<10; sent += size {
 		for id := uint32(1); id < 2*streams; id += 2 {
 			_ = http2.NewFramer(batch, nil).WriteData(id, false, frame)
 		}

@@ -61,8 +61,8 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.IntVar(&o.agents, "agents", 1000, "number of agents")
 	flags.IntVar(&o.hosts, "hosts", 10_000, "number of Services")
 	flags.IntVar(&o.namespaces, "namespaces", 1, "namespaces that the Services and the agents are in")
-	flags.IntVar(&o.full, "full", 100, "agents that apply every change themselves and verify its checksum")
-	flags.StringVar(&mode, "mode", string(fleet.Hosts), "what agents ask for: hosts or plain (one whole table)")
+	flags.IntVar(&o.full, "full", 100, "agents that verify the versions of all resources")
+	flags.StringVar(&mode, "mode", string(fleet.Named), "what agents ask for: named (a resource for each shard) or plain (one whole table)")
 	flags.StringVar(&variant, "variant", "delta", "variant of ADS: delta or sotw")
 	flags.BoolVar(&o.tls, "tls", false, "connect over TLS, with a certificate for each namespace")
 	flags.BoolVar(&o.estimate, "estimate-bandwidth", false, "send a PING for each push, as grpc-go does unless its windows are configured")
@@ -126,8 +126,8 @@ func (o options) check(rest []string) error {
 		modes = append(modes, t.mode)
 	}
 	for _, mode := range modes {
-		if !slices.Contains([]fleet.Mode{fleet.Hosts, fleet.Plain}, mode) {
-			return fmt.Errorf("mode %q: want hosts or plain", mode)
+		if !slices.Contains([]fleet.Mode{fleet.Named, fleet.Plain}, mode) {
+			return fmt.Errorf("mode %q: want named or plain", mode)
 		}
 	}
 	for _, name := range o.run {

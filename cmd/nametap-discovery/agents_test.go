@@ -91,7 +91,7 @@ type peer struct {
 	end    func()
 }
 
-// peer connects a client of the incremental variant that merges hosts; name is "pod.namespace".
+// peer connects a client of the incremental variant that takes shards; name is "pod.namespace".
 func (s *served) peer(name string) *peer {
 	s.t.Helper()
 	conn := s.dial()
@@ -102,9 +102,8 @@ func (s *served) peer(name string) *peer {
 	}
 	p := &peer{s.t, stream, cancel}
 	s.t.Cleanup(cancel)
-	meta := map[string]*structpb.Value{"NAMETAP_MERGE": structpb.NewStringValue("hosts")}
 	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
-		Id: "sidecar~10.0.0.9~" + name + "~x", Metadata: &structpb.Struct{Fields: meta}, UserAgentName: "test",
+		Id: "sidecar~10.0.0.9~" + name + "~x", ClientFeatures: []string{"nametap.named-tables"}, UserAgentName: "test",
 	}})
 	return p
 }
@@ -235,8 +234,8 @@ func TestAgents(t *testing.T) { // D66
 	rejects.answer("")
 	const header = "AGENT  ADDRESS  VERSION  MODE  CONNECTED  PUSHED  ACKED  STATE  LAST NACK\n"
 	s.has(header + `data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
-shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  current  -
-shop/web-0  127.0.0.1  nametap VERSION  hosts  AGE  AGE  AGE  current  -
+shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  current  -
+shop/web-0  127.0.0.1  nametap VERSION  named  AGE  AGE  AGE  current  -
 replica NAME: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
 `)
 	s.has(header+`data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
@@ -246,7 +245,7 @@ replica NAME, namespace data: agents: 1, behind: 0 (1 current). Other replicas h
 	s.put("10.0.0.2")
 	s.acknowledge(istio)
 	rejects.answer("the text \x1b[2J\nof a client")
-	s.has(header+`shop/rejects  127.0.0.1  test  hosts  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
+	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
 replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
 `, "--stale")
 
@@ -254,7 +253,7 @@ replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have 
 	s.has(header+`replica NAME, namespace shop: agents: 1, behind: 0 (1 current). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
 	rejects = s.peer("rejects.shop")
-	s.has(header+`shop/rejects  127.0.0.1  test  hosts  AGE  AGE  -  rejected  AGE ago: "the text \x1b[2J\nof a client"
+	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  -  rejected  AGE ago: "the text \x1b[2J\nof a client"
 replica NAME, namespace shop: agents: 2, behind: 1 (1 current, 1 rejected). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
 	rejects.answer("")
@@ -293,7 +292,7 @@ func TestAgentsJSON(t *testing.T) { // D66
 	if name, _ := os.Hostname(); one.Replica != name || one.Digest != "" || len(one.ServedDigest) != 32 || one.Hosts != 1 || one.Current || !one.Behind || one.Nack.Reason != "no" {
 		t.Errorf("%+v", one)
 	}
-	if keys["view"] != "namespace shop, IPv4" || keys["variant"] != "delta" || keys["mode"] != "hosts" || keys["lastAckSeconds"] != nil || keys["tls"] != false {
+	if keys["view"] != "namespace shop, IPv4" || keys["variant"] != "delta" || keys["mode"] != "named" || keys["lastAckSeconds"] != nil || keys["tls"] != false {
 		t.Errorf("%v", keys)
 	}
 }

@@ -39,7 +39,7 @@ func Open(kubeconfig string) (*API, error) {
 }
 
 // NewObjects returns the objects of the API server.
-func (a *API) NewObjects(cfg source.ObjectsConfig) (source.Objects, error) {
+func (a *API) NewObjects(cfg source.ObjectsConfig) (source.Source, error) {
 	return a.Access.NewObjects(cfg)
 }
 

@@ -1,6 +1,7 @@
 package hosts
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -10,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -34,8 +34,6 @@ type Entry struct {
 	// Encoded is a NameTable with only this entry. Because a NameTable is a map, the concatenated
 	// entries of several hosts are the NameTable with all of them.
 	Encoded []byte
-	// Sum is a checksum of Encoded.
-	Sum digest.Sum
 }
 
 func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
@@ -52,7 +50,12 @@ func newEntry(host string, info *api.NameTable_NameInfo) *Entry {
 	b = protowire.AppendString(b, host)
 	b = protowire.AppendTag(b, fieldValue, protowire.BytesType)
 	b = protowire.AppendBytes(b, value)
-	return &Entry{Host: host, Encoded: b, Sum: digest.Of(b)}
+	return &Entry{Host: host, Encoded: b}
+}
+
+// Differs reports whether two entries differ; nil stands for no entry.
+func (e *Entry) Differs(other *Entry) bool {
+	return e != other && (e == nil || other == nil || !bytes.Equal(e.Encoded, other.Encoded))
 }
 
 // visibleClaim is a claim with the addresses that a client gets.

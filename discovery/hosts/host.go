@@ -4,9 +4,8 @@ import (
 	"bytes"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync/atomic"
-
-	"github.com/nametap/nametap/api/digest"
 )
 
 // A Host has all claims to one host that may count. It does not change, except that it remembers its entries.
@@ -27,22 +26,6 @@ type Host struct {
 type alias struct {
 	name    string
 	targets []*Host
-}
-
-// Weight returns about how many bytes the host has, with its entries; 0 for nil.
-func (h *Host) Weight() (n int) {
-	const (
-		perClaim     = 300 // a claim, and an entry without addresses
-		perAddress   = 64  // an address in the claim, and in about two entries
-		perNamespace = 32  // a namespace in an exportTo
-	)
-	if h == nil {
-		return 0
-	}
-	for _, c := range h.claims {
-		n += perClaim + perAddress*(len(c.addrs)+len(c.literal)+len(c.vips)) + perNamespace*len(c.exportTo.Namespaces)
-	}
-	return n + maxLent*perAddress*len(h.aliases)
 }
 
 // listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
@@ -201,8 +184,8 @@ type variantKey struct {
 	families Families
 	vips     bool
 	near     nearCluster
-	alias    string     // the name at the end of the chain of aliases
-	target   digest.Sum // of the entry that answers for it
+	alias    string // the name at the end of the chain of aliases
+	target   *Entry // that answers for it; nil for none
 }
 
 // nearCluster is the cluster whose endpoints come first, if set.
@@ -217,6 +200,21 @@ func (n nearCluster) contains(c *claim) bool { return n.set && c.endpoints && c.
 // A HostChange is a host before and after a change. Old is nil if the host is new; New is nil if the host was removed.
 type HostChange struct {
 	Old, New *Host
+}
+
+// chained returns the changes of first and those of second, which follow them, sorted by key.
+func chained(first, second []HostChange) []HostChange {
+	all := slices.Concat(first, second)
+	slices.SortStableFunc(all, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
+	var joined []HostChange
+	for i, c := range all {
+		if i > 0 && all[i-1].Key() == c.Key() {
+			joined[len(joined)-1].New = c.New
+		} else {
+			joined = append(joined, c)
+		}
+	}
+	return slices.DeleteFunc(joined, func(c HostChange) bool { return c == HostChange{} })
 }
 
 // Key returns the key of the host.

@@ -251,7 +251,7 @@ func wantsSlot(claims []claimOf) bool {
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
 	changes := h.renewEach(changed)
 	if passed := h.usage.follow(changes); len(passed) > 0 {
-		changes = NewSpan(changes, h.renewEach(passed)).Changes
+		changes = chained(changes, h.renewEach(passed))
 	}
 	return changes
 }

@@ -96,7 +96,7 @@ func (c entryCheck) shown(h *Hosts, viewer Viewer) map[string]*Entry {
 // check checks that an entry has one host, which is a Service or has an address, and the checksum of its bytes.
 func (c entryCheck) check(e *Entry) {
 	c.t.Helper()
-	id := string(e.Sum.Bytes()) + e.Host + "\n" + string(e.Encoded)
+	id := e.Host + "\n" + string(e.Encoded)
 	if c.good[id] {
 		return
 	}
@@ -105,7 +105,7 @@ func (c entryCheck) check(e *Entry) {
 	if err := proto.Unmarshal(e.Encoded, &table); err != nil {
 		c.t.Fatal(err)
 	}
-	if len(table.GetTable()) != 1 || len(table.GetTable()[e.Host].GetIps()) == 0 && table.GetTable()[e.Host].GetRegistry() != "Kubernetes" || e.Sum != digest.Of(e.Encoded) {
+	if len(table.GetTable()) != 1 || len(table.GetTable()[e.Host].GetIps()) == 0 && table.GetTable()[e.Host].GetRegistry() != "Kubernetes" {
 		c.t.Errorf("the entry of %s is %v", e.Host, &table)
 	}
 }
@@ -328,7 +328,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 		}
 		all := objects{}
 		before := shadow{}
-		var set Set
+		shards, special := new(Shards), NewSpecial()
 		for step := range 100 {
 			var changes []Change
 			for range 1 + w.IntN(3) {
@@ -359,9 +359,13 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
 				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
 			}
-			set.Apply(u.Hosts, set.Next(u.Hosts))
-			if n := count(set.Shards()); n != len(h.hosts) {
-				t.Fatalf("seed %d, step %d: the set has %d hosts, want %d", seed, step, n, len(h.hosts))
+			shards = shards.After(u.Hosts)
+			if n := count(shards); n != len(h.hosts) {
+				t.Fatalf("seed %d, step %d: the shards have %d hosts, want %d", seed, step, n, len(h.hosts))
+			}
+			special.Follow(u.Hosts)
+			if diff := cmp.Diff(specialOf(h), special, cmp.AllowUnexported(Special{}), cmpopts.IgnoreFields(Special{}, "long")); diff != "" {
+				t.Fatalf("seed %d, step %d: special hosts -anew +updated\n%s", seed, step, diff)
 			}
 			for _, view := range views(h) {
 				viewer := h.Viewer(view)
@@ -369,7 +373,7 @@ func TestUpdatesEqualBuild(t *testing.T) {
 				if !maps.EqualFunc(entries.shown(fresh, fresh.Viewer(view)), shown, sameEntry) {
 					t.Fatalf("seed %d, step %d, %+v: -anew +updated\n%s", seed, step, view, cmp.Diff(seen(t, fresh, view), seen(t, h, view)))
 				}
-				if err := errors.Join(before.follow(view, viewer, u, shown), atBase(viewer, u, &set)); err != nil {
+				if err := errors.Join(before.follow(view, viewer, u, shown), atBase(viewer, u, shards, special)); err != nil {
 					t.Fatalf("seed %d, step %d: %v", seed, step, err)
 				}
 			}
@@ -380,60 +384,63 @@ func TestUpdatesEqualBuild(t *testing.T) {
 	}
 }
 
-func count(shards [digest.Count][]*Host) (n int) {
+func count(shards *Shards) (n int) {
 	for _, hosts := range shards {
 		n += len(hosts)
 	}
 	return n
 }
 
-// atBase checks that a viewer sees hosts, and changes, as its base does, except for special hosts.
-func atBase(viewer Viewer, u Update, set *Set) error {
-	base, special := viewer.AtBase(), map[*Host]bool{}
-	for h := range set.Special(&viewer) {
-		special[h] = true
+// specialOf returns the special hosts of all hosts.
+func specialOf(h *Hosts) *Special {
+	s := NewSpecial()
+	for host := range h.All() {
+		s.Follow([]HostChange{{New: host}})
 	}
-	for _, hosts := range set.Shards() {
+	return s
+}
+
+// atBase checks that a viewer sees hosts, and changes, as its base does, except in special shards.
+func atBase(viewer Viewer, u Update, shards *Shards, special *Special) error {
+	base, own := viewer.AtBase(), special.Shards(&viewer)
+	for shard, hosts := range shards {
 		for _, h := range hosts {
-			if a, b := viewer.Entry(h), base.Entry(h); a != b && !special[h] {
+			if a, b := viewer.Entry(h), base.Entry(h); a != b && !slices.Contains(own, shard) {
 				return fmt.Errorf("%+v sees %s as %v, its base as %v", viewer, h.Key, a, b)
 			}
 		}
 	}
-	span := NewSpan(u.Hosts)
-	own := span.Special(&viewer)
+	touched := NewTouched(u.Hosts)
+	own = touched.Shards(&viewer)
 	for _, c := range u.Hosts {
 		changes := base.Entry(c.Old) != base.Entry(c.New)
-		if !slices.Contains(own, c) && (viewer.Entry(c.Old) != base.Entry(c.Old) || viewer.Entry(c.New) != base.Entry(c.New)) {
+		if !slices.Contains(own, digest.ShardOf(c.Key())) && (viewer.Entry(c.Old) != base.Entry(c.Old) || viewer.Entry(c.New) != base.Entry(c.New)) {
 			return fmt.Errorf("%+v sees the change of %s in another way than its base", viewer, c.Key())
 		}
-		if changes && !span.Reaches(&base.Base) {
+		if changes && !touched.Reaches(&base.Base) {
 			return fmt.Errorf("%+v is not reached by the change of %s", base, c.Key())
 		}
 	}
 	return nil
 }
 
-// shadow holds, for each view, the sum of its entries, kept up to date from changes only.
-type shadow map[View]digest.Sum
+// shadow holds, for each view, its entries by the key of the host, kept up to date from changes only.
+type shadow map[View]map[string]string
 
-// follow checks that the changes lead to the sum of all entries that a viewer shows.
+// follow checks that the changes lead to all entries that a viewer shows.
 func (s shadow) follow(view View, viewer Viewer, u Update, shown map[string]*Entry) error {
-	var want digest.Sum
-	for _, e := range shown {
-		want = want.Add(e.Sum)
-	}
 	got, known := s[view]
 	for _, c := range u.Hosts {
-		if e := viewer.Entry(c.Old); e != nil {
-			got = got.Sub(e.Sum)
-		}
-		if e := viewer.Entry(c.New); e != nil {
-			got = got.Add(e.Sum)
+		if delete(got, c.Key()); got != nil && viewer.Entry(c.New) != nil {
+			got[c.Key()] = string(viewer.Entry(c.New).Encoded)
 		}
 	}
-	if known && !u.Views && len(u.Sidecars) == 0 && got != want {
-		return fmt.Errorf("%+v: the changes lead to %s, want %s", view, got, want)
+	want := map[string]string{}
+	for key, e := range shown {
+		want[key] = string(e.Encoded)
+	}
+	if known && !u.Views && len(u.Sidecars) == 0 && !maps.Equal(got, want) {
+		return fmt.Errorf("%+v: the changes lead to %v, want %v", view, got, want)
 	}
 	s[view] = want
 	return nil

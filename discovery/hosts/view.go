@@ -44,8 +44,8 @@ type Viewer struct {
 	around    *surroundings // nil with one cluster
 }
 
-// AtBase returns a viewer that sees what all viewers with v's base have in common. Only the hosts that [Set.Special]
-// yields may differ between the two viewers.
+// AtBase returns a viewer that sees what all viewers with v's base have in common. The two viewers may see only
+// hosts in the shards that [Special.Shards] returns in different ways.
 func (v *Viewer) AtBase() Viewer { return Viewer{Base: v.Base, around: v.around} }
 
 // SeesOwn reports whether the viewer may see hosts of its own namespace that other namespaces do not see, for another
@@ -147,24 +147,20 @@ func (v *Viewer) Entry(h *Host) *Entry {
 		return nil
 	}
 	key := variantKey{families: v.Families, vips: v.VIPs, near: near}
-	var target *Entry
 	if len(h.aliases) > 0 {
 		var ok bool
-		if key.alias, target, ok = v.follow(h, claims); !ok {
+		if key.alias, key.target, ok = v.follow(h, claims); !ok {
 			return nil
 		}
-		if target != nil {
-			key.target = target.Sum
-		}
 	}
-	return h.variant(key, claims, func() *Entry { return v.build(h, claims, &key, target) })
+	return h.variant(key, claims, func() *Entry { return v.build(h, claims, &key) })
 }
 
 // build makes the entry of a host from the claims that count. Claims of Services come before those of ServiceEntries,
 // unless only the latter have an address. A Service is in the table without an address, too: its name exists.
-func (v *Viewer) build(h *Host, claims []*claim, key *variantKey, target *Entry) *Entry {
+func (v *Viewer) build(h *Host, claims []*claim, key *variantKey) *Entry {
 	if key.alias != "" {
-		return newEntry(aliasOf(claims, key.alias, target))
+		return newEntry(aliasOf(claims, key.alias, key.target))
 	}
 	vips := v.usable(h.vipsOf(claims))
 	var services, addressed []visibleClaim

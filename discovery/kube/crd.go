@@ -85,7 +85,7 @@ func (c *customFeed) pause() {
 // end stops following the resource, and empties the feed.
 func (c *customFeed) end() {
 	c.pause()
-	c.feed.absent(c.lastList())
+	c.feed.absent()
 }
 
 // followResource follows the resource until ctx ends. It first waits until the API server serves the resource, whose
@@ -150,7 +150,7 @@ func (c *customFeed) Delete(any) error {
 
 // Replace follows the resource if there is a definition.
 func (c *customFeed) Replace(list []any, _ string) error {
-	c.complete(len(list))
+	c.complete()
 	if len(list) == 0 {
 		c.end()
 		return nil

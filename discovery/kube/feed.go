@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
-	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
@@ -36,18 +34,12 @@ type feed struct {
 	dirty   map[object.Key]bool // objects that have changed since the last call of take
 	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
-	heardAt uint64              // the version of the resource up to which the API server has sent everything; 0 if unknown
-	from    time.Time           // when the last list began
-	changed uint64              // the version at which objects last changed; 0 if unknown
 	dropped map[string]bool     // namespaces whose objects were dropped since the last list; at most maxDropped
 
 	health
 }
 
-var (
-	_ cache.TransformingStore      = (*feed)(nil)
-	_ cache.ReflectorBookmarkStore = (*feed)(nil)
-)
+var _ cache.TransformingStore = (*feed)(nil)
 
 // newFeed returns an empty feed of the resource with a name. The parameter n selects namespaces; nil selects all.
 func newFeed(name string, n *selection, cfg source.ObjectsConfig) *feed {
@@ -105,16 +97,10 @@ func (f *feed) reduce(whole any) (any, error) {
 	f.mu.Lock()
 	selected := f.selectsLocked(o.GetNamespace())
 	f.mu.Unlock()
-	version := versionOf(o.GetResourceVersion())
 	if !selected {
-		return unselected(version), nil
+		return unselected{}, nil
 	}
-	s, err := f.structs.reduce(whole)
-	if err != nil {
-		return nil, err
-	}
-	s.version = version
-	return s, nil
+	return f.structs.reduce(whole)
 }
 
 // selectsLocked reports whether a namespace counts. If it does not, selectsLocked adds it to the field dropped. When
@@ -136,7 +122,7 @@ func (f *feed) reselect() {
 	f.mu.Lock()
 	for key := range f.objects {
 		if !f.selectsLocked(key.Namespace) {
-			f.removeLocked(key, 0)
+			f.removeLocked(key)
 		}
 	}
 	f.keepErrsLocked(func(key object.Key) bool { return f.selectsLocked(key.Namespace) })
@@ -158,30 +144,12 @@ func (f *feed) event(whole any, applyLocked func(*slim)) error {
 	if err != nil {
 		return err
 	}
-	s, ok := reduced.(*slim)
-	if !ok {
-		f.heardUpTo(uint64(reduced.(unselected)))
-		return nil
+	if s, ok := reduced.(*slim); ok {
+		f.mu.Lock()
+		defer f.done()
+		applyLocked(s)
 	}
-	f.mu.Lock()
-	defer f.done()
-	f.heardAt = max(f.heardAt, s.version)
-	applyLocked(s)
 	return nil
-}
-
-// heardUpTo notes that the API server has sent everything up to a version.
-func (f *feed) heardUpTo(version uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.heardAt = max(f.heardAt, version)
-}
-
-// upTo returns the version of the resource up to which the API server has sent everything, and when the last list began.
-func (f *feed) upTo() (version uint64, from time.Time) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.heardAt, f.from
 }
 
 // Add takes an object that is new or has changed.
@@ -203,27 +171,24 @@ func (f *feed) putLocked(s *slim) {
 		return // only fields that are not used have changed
 	}
 	f.objects[key], f.dirty[key] = s.object, true
-	f.changed = max(f.changed, s.version)
 }
 
-// removeLocked removes an object. The parameter version is the version of the resource at which the object was gone; 0
-// if it is not known.
-func (f *feed) removeLocked(key object.Key, version uint64) {
+// removeLocked removes an object.
+func (f *feed) removeLocked(key object.Key) {
 	f.setErrsLocked(key, nil)
 	if _, ok := f.objects[key]; ok {
 		delete(f.objects, key)
 		f.dirty[key] = true
-		f.changed = max(f.changed, version)
 	}
 }
 
 // Delete removes an object.
 func (f *feed) Delete(whole any) error {
-	return f.event(whole, func(s *slim) { f.removeLocked(s.object.Key, s.version) })
+	return f.event(whole, func(s *slim) { f.removeLocked(s.object.Key) })
 }
 
 // Replace replaces all objects of the feed by the objects in list.
-func (f *feed) Replace(list []any, resourceVersion string) error {
+func (f *feed) Replace(list []any, _ string) error {
 	listed := make(map[object.Key]bool, len(list))
 	var all []*slim
 	for _, whole := range list {
@@ -236,24 +201,22 @@ func (f *feed) Replace(list []any, resourceVersion string) error {
 			listed[s.object.Key] = true
 		}
 	}
-	version, from := versionOf(resourceVersion), f.complete(len(list))
+	f.complete()
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
 		f.putLocked(s)
 	}
-	f.removeOthersLocked(listed, version)
-	// The version may be lower than before, if etcd was restored.
-	f.listed, f.heardAt, f.from, f.changed = true, version, from, min(f.changed, version)
+	f.removeOthersLocked(listed)
+	f.listed = true
 	return nil
 }
 
-// removeOthersLocked removes the objects whose keys are not in the parameter listed. The parameter version is the
-// version of the list.
-func (f *feed) removeOthersLocked(listed map[object.Key]bool, version uint64) {
+// removeOthersLocked removes the objects whose keys are not in the parameter listed.
+func (f *feed) removeOthersLocked(listed map[object.Key]bool) {
 	for key := range f.objects {
 		if !listed[key] {
-			f.removeLocked(key, version)
+			f.removeLocked(key)
 		}
 	}
 	f.keepErrsLocked(func(key object.Key) bool { return listed[key] })
@@ -281,31 +244,21 @@ func (f *feed) keepErrsLocked(keep func(object.Key) bool) {
 // Resync does nothing: the feed is always in step.
 func (f *feed) Resync() error { return nil }
 
-// Bookmark notes that the API server has sent everything up to a version.
-func (f *feed) Bookmark(resourceVersion string) error {
-	f.heardUpTo(versionOf(resourceVersion))
-	return nil
-}
-
-// absent empties the feed of a resource that the API server does not have. The parameter from is when the last list of
-// definitions began: neither this list nor a later event has a definition of the resource.
-func (f *feed) absent(from time.Time) {
+// absent empties the feed of a resource that the API server does not have.
+func (f *feed) absent() {
 	f.noteRequest(context.Background(), nil)
 	f.mu.Lock()
 	defer f.done()
-	f.listed, f.heardAt, f.from, f.changed = true, 0, from, 0 // as in a replica that never had the resource
-	f.removeOthersLocked(nil, 0)
+	f.listed = true
+	f.removeOthersLocked(nil)
 }
 
-// take adds the state of the feed to r. It adds to the map dirty the keys of the objects that have changed since the
-// last call.
-func (f *feed) take(dirty map[object.Key]bool, r *source.Reading) {
+// take adds to the map dirty the keys of the objects that have changed since the last call.
+func (f *feed) take(dirty map[object.Key]bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	maps.Copy(dirty, f.dirty)
 	clear(f.dirty)
-	r.Changed = append(r.Changed, f.changed)
-	r.Heard.Add(f.heardAt, f.from)
 }
 
 // errorsRevised returns how often the errors in objects have changed.
@@ -368,14 +321,5 @@ func (f *feed) selectors() (selectors []string, ok bool) {
 	return selectors, f.synced
 }
 
-// unselected takes the place of an object whose namespace does not count. It has the version of the object.
-type unselected uint64
-
-// versionOf returns a resourceVersion as a number; 0 if it is not a number.
-func versionOf(resourceVersion string) uint64 {
-	n, err := strconv.ParseUint(resourceVersion, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
-}
+// unselected takes the place of an object whose namespace does not count.
+type unselected struct{}

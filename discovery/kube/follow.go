@@ -23,10 +23,6 @@ const (
 	// maxSilence is how long the API server may send nothing about a resource before its objects are listed again.
 	// It sends a bookmark about once a minute.
 	maxSilence = 3 * time.Minute
-	// A client can cause a list, but not soon after another list: listPause must have passed since that list began, and
-	// listPerObject for each object in it. Otherwise any client could keep the API server busy.
-	listPause     = 2 * time.Second
-	listPerObject = time.Millisecond
 )
 
 // syncStore keeps a store in step with a resource until ctx ends.
@@ -63,7 +59,6 @@ type health struct {
 	latest    time.Time   // when the API server last sent something
 	began     time.Time   // when the last list began
 	confirmed time.Time   // when the last complete list began
-	size      int         // number of objects in the last complete list
 	restart   func()      // makes syncStore list again; nil while syncStore does not run
 	silence   *time.Timer // calls the method silent if nothing comes for maxSilence; nil while syncStore does not run
 	unheard   bool        // silence was logged, and since then only lists have come
@@ -129,16 +124,6 @@ func (h *health) silent() {
 	h.relistLocked()
 }
 
-// catchUp lists again if no list is in flight and the last list is old enough.
-func (h *health) catchUp() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.restart != nil && h.began.Equal(h.confirmed) && time.Since(h.began) >= listPause+time.Duration(h.size)*listPerObject {
-		h.began = time.Now() // from now on, a list is in flight
-		h.relistLocked()
-	}
-}
-
 // listing notes that a list begins.
 func (h *health) listing() {
 	h.mu.Lock()
@@ -146,19 +131,11 @@ func (h *health) listing() {
 	h.began, h.resumes = time.Now(), false
 }
 
-// complete notes that a store has all objects of a list, and their number. It returns when the list began.
-func (h *health) complete(objects int) time.Time {
+// complete notes that a store has all objects of a list.
+func (h *health) complete() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.confirmed, h.size = h.began, objects
-	return h.confirmed
-}
-
-// lastList returns when the last complete list began.
-func (h *health) lastList() time.Time {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.confirmed
+	h.confirmed = h.began
 }
 
 // resume permits the next watch to continue where the last one ended, or from the list.

@@ -14,9 +14,6 @@ import (
 type slim struct {
 	object object.Object
 	errs   []object.Error // the errors in the whole object; object lacks the parts with errors
-	// version is the version of the resource at which the object last changed or was removed; 0 if
-	// unknown.
-	version uint64
 }
 
 func newSlim(kind string, o metav1.Object) *slim {

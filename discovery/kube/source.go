@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -108,7 +107,7 @@ func (s *Source) Read() source.Reading {
 	r.Read = r.Waiting == ""
 	feeds, dirty := s.all(), map[object.Key]bool{}
 	for _, f := range feeds {
-		f.take(dirty, &r)
+		f.take(dirty)
 	}
 	r.Errors = s.errors(feeds)
 	change := hosts.Change{Cluster: s.cfg.Cluster}
@@ -144,29 +143,6 @@ func (s *Source) errors(feeds []*feed) []object.Error {
 	}
 	slices.SortStableFunc(s.errs, func(a, b object.Error) int { return a.Object.Compare(b.Object) })
 	return s.errs
-}
-
-// Heard returns the state of the API server that the next call of Read will include.
-func (s *Source) Heard() source.Heard {
-	var heard source.Heard
-	for _, f := range s.all() {
-		heard.Add(f.upTo())
-	}
-	return heard
-}
-
-// CatchUp lists again each resource that may lack changes, as [source.Objects] describes. For a custom resource, it
-// also lists the definition again.
-func (s *Source) CatchUp(r source.Revision, heldAt time.Time) {
-	heard := s.Heard()
-	for i, f := range s.all() {
-		if !heard.Lacks(i, r, heldAt) {
-			continue
-		}
-		if f.catchUp(); i >= len(s.feeds) {
-			s.customs[i-len(s.feeds)].catchUp()
-		}
-	}
 }
 
 // all returns all feeds.

@@ -25,7 +25,8 @@ type Agent struct {
 	TLS     bool   `json:"tls"`
 	// Software is the name and the version of the client's program, if it sends them.
 	Software string `json:"software"`
-	// Mode is what the client is sent after a change: the hosts that have changed ("hosts"), or its whole table ("whole").
+	// Mode is what the client is sent after a change: the shards of its table that have changed, which are resources with
+	// names ("named"), or its whole table ("whole").
 	// Variant is the variant of the protocol (ADS) on the client's stream: "sotw" (state-of-the-world) or "delta".
 	Mode    string `json:"mode"`
 	Variant string `json:"variant"`
@@ -35,8 +36,8 @@ type Agent struct {
 	ConnectedSeconds float64  `json:"connectedSeconds"`
 	LastPushSeconds  *float64 `json:"lastPushSeconds"`
 	LastAckSeconds   *float64 `json:"lastAckSeconds"`
-	// Digest is the checksum of the table in the last push that the client has accepted on this stream; "" for none.
-	// ServedDigest is the checksum of the client's current table, which has Hosts hosts.
+	// Digest is the checksum of the table that the client has, because it has announced or accepted it on this stream; ""
+	// for none. ServedDigest is the checksum of the client's current table, which has Hosts hosts.
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`
@@ -77,7 +78,7 @@ const behindAfter = 10 * time.Second
 
 // The modes of clients, as `nametap status` calls them.
 const (
-	modeHosts = "hosts"
+	modeNamed = "named"
 	modeWhole = "whole"
 )
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
@@ -31,11 +32,11 @@ func (c *fakeClient) edit(i int) hosts.Change {
 // D66: a client is behind when it has not answered a push, or was not sent one, for 10 s, or has rejected one.
 func TestAgentStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, merge := range []string{mergeHosts, ""} {
+		for _, mode := range []string{modeNamed, modeWhole} {
 			s := newService()
 			c := &fakeClient{}
 			s.updateAll(t, c.edit(1))
-			c = join(t, s, "shop", merge)
+			c = join(t, s, "shop", mode)
 			c.want(StateUpdating, false)
 			c.ack()
 			c.want(StateCurrent, false)
@@ -69,7 +70,7 @@ func TestAgentStates(t *testing.T) {
 			}
 
 			// A change that no round pushes.
-			_, woken := s.tables.update([]hosts.Change{c.edit(6)}, nil, func(hosts.Update, hosts.Counts) {})
+			_, woken := s.tables.update([]hosts.Change{c.edit(6)}, func(hosts.Update, hosts.Counts) {})
 			c.want(StateUpdating, false)
 			pass(behindAfter)
 			c.want(StateUnsent, true)
@@ -88,11 +89,9 @@ func TestAgentsWithoutTable(t *testing.T) {
 		s := newService()
 		silent := &session{service: s, variant: variantSotw, connected: s.tables.elapsed()}
 		s.streams.add(silent)
-		c := join(t, s, "shop", "")
+		c := join(t, s, "shop", modeWhole)
 		c.ack()
-		if err := c.handle(&Request{delta: true, typeURL: TypeURL, removesAll: true}); err != nil {
-			t.Fatal(err)
-		}
+		c.request(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{"*"}})
 		s.updateAll(t, c.edit(1))
 		c.want(StateUnsubscribed, false)
 		pass(behindAfter)
@@ -110,12 +109,12 @@ func TestNackOfLastStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService()
 		pass(time.Second)
-		c := join(t, s, "shop", mergeHosts)
+		c := join(t, s, "shop", modeNamed)
 		pass(time.Second)
 		c.nack()
 		c.end()
 		pass(time.Minute)
-		again := join(t, s, "shop", mergeHosts)
+		again := join(t, s, "shop", modeNamed)
 		if a := again.shown(); a.State != StateRejected || a.Nack == nil || a.Nack.Seconds != 60 || a.LastAckSeconds != nil {
 			t.Errorf("the client is shown as %+v", a)
 		}
@@ -126,7 +125,7 @@ func TestNackOfLastStream(t *testing.T) {
 			t.Errorf("NACKs %v and streams %v are kept", s.nacks.last, s.streams.open)
 		}
 		for i := range 2 * maxNacks {
-			c := join(t, s, fmt.Sprint("n", i), mergeHosts)
+			c := join(t, s, fmt.Sprint("n", i), modeNamed)
 			c.nack()
 			c.end()
 		}
@@ -140,10 +139,8 @@ func TestNackOfLastStream(t *testing.T) {
 // D66: texts of a client are bounded. The program of Istio's agent is not the Envoy behind it.
 func TestAgentTexts(t *testing.T) {
 	s := newService()
-	c := join(t, s, "shop", mergeHosts)
-	if err := c.handle(&Request{typeURL: TypeURL, nonce: c.last.GetNonce(), rejected: true, reason: strings.Repeat("long", 1000)}); err != nil {
-		t.Fatal(err)
-	}
+	c := join(t, s, "shop", modeNamed)
+	c.answer(strings.Repeat("long", 1000))
 	if a := c.shown(); len(a.Nack.Reason) != maxForeign+len("...") {
 		t.Errorf("a reason of %d bytes", len(a.Nack.Reason))
 	}

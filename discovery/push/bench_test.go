@@ -11,7 +11,7 @@ import (
 
 // BenchmarkRebuild measures what follows after one of 100,000 hosts, in 100 namespaces, has changed:
 // with views whose clients do not answer, and with clients of different namespaces that wait for a push
-// and merge hosts or nothing.
+// in shards or whole.
 func BenchmarkRebuild(b *testing.B) {
 	const all, namespaces = 100_000, 100
 	services := make([]object.Object, all)
@@ -22,18 +22,18 @@ func BenchmarkRebuild(b *testing.B) {
 	for _, bc := range []struct {
 		name    string
 		clients int
-		merge   string
+		mode    string
 		waiting bool
 	}{
-		{"alone", 0, "", false}, {"50 views", 50, mergeHosts, false}, {"1 client that merges none", 1, "", true},
-		{"1 client that merges hosts", 1, mergeHosts, true}, {"100 clients that merge hosts", 100, mergeHosts, true},
+		{"alone", 0, modeWhole, false}, {"50 views", 50, modeNamed, false}, {"1 client of the whole table", 1, modeWhole, true},
+		{"1 client of shards", 1, modeNamed, true}, {"100 clients of shards", 100, modeNamed, true},
 	} {
 		b.Run(bc.name, func(b *testing.B) {
 			s := newService()
 			s.updateAll(b, hosts.Change{Updated: services})
 			clients := make([]*fakeClient, bc.clients)
 			for i := range clients {
-				clients[i] = join(b, s, fmt.Sprintf("ns%d", i), bc.merge)
+				clients[i] = join(b, s, fmt.Sprintf("ns%d", i), bc.mode)
 				if bc.waiting {
 					clients[i].ack()
 				}

@@ -6,7 +6,7 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec is gRPC's codec, except that it decodes a [Request], and sends an encoded response as it is. All streams
+// codec is gRPC's codec, except that it notes the size of a [Request], and sends an encoded response as it is. All streams
 // share the bytes of the response's resources: a push to 10,000 clients, or a push that a slow client does not read,
 // costs a hundred bytes per stream instead of a table.
 type codec struct{ encoding.CodecV2 }
@@ -25,8 +25,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 // Unmarshal decodes a message.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if r, ok := v.(*Request); ok {
-		r.decode(data)
-		return nil
+		return r.decode(data.Materialize())
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }

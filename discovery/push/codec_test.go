@@ -11,27 +11,29 @@ import (
 
 // The bytes of a response, of either variant, decode to the message with the same fields.
 func TestCodec(t *testing.T) {
-	table, empty := &anypb.Any{TypeUrl: TypeURL, Value: []byte("any bytes will do")}, &anypb.Any{TypeUrl: TypeURL}
-	full, none := &resource{version: "1"}, &resource{}
-	full.add(mem.SliceBuffer(table.GetValue()[:3]))
-	full.add(mem.SliceBuffer(table.GetValue()[3:]))
+	content := []byte("any bytes will do")
+	table, empty := &anypb.Any{TypeUrl: TypeURL, Value: content}, &anypb.Any{TypeUrl: TypeURL}
+	parts := []mem.Buffer{mem.SliceBuffer(content[:3]), mem.SliceBuffer(content[3:])}
+	one := newEncoded("7", "v7", content)
+	if string(one.table) != string(content) {
+		t.Errorf("the NameTable is %q", one.table)
+	}
 	for _, tt := range []struct {
-		response response
-		delta    bool
+		response encodedResponse
 		want     proto.Message
 	}{
-		{response{}, false, &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL}},
-		{response{nonce: "1", version: "v", resource: none}, false, &discoveryv3.DiscoveryResponse{
+		{newResponse("", nil, nil, ""), &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL}},
+		{newResponse("v", newWhole(false, "v", nil), nil, "1"), &discoveryv3.DiscoveryResponse{
 			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{empty}}},
-		{response{nonce: "1", version: "v", resource: full}, false, &discoveryv3.DiscoveryResponse{
+		{newResponse("v", newWhole(false, "v", parts), nil, "1"), &discoveryv3.DiscoveryResponse{
 			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{table}}},
-		{response{}, true, &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL}},
-		{response{nonce: "2", version: "v", resource: full}, true, &discoveryv3.DeltaDiscoveryResponse{
-			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Version: "1", Resource: table}}}},
-		{response{nonce: "2", version: "v", resource: none}, true, &discoveryv3.DeltaDiscoveryResponse{
-			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Resource: empty}}}},
+		{newResponse("", nil, nil, "2"), &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Nonce: "2"}},
+		{newResponse("v", newWhole(true, "v", parts), nil, "2"), &discoveryv3.DeltaDiscoveryResponse{
+			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Version: "v", Resource: table}}}},
+		{newResponse("", []mem.Buffer{&one.resource}, []string{"3", ""}, "2"), &discoveryv3.DeltaDiscoveryResponse{
+			TypeUrl: TypeURL, Nonce: "2", RemovedResources: []string{"3", ""}, Resources: []*discoveryv3.Resource{{Name: "7", Version: "v7", Resource: table}}}},
 	} {
-		data, err := Codec().Marshal(tt.response.encode(tt.delta))
+		data, err := Codec().Marshal(tt.response)
 		if err != nil {
 			t.Fatal(err)
 		}

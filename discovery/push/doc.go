@@ -8,20 +8,17 @@
 //  2. session.go: a session is a stream. It sends its client what is new as soon as the client has answered the last
 //     push, so a client that is slow gets one push for many changes. record.go has the times of the client's answers,
 //     and its NACKs. agents.go describes clients for operators.
-//  3. tables.go has the hosts, the views and what each client has. It encodes each table, and each change of a table,
-//     once for all clients. change.go keeps the last changes of all hosts.
-//  4. view.go: a view is what the clients of one namespace see: a base that it shares with other views, except for the
-//     hosts that only this namespace sees. Bases and views have a checksum for each shard (one of 512 groups of hosts),
-//     but no hosts.
-//  5. response.go encodes responses. All clients share the bytes of the tables in them. cache.go keeps what was
-//     encoded. codec.go sends these bytes without a copy for each client.
-//  6. request.go decodes what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
+//  3. tables.go has the hosts and the views. A view is what the clients of one namespace see. It shares the shards of a
+//     base with other views, except for those in which a host lies that only this namespace sees.
+//  4. table.go: a table has a version for each shard (one of 512 groups of hosts), but no hosts. A session knows which
+//     table its client has, and sends the shards in which the current one differs.
+//  5. response.go encodes responses. All clients share the bytes of the shards in them, which are made when a stream needs
+//     them. codec.go sends these bytes without a copy for each client.
+//  6. request.go has what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
 //
-// What a client is sent after a change depends on what it can merge. The client says this in the node metadata
-// NAMETAP_MERGE:
+// What a client is sent depends on the client features in its node:
 //
-//   - Nothing (Istio's agent): there is one unnamed table. After a change, the client is sent all of it.
-//   - Hosts ("hosts"): there is one unnamed table. After a change, the client is sent the hosts that have changed, and
-//     the checksum of the new table. A client that connects says which hosts it has, by 512 checksums, and is sent the
-//     shards that differ. If a client lacks changes that are no longer kept, it is sent the shards that have changed.
+//   - With "nametap.named-tables", in the incremental variant: a resource for each shard, named by its number. A client
+//     that connects announces the versions that it has, and is sent what differs.
+//   - Without (Istio's agent): one resource without a name, which is the whole table.
 package push

@@ -1,12 +1,18 @@
 package push
 
 import (
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
+	"maps"
+	"strings"
 	"testing"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -21,37 +27,62 @@ type fakeClient struct {
 	last *discoveryv3.DeltaDiscoveryResponse
 }
 
-// join opens a session of a client in a namespace; merge is what it merges.
-func join(tb testing.TB, s *Service, namespace, merge string) *fakeClient {
+// join opens a session of a client in a namespace; mode is how it takes tables.
+func join(tb testing.TB, s *Service, namespace, mode string) *fakeClient {
 	tb.Helper()
-	return joining{variant: variantDelta, metadata: map[string]any{"NAMESPACE": namespace, metaMerge: merge}}.join(tb, s)
+	return joining{variant: variantDelta, mode: mode, metadata: map[string]any{"NAMESPACE": namespace}}.join(tb, s)
 }
 
 // A joining is what a client says when it joins.
 type joining struct {
-	variant  string
-	version  string         // of the table that it has
-	metadata map[string]any // with its namespace
+	variant, mode string
+	versions      map[string]string // of the resources that it has
+	metadata      map[string]any    // with its namespace
 }
 
 // join opens a session.
 func (j joining) join(tb testing.TB, s *Service) *fakeClient {
 	tb.Helper()
-	metadata := j.metadata
-	metadata["INSTANCE_IPS"] = "10.0.0.1,fd00::1"
-	meta, err := structpb.NewStruct(metadata)
-	if err != nil {
-		tb.Fatal(err)
+	j.metadata["INSTANCE_IPS"] = "10.0.0.1,fd00::1"
+	node := nodeOf(tb, fmt.Sprintf("sidecar~10.0.0.1~web-0.%s~x", j.metadata["NAMESPACE"]), j.metadata)
+	if j.mode == modeNamed {
+		node.ClientFeatures = []string{"another", featureNamed}
 	}
 	c := &fakeClient{tb: tb}
 	c.session = &session{service: s, variant: j.variant, send: c.receive, connected: s.tables.elapsed()}
 	c.timeout = time.AfterFunc(time.Hour, func() {})
 	s.streams.add(c.session)
-	node := &corev3.Node{Id: fmt.Sprintf("sidecar~10.0.0.1~web-0.%s~x", metadata["NAMESPACE"]), Metadata: meta}
-	if err := c.handle(&Request{node: node, typeURL: TypeURL, version: j.version, delta: c.delta()}); err != nil {
-		tb.Fatal(err)
+	if c.delta() {
+		c.request(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL, InitialResourceVersions: j.versions})
+	} else {
+		c.request(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: TypeURL})
 	}
 	return c
+}
+
+// nodeOf returns a node with metadata.
+func nodeOf(tb testing.TB, id string, meta map[string]any) *corev3.Node {
+	tb.Helper()
+	fields, err := structpb.NewStruct(meta)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &corev3.Node{Id: id, Metadata: fields}
+}
+
+// decoded returns a request as the codec decodes it.
+func decoded(tb testing.TB, m proto.Message) *Request {
+	tb.Helper()
+	data, err := proto.Marshal(m)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	_, delta := m.(*discoveryv3.DeltaDiscoveryRequest)
+	r := newRequest(delta)
+	if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, r); err != nil {
+		tb.Fatal(err)
+	}
+	return r
 }
 
 // end ends the session.
@@ -71,33 +102,43 @@ func (c *fakeClient) receive(response any) error {
 	}
 	var whole discoveryv3.DiscoveryResponse
 	err = proto.Unmarshal(data.Materialize(), &whole)
-	c.last.Nonce = whole.GetNonce()
+	c.last.Nonce, c.last.SystemVersionInfo = whole.GetNonce(), whole.GetVersionInfo()
 	for _, body := range whole.GetResources() {
 		c.last.Resources = append(c.last.Resources, &discoveryv3.Resource{Resource: body})
 	}
 	return err
 }
 
-// ack acknowledges the last push.
-func (c *fakeClient) ack() {
+// request sends a request.
+func (c *fakeClient) request(m proto.Message) {
 	c.tb.Helper()
-	if err := c.handle(&Request{typeURL: TypeURL, nonce: c.last.GetNonce()}); err != nil {
+	if err := c.handle(decoded(c.tb, m)); err != nil {
 		c.tb.Fatal(err)
 	}
 }
 
-// nack rejects the last push.
-func (c *fakeClient) nack() {
+// answer acknowledges the last push or, with a reason, rejects it.
+func (c *fakeClient) answer(reason string) {
 	c.tb.Helper()
-	if err := c.handle(&Request{typeURL: TypeURL, nonce: c.last.GetNonce(), rejected: true, reason: "no"}); err != nil {
-		c.tb.Fatal(err)
+	var rejection *rpcstatus.Status
+	if reason != "" {
+		rejection = &rpcstatus.Status{Message: reason}
+	}
+	if c.delta() {
+		c.request(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: c.last.GetNonce(), ErrorDetail: rejection})
+	} else {
+		c.request(&discoveryv3.DiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: c.last.GetNonce(), ErrorDetail: rejection})
 	}
 }
+
+func (c *fakeClient) ack() { c.tb.Helper(); c.answer("") }
+
+func (c *fakeClient) nack() { c.tb.Helper(); c.answer("no") }
 
 // updateAll applies changes, and pushes what has changed to all clients before it returns.
 func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 	tb.Helper()
-	_, woken := s.tables.update(changes, nil, func(hosts.Update, hosts.Counts) {})
+	_, woken := s.tables.update(changes, func(hosts.Update, hosts.Counts) {})
 	for _, c := range woken {
 		if err := c.push(); err != nil {
 			tb.Fatal(err)
@@ -115,12 +156,55 @@ func (c *fakeClient) shown() Agent {
 	return a
 }
 
-// change returns the change in the last push, and its length.
-func (c *fakeClient) change() (change *api.NameTable_Change, bytes int) {
+// A resource is a resource that a client has.
+type resource struct {
+	version string
+	entries map[string]string // encoded, by the host in lower case
+}
+
+// resources returns the resources in the last push, by name. It checks the versions of named ones.
+func (c *fakeClient) resources() map[string]resource {
 	c.tb.Helper()
-	table, encoded := new(api.NameTable), c.last.GetResources()[0].GetResource().GetValue()
-	if err := proto.Unmarshal(encoded, table); err != nil {
-		c.tb.Fatal(err)
+	all := map[string]resource{}
+	for _, r := range c.last.GetResources() {
+		content := r.GetResource().GetValue()
+		sum := sha256.Sum256(content)
+		if want := "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8]); r.GetName() != "" && r.GetVersion() != want {
+			c.tb.Errorf("the resource %q has the version %q, want %q", r.GetName(), r.GetVersion(), want)
+		}
+		if url := r.GetResource().GetTypeUrl(); url != TypeURL {
+			c.tb.Errorf("a resource of type %q", url)
+		}
+		all[r.GetName()] = resource{r.GetVersion(), entriesIn(c.tb, content)}
 	}
-	return table.GetChange(), len(encoded)
+	return all
+}
+
+// hosts returns the entries in the last push.
+func (c *fakeClient) hosts() map[string]string {
+	c.tb.Helper()
+	all := map[string]string{}
+	for _, r := range c.resources() {
+		maps.Copy(all, r.entries)
+	}
+	return all
+}
+
+// entriesIn returns the encoded entries of a table, by the host in lower case.
+func entriesIn(tb testing.TB, encoded []byte) map[string]string {
+	tb.Helper()
+	var table api.NameTable
+	if err := proto.Unmarshal(encoded, &table); err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string]string{}
+	for host, info := range table.GetTable() {
+		one := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: info}}
+		entry, err := proto.MarshalOptions{Deterministic: true}.Marshal(one)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		out[strings.ToLower(host)] = string(entry)
+	}
+	return out
 }

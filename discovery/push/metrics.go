@@ -7,7 +7,6 @@ const (
 	endedTooMany = "too_many"
 	endedSlow    = "slow"
 	endedRefused = "refused"
-	endedBehind  = "behind"
 	endedMemory  = "memory"
 )
 
@@ -17,19 +16,12 @@ type metrics struct {
 	pushes   *prometheus.CounterVec
 	rejected *prometheus.CounterVec
 	ended    *prometheus.CounterVec
-	waited   prometheus.Counter
-	differ   prometheus.CounterFunc
-	long     prometheus.Counter
 }
 
-// newMetrics returns the metrics. The function differences returns the current value of Service.differences.
-func newMetrics(differences func() uint64) *metrics {
+func newMetrics() *metrics {
 	counters := func(name, help, label string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
-	}
-	counter := func(name, help string) prometheus.CounterOpts {
-		return prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}
 	}
 	m := &metrics{
 		clients: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -38,14 +30,9 @@ func newMetrics(differences func() uint64) *metrics {
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
 			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity), "+
-			"memory (nearly all of it is in use) or behind (the client has a later "+
-			"table, and the Kubernetes API cannot be listed).", "reason"),
-		waited: prometheus.NewCounter(counter("clients_ahead_total", "Clients that had waited because another replica had read more of the API server.")),
-		differ: prometheus.NewCounterFunc(counter("replica_differences_total", "Clients that had another table from a replica with the same objects."),
-			func() float64 { return float64(differences()) }),
-		long: prometheus.NewCounter(counter("long_pushes_total", "Responses with name tables of more than 64 MiB, which agents refuse.")),
+			"or memory (nearly all of it is in use).", "reason"),
 	}
-	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory, endedBehind} {
+	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory} {
 		m.ended.WithLabelValues(reason)
 	}
 	for _, variant := range []string{variantSotw, variantDelta} {

@@ -1,9 +1,9 @@
 package push
 
 import (
-	"encoding/base64"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/clip"
@@ -23,9 +22,6 @@ const (
 	metaIPs          = "INSTANCE_IPS"
 	metaDNSCapture   = "DNS_CAPTURE"
 	metaAutoAllocate = "DNS_AUTO_ALLOCATE"
-	metaMerge        = "NAMETAP_MERGE"
-	metaHosts        = "NAMETAP_HOSTS"
-	metaRevision     = "NAMETAP_REVISION"
 	metaLabels       = "LABELS"
 	metaCluster      = "CLUSTER_ID"
 	metaNetwork      = "NETWORK"
@@ -33,38 +29,24 @@ const (
 	metaIstioVersion = "ISTIO_VERSION"
 )
 
-// isUsed reports whether the metadata with a key is read.
-func isUsed(key string) bool {
-	switch key {
-	case metaNamespace, metaIPs, metaDNSCapture, metaAutoAllocate, metaMerge, metaHosts, metaRevision, metaLabels, metaCluster, metaNetwork, metaAccount, metaIstioVersion:
-		return true
-	}
-	return false
-}
-
-// mergeHosts is the value of NAMETAP_MERGE of a client that merges hosts.
-const mergeHosts = "hosts"
+// featureNamed is the client feature of a client that takes tables as resources with names (Node.client_features).
+const featureNamed = "nametap.named-tables"
 
 // A subscriber has what the first request says of its client. The Sidecar and the Place of the view
-// are not set yet, because they depend on the objects.
+// are not set yet, because they depend on the objects. A subscriber never changes.
 type subscriber struct {
 	node             string // the id
+	name             string // of the pod, or of the host of a VM
 	software         string // its name and version; may be empty
 	view             hosts.View
 	labels           hosts.Labels
 	cluster, network string // where the client says that it is; may be empty
-	// mergesHosts is true if the client is sent changes. digests are the checksums of the hosts
-	// that it has, nil if it has none. revision is the revision of the last change that it
-	// received.
-	mergesHosts bool
-	digests     *digest.Digests
-	revision    []byte
+	named            bool   // it takes tables as resources with names
 }
 
 // Bounds, in bytes, of texts that are kept as long as the client's stream. The bounds of names and
 // labels are Kubernetes' bounds.
 const (
-	maxRevision = 1 << 10 // revisions are shorter
 	maxName     = 253
 	maxLabel    = 63
 	maxNodeID   = len("sidecar~~.~") + len("0000:0000:0000:0000:0000:ffff:255.255.255.255") + maxName + maxLabel + maxName
@@ -85,7 +67,6 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 		return subscriber{}, refuse("node id %q: want sidecar~<ip>~<pod>.<namespace>~<domain>, at most %d bytes", cut(node.GetId()), maxNodeID)
 	}
 	meta := metadata{fields: node.GetMetadata().GetFields()}
-	merge := meta.str(metaMerge)
 	v := hosts.View{Namespace: meta.str(metaNamespace)}
 	// Connections to an automatic VIP work only through a proxy. A client that has a proxy asks for VIPs.
 	captures, asks := meta.flag(metaDNSCapture, true), meta.flag(metaAutoAllocate, false)
@@ -98,14 +79,6 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	}
 	ips, labels := meta.str(metaIPs), meta.labels()
 	cluster, network := meta.name(metaCluster), meta.name(metaNetwork)
-	encoded, revision := meta.bytes(metaHosts), meta.bytes(metaRevision)
-	digests, ok := digest.ParseDigests(encoded)
-	if len(encoded) > 0 && !ok {
-		meta.fail(metaHosts, "want %d bytes in base64, got %d", digest.DigestsSize, len(encoded))
-	}
-	if len(revision) > maxRevision {
-		meta.fail(metaRevision, "want at most %d bytes in base64, got %d", maxRevision, len(revision))
-	}
 	if meta.err != nil {
 		return subscriber{}, meta.err
 	}
@@ -116,14 +89,14 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	if !object.IsLabel(v.Namespace) {
 		return subscriber{}, refuse("node %q is of namespace %q: want a name of Kubernetes, at most %d bytes", cut(node.GetId()), cut(v.Namespace), maxLabel)
 	}
+	var ok bool
 	if v.Families, ok = familiesOf(ips + "," + parts[1]); !ok {
 		return subscriber{}, refuse("node %q has no IP address: neither metadata %s nor the id gives one", cut(node.GetId()), metaIPs)
 	}
-	client := subscriber{node: node.GetId(), software: software(node), view: v, labels: labels, cluster: cluster, network: network, mergesHosts: merge == mergeHosts}
-	if len(encoded) > 0 {
-		client.digests, client.revision = &digests, revision
-	}
-	return client, nil
+	return subscriber{
+		node: node.GetId(), name: strings.TrimSuffix(parts[2], "."+v.Namespace), software: software(node), view: v, labels: labels, cluster: cluster, network: network,
+		named: slices.Contains(node.GetClientFeatures(), featureNamed),
+	}, nil
 }
 
 // software returns the name and the version of the program of a client. Istio's agent sends the
@@ -188,15 +161,6 @@ func (m *metadata) fail(key, format string, args ...any) {
 	}
 }
 
-// bytes returns the bytes of a text in base64.
-func (m *metadata) bytes(name string) []byte {
-	data, err := base64.StdEncoding.DecodeString(m.str(name))
-	if err != nil {
-		m.fail(name, "want base64: %v", err)
-	}
-	return data
-}
-
 // name returns a text that is kept as long as the stream lives, so its length is bounded.
 func (m *metadata) name(key string) string {
 	text := m.str(key)
@@ -248,17 +212,3 @@ const maxForeign = 256
 
 // cut returns a client's text for a line of the log or an error.
 func cut(text string) string { return clip.Text(text, maxForeign) }
-
-// nodeInfo has what a client says of itself. It never changes.
-type nodeInfo struct {
-	id, namespace string
-	name          string // of the pod, or of the host of a VM
-	software      string
-	mergesHosts   bool
-}
-
-// info returns what a client says of itself.
-func (c *subscriber) info() *nodeInfo {
-	name := strings.Split(c.node, "~")[2] // as parseNode has checked
-	return &nodeInfo{c.node, c.view.Namespace, strings.TrimSuffix(name, "."+c.view.Namespace), c.software, c.mergesHosts}
-}

@@ -34,7 +34,7 @@ func TestParseNode(t *testing.T) {
 		{"asks for VIPs", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_AUTO_ALLOCATE": "true"}, hosts.View{Namespace: "shop", Families: v4, VIPs: true}},
 		{"asks and does not capture", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
 		{"captures and does not ask", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
-		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "NAMETAP_MERGE": "true"}, hosts.View{Namespace: "shop", Families: v4}},
+		{"switches", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false"}, hosts.View{Namespace: "shop", Families: v4}},
 		{"labels, and other metadata", "sidecar~10.0.0.1~web-0.shop~x", map[string]any{"PORT": 1, "LABELS": map[string]any{"a": "b"}}, hosts.View{Namespace: "shop", Families: v4}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -64,11 +64,7 @@ func TestIstioAgentNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := hosts.View{Namespace: "default", Families: hosts.Families{V4: true, V6: true}, VIPs: true}
-	r := decoded(t, &discoveryv3.DiscoveryRequest{Node: &n, TypeUrl: TypeURL})
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	if got, err := parseNode(r.node); err != nil || got.view != want {
+	if got, err := parseNode(decoded(t, &discoveryv3.DiscoveryRequest{Node: &n, TypeUrl: TypeURL}).node); err != nil || got.view != want {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 }

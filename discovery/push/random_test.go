@@ -1,19 +1,13 @@
 package push
 
 import (
-	"encoding/base64"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
-	"strings"
+	"strconv"
 	"testing"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -21,115 +15,59 @@ import (
 // A keeper is a client that keeps what it is sent, over streams.
 type keeper struct {
 	*fakeClient
-	variant, merge, namespace, app string
+	variant, mode, namespace, app string
 
-	table   map[string]string // the encoded entries, by the host in lower case
-	version string            // of the table, for a client that merges none
-	misled  bool              // it has sent digests of hosts that it does not have
+	has       map[string]resource // by name
+	announced map[string]string   // at the start of the stream; nil after the first response
 }
 
-// connect opens a stream, and ends the last one. With nonsense, the client claims to have other hosts than it has.
+// connect opens a stream, and ends the last one. With nonsense, the client announces other versions than it has, and
+// resources of another server.
 func (k *keeper) connect(s *Service, nonsense bool) {
 	k.tb.Helper()
 	if k.session != nil {
 		k.end()
 	}
-	meta := map[string]any{"NAMESPACE": k.namespace, metaMerge: k.merge, "LABELS": map[string]any{"app": k.app}}
-	if k.merge == mergeHosts && len(k.table) > 0 {
-		sums := k.sums()
-		digests := sums.Digests().Bytes()
-		if k.misled = nonsense; nonsense {
-			clear(digests[:digest.DigestsSize/2])
+	k.announced = map[string]string{}
+	for name, r := range k.has {
+		if k.announced[name] = r.version; nonsense && len(name)%2 == 0 {
+			k.announced[name] = "sha256:" + strconv.Itoa(len(name))
 		}
-		meta[metaHosts] = base64.StdEncoding.EncodeToString(digests)
 	}
-	k.fakeClient = joining{k.variant, k.version, meta}.join(k.tb, s)
+	if nonsense {
+		k.has["of another server"], k.announced["of another server"], k.announced["512"] = resource{}, "1", "2"
+	}
+	meta := map[string]any{"NAMESPACE": k.namespace, "LABELS": map[string]any{"app": k.app}}
+	k.fakeClient = joining{k.variant, k.mode, k.announced, meta}.join(k.tb, s)
 }
 
-// sums returns the checksum of each shard.
-func (k *keeper) sums() (all digest.Sums) {
-	for host, entry := range k.table {
-		at := digest.ShardOf(host)
-		all[at] = all[at].Add(digest.Of([]byte(entry)))
-	}
-	return all
-}
-
-// take applies the push that is to be answered, and acknowledges it. A client that was misled rejects a push with a
-// wrong checksum, and connects again without a table.
-func (k *keeper) take(s *Service) {
+// take applies the push that is to be answered, and acknowledges it. An agent does the same.
+func (k *keeper) take() {
 	k.tb.Helper()
 	if !k.pending {
 		return
 	}
-	for _, r := range k.last.GetResources() {
-		before := k.table
-		if k.apply(r); k.merge != mergeHosts || k.sum() == k.lastSum() {
-			continue
-		}
-		if k.table = before; !k.misled {
-			k.tb.Errorf("the checksum after a push to %s is wrong", k.namespace)
-		}
-		k.nack()
-		k.table = nil
-		k.connect(s, false)
-		return
+	sent := k.resources()
+	if _, whole := sent[""]; whole {
+		clear(k.has)
+	} else if k.announced != nil {
+		maps.DeleteFunc(k.has, func(name string, _ resource) bool { return k.announced[name] == "" })
 	}
+	k.announced = nil
+	for _, name := range k.last.GetRemovedResources() {
+		delete(k.has, name)
+	}
+	maps.Copy(k.has, sent)
 	k.ack()
 }
 
-func (k *keeper) sum() string {
-	sums := k.sums()
-	return string(sums.Sum().Bytes())
-}
-
-func (k *keeper) lastSum() string {
-	change, _ := k.change()
-	return string(change.GetSum())
-}
-
-// apply applies a resource.
-func (k *keeper) apply(r *discoveryv3.Resource) {
-	k.tb.Helper()
-	next := entriesIn(k.tb, r.GetResource().GetValue())
-	if k.merge != mergeHosts {
-		k.table, k.version = next, r.GetVersion()
-		return
+// table returns the hosts that the client has.
+func (k *keeper) table() map[string]string {
+	all := map[string]string{}
+	for _, r := range k.has {
+		maps.Copy(all, r.entries)
 	}
-	change, _ := k.change()
-	complete, _ := digest.ParseSet(change.GetComplete())
-	sent := maps.Clone(next)
-	for host, entry := range k.table {
-		if _, ok := sent[host]; !ok && !complete.Has(digest.ShardOf(host)) {
-			next[host] = entry
-		}
-	}
-	for _, host := range change.GetRemoved() {
-		if _, ok := sent[host]; ok {
-			k.tb.Errorf("%s is both sent and removed", host)
-		}
-		delete(next, host)
-	}
-	k.table = next
-}
-
-// entriesIn returns the encoded entries of a table, by the host in lower case.
-func entriesIn(tb testing.TB, encoded []byte) map[string]string {
-	tb.Helper()
-	var table api.NameTable
-	if err := proto.Unmarshal(encoded, &table); err != nil {
-		tb.Fatal(err)
-	}
-	out := map[string]string{}
-	for host, info := range table.GetTable() {
-		one := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{host: info}}
-		entry, err := proto.MarshalOptions{Deterministic: true}.Marshal(one)
-		if err != nil {
-			tb.Fatal(err)
-		}
-		out[strings.ToLower(host)] = string(entry)
-	}
-	return out
+	return all
 }
 
 // randomChange returns a change of an object, whose name others share.
@@ -150,7 +88,7 @@ func randomChange(r *rand.Rand) hosts.Change {
 	case 4, 5:
 		names := []string{pick("api.example.com", "API.example.com", "www.example.com", "*.example.com")}
 		if r.IntN(30) == 0 {
-			for i := range 1500 { // more than a history has
+			for i := range 1500 {
 				names = append(names, fmt.Sprintf("h%d.bulk.example.com", i))
 			}
 		}
@@ -174,21 +112,19 @@ func randomChange(r *rand.Rand) hosts.Change {
 }
 
 // TestClientsKeepUp makes random changes of objects. Clients of all kinds answer pushes late or not at all, reject them,
-// and connect again, with the table that they have or with digests of another one. Whenever all have answered, each has
+// and connect again, with the table that they have or with versions of another one. Whenever all have answered, each has
 // exactly the table of its view.
 func TestClientsKeepUp(t *testing.T) { // C3, D12, D30, D32, D33, D35, D37, D41
 	for seed := range uint64(4) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		s := newService()
 		var all []*keeper
-		for _, variant := range []string{variantSotw, variantDelta} {
-			for _, merge := range []string{mergeHosts, ""} {
-				for _, namespace := range []string{"shop", "data"} {
-					k := &keeper{variant: variant, merge: merge, namespace: namespace, app: []string{"web", "db"}[r.IntN(2)]}
-					k.fakeClient = &fakeClient{tb: t}
-					k.connect(s, false)
-					all = append(all, k)
-				}
+		for _, as := range [][2]string{{variantSotw, modeWhole}, {variantSotw, modeNamed}, {variantDelta, modeWhole}, {variantDelta, modeNamed}} {
+			for _, namespace := range []string{"shop", "data"} {
+				k := &keeper{variant: as[0], mode: as[1], namespace: namespace, app: []string{"web", "db"}[r.IntN(2)], has: map[string]resource{}}
+				k.fakeClient = &fakeClient{tb: t}
+				k.connect(s, false)
+				all = append(all, k)
 			}
 		}
 		for step := range 200 {
@@ -208,7 +144,7 @@ func TestClientsKeepUp(t *testing.T) { // C3, D12, D30, D32, D33, D35, D37, D41
 				case n == 2:
 					k.connect(s, true)
 				default:
-					k.take(s)
+					k.take()
 				}
 			}
 			if step%20 != 19 {
@@ -219,12 +155,12 @@ func TestClientsKeepUp(t *testing.T) { // C3, D12, D30, D32, D33, D35, D37, D41
 			s.updateAll(t, hosts.Change{Updated: []object.Object{tick}})
 			for _, k := range all {
 				for k.pending {
-					k.take(s)
+					k.take()
 				}
 				view := k.client.view
 				view.Sidecar = s.tables.hosts.Sidecar(k.namespace, hosts.NewLabels(map[string]string{"app": k.app}))
-				if want := entriesIn(t, Encode(s.tables.hosts, view)); !maps.Equal(k.table, want) {
-					t.Fatalf("seed %d, step %d: %s of %s merging %q has %d hosts, want %d", seed, step, k.variant, k.namespace, k.merge, len(k.table), len(want))
+				if got, want := k.table(), entriesIn(t, Encode(s.tables.hosts, view)); !maps.Equal(got, want) {
+					t.Fatalf("seed %d, step %d: %s %s client of %s has %d hosts, want %d", seed, step, k.variant, k.mode, k.namespace, len(got), len(want))
 				}
 				if a := k.shown(); !a.Current || a.State != StateCurrent || a.Digest != a.ServedDigest {
 					t.Errorf("seed %d, step %d: a client with its table is shown as %+v", seed, step, a)

@@ -1,38 +1,14 @@
 package push
 
 import (
+	"slices"
+
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// TypeURL is the type of the resource that is sent.
+// TypeURL is the type of the resources that are sent.
 const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-
-// A response has the fields from which a DiscoveryResponse or a DeltaDiscoveryResponse is encoded.
-type response struct {
-	nonce, version string
-	resource       *resource // nil for none
-}
-
-// encode returns the response in the incremental or the state-of-the-world variant. The nonce is
-// last: a client that knows the nonce has received the whole response.
-func (p *response) encode(delta bool) encodedResponse {
-	own := appendString(make([]byte, 0, 320), fieldVersion, p.version)
-	own = appendString(own, fieldTypeURL, TypeURL)
-	var parts []mem.Buffer
-	if p.resource != nil {
-		own, parts = p.resource.appendHead(own, delta), p.resource.parts
-	}
-	head := len(own)
-	own = appendString(own, fieldNonce, p.nonce)
-	out := append(make(encodedResponse, 0, 2+len(parts)), mem.SliceBuffer(own[:head]))
-	return append(append(out, parts...), mem.SliceBuffer(own[head:]))
-}
-
-// An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse.
-type encodedResponse mem.BufferSlice
 
 // Field numbers of the messages that are encoded here. A field that is in the responses of both variants has the same
 // number in both.
@@ -40,46 +16,65 @@ const (
 	fieldVersion = 1
 	fieldTypeURL = 4
 	fieldNonce   = 5
+	fieldRemoved = 6
 
 	fieldAnyTypeURL = 1
 
-	fieldResVersion = 1
+	fieldResourceVersion = 1
+	fieldResourceName    = 3
 
 	// fieldInner is the field with the content of a message: the resources of a response, the resource
 	// of a Resource, the value of an Any.
 	fieldInner = 2
 )
 
-// A resource is an encoded table, or an encoded change of a table. Many responses share its parts.
-type resource struct {
-	// version is a checksum of the entries of a table; empty for a change. It is the same on every server with the same
-	// objects, so a client that connects again with this version is not sent the table again.
-	version string
-	parts   []mem.Buffer // of the NameTable
-	size    int          // of all parts, in bytes
-}
+// An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse. Streams share its parts.
+type encodedResponse mem.BufferSlice
 
-// add adds a part.
-func (r *resource) add(part mem.Buffer) {
-	if part != nil && part.Len() > 0 {
-		r.parts, r.size = append(r.parts, part), r.size+part.Len()
+// newResponse returns a response with resources, which are encoded already. The parameter version is the version of the
+// table; it may be empty. The nonce is last: a client that knows the nonce has received the whole response.
+func newResponse(version string, resources []mem.Buffer, removed []string, nonce string) encodedResponse {
+	head := appendString(nil, fieldVersion, version)
+	head = appendString(head, fieldTypeURL, TypeURL)
+	var tail []byte
+	for _, name := range removed {
+		tail = protowire.AppendString(protowire.AppendTag(tail, fieldRemoved, protowire.BytesType), name)
 	}
+	tail = appendString(tail, fieldNonce, nonce)
+	response := append(make(encodedResponse, 0, 2+len(resources)), mem.SliceBuffer(head))
+	return append(append(response, resources...), mem.SliceBuffer(tail))
 }
 
-// appendHead appends what comes before the parts in a response of either variant.
-func (r *resource) appendHead(to []byte, delta bool) []byte {
-	sized := func(tag protowire.Number, n int) int { return protowire.SizeTag(tag) + protowire.SizeBytes(n) }
-	body := sized(fieldAnyTypeURL, len(TypeURL)) + sized(fieldInner, r.size)
+// encoded has the bytes of a shard: the resource in a response of the incremental variant, and the NameTable at the end
+// of this resource.
+type encoded struct{ resource, table mem.SliceBuffer }
+
+// newEncoded returns the bytes of a NameTable as a resource with a name.
+func newEncoded(name, version string, content []byte) *encoded {
+	head := headOf(appendString(appendString(nil, fieldResourceName, name), fieldResourceVersion, version), len(content))
+	resource := append(slices.Grow(head, len(content)), content...)
+	return &encoded{resource, resource[len(head):]}
+}
+
+// newWhole returns a resource without a name in a response of either variant. The parameter parts has its NameTable.
+func newWhole(delta bool, version string, parts []mem.Buffer) []mem.Buffer {
+	var own []byte
 	if delta {
-		size := sized(fieldInner, body)
-		if r.version != "" {
-			size += sized(fieldResVersion, len(r.version))
-		}
-		to = appendTagSize(to, fieldInner, size)
-		to = appendString(to, fieldResVersion, r.version)
+		own = appendString(nil, fieldResourceVersion, version)
 	}
-	to = appendTagSize(to, fieldInner, body)
-	return appendTagSize(appendString(to, fieldAnyTypeURL, TypeURL), fieldInner, r.size)
+	return append([]mem.Buffer{mem.SliceBuffer(headOf(own, mem.BufferSlice(parts).Len()))}, parts...)
+}
+
+// headOf returns what comes before a NameTable of n bytes in the resources of a response. The parameter own has the
+// fields of a Resource; without them, the resource is an Any, as in the state-of-the-world variant.
+func headOf(own []byte, n int) (head []byte) {
+	sized := func(tag protowire.Number, n int) int { return protowire.SizeTag(tag) + protowire.SizeBytes(n) }
+	body := sized(fieldAnyTypeURL, len(TypeURL)) + sized(fieldInner, n)
+	if len(own) > 0 {
+		head = append(appendTagSize(nil, fieldInner, len(own)+sized(fieldInner, body)), own...)
+	}
+	head = appendString(appendTagSize(head, fieldInner, body), fieldAnyTypeURL, TypeURL)
+	return appendTagSize(head, fieldInner, n)
 }
 
 // appendTagSize appends the tag and the size of a field of n bytes.
@@ -93,28 +88,4 @@ func appendString(to []byte, field protowire.Number, value string) []byte {
 		return to
 	}
 	return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), value)
-}
-
-// shown returns the entries that a viewer sees of some hosts, in the order of the hosts.
-func shown(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
-	entries := make([]*hosts.Entry, 0, len(all))
-	for _, h := range all {
-		if e := v.Entry(h); e != nil {
-			entries = append(entries, e)
-		}
-	}
-	return entries
-}
-
-// concatenate returns the encoded table of some entries.
-func concatenate(entries []*hosts.Entry) []byte {
-	size := 0
-	for _, e := range entries {
-		size += len(e.Encoded)
-	}
-	table := make([]byte, 0, size)
-	for _, e := range entries {
-		table = append(table, e.Encoded...)
-	}
-	return table
 }

@@ -5,6 +5,10 @@ import (
 	"net/netip"
 	"testing"
 
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -24,7 +28,7 @@ func joinAll(tb testing.TB, s *Service, namespaces int) []*fakeClient {
 	tb.Helper()
 	clients := make([]*fakeClient, namespaces)
 	for i := range clients {
-		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), mergeHosts)
+		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), modeNamed)
 		clients[i].ack()
 		clients[i].send = func(any) error { return nil }
 	}
@@ -98,14 +102,42 @@ func BenchmarkSidecar(b *testing.B) {
 func BenchmarkFirstClient(b *testing.B) {
 	s := newService()
 	s.updateAll(b, hosts.Change{Updated: mesh(50_000, 100)})
-	join(b, s, "ns0", mergeHosts)
-	digests := join(b, s, "ns0", mergeHosts).view.digests()
+	join(b, s, "ns0", modeNamed)
 	for i := 0; b.Loop(); i++ {
 		c := &session{service: s, variant: variantDelta}
-		c.client = subscriber{view: hosts.View{Namespace: fmt.Sprint("x", i), Families: hosts.Families{V4: true, V6: true}}, mergesHosts: true, digests: &digests}
-		if _, err := s.tables.join(c); err != nil {
+		c.client = subscriber{view: hosts.View{Namespace: fmt.Sprint("x", i), Families: hosts.Families{V4: true, V6: true}}, named: true}
+		if err := s.tables.join(c); err != nil {
 			b.Fatal(err)
 		}
 		s.tables.leave(c)
+	}
+}
+
+// BenchmarkReconnect measures the first request of a client that has all shards.
+func BenchmarkReconnect(b *testing.B) {
+	s := newService()
+	s.updateAll(b, hosts.Change{Updated: mesh(10_000, 100)})
+	c := join(b, s, "ns0", modeNamed)
+	versions := map[string]string{}
+	for name, r := range c.resources() {
+		versions[name] = r.version
+	}
+	node := nodeOf(b, "sidecar~10.0.0.1~web-0.ns0~x", map[string]any{"NAMESPACE": "ns0"})
+	node.ClientFeatures = []string{featureNamed}
+	data, err := proto.Marshal(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL, InitialResourceVersions: versions})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		r := newRequest(true)
+		if err := Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, r); err != nil {
+			b.Fatal(err)
+		}
+		c := &session{service: s, variant: variantDelta, send: func(any) error { return nil }, timeout: c.timeout}
+		if err := c.handle(r); err != nil {
+			b.Fatal(err)
+		}
+		c.end()
 	}
 }

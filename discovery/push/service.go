@@ -1,16 +1,12 @@
 package push
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -29,17 +25,9 @@ const (
 	// firstReadWait is how long a stream waits for the first reading of all sources. If the server refused an agent at
 	// once, the agent would connect again only after a pause of up to 30 s.
 	firstReadWait = 10 * time.Second
-	// catchUpWait is how long a client waits if the objects of this replica may be older than the client's table.
-	// catchUpPoll is the time between two checks whether the replica is behind.
-	catchUpWait = 30 * time.Second
-	catchUpPoll = 100 * time.Millisecond
 	// maxRejections is the number of rejected pushes that are logged without a pause. After that, at most one line a
 	// second is logged, because all agents reject a bad push.
 	maxRejections = 100
-	// maxAccepted is the length of the longest push that nametap's agent accepts.
-	maxAccepted = 64 << 20
-	// maxLargest is how many namespaces a log line about a longer push names.
-	maxLargest = 3
 )
 
 // Config configures a [Service].
@@ -60,13 +48,6 @@ type Config struct {
 	Room func() error
 	// Replica is the name of this replica of the control plane, for [Agent.Replica].
 	Replica string
-	// Comparable is true if replicas with the same revision have the same objects.
-	Comparable bool
-	// Behind reports whether the objects that are served may be older than the objects in a client's table. The parameter
-	// revision is the revision of this table. The client had the table at the time heldAt, perhaps from another replica.
-	// Behind reports true until it is known that the objects are not older. If Behind is nil, the objects are never
-	// behind.
-	Behind func(revision []byte, heldAt time.Time) bool
 	// Logger is for logs.
 	Logger *slog.Logger
 }
@@ -84,20 +65,15 @@ type Service struct {
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
 	handlers   sync.WaitGroup // of streams
-	rejections rate.Sometimes // limits the log lines about clients that reject a push or have another table
-	long       rate.Sometimes // limits the log lines about pushes that are too long
-	// differences counts the clients that came from another replica, and whose table differed from the table that this
-	// replica serves, although both replicas had the same objects.
-	differences atomic.Uint64
+	rejections rate.Sometimes // limits the log lines about clients that reject a push
 }
 
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks()}
-	s.metrics = newMetrics(s.differences.Load)
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks(), metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
-	s.rejections, s.long = rate.Sometimes{First: maxRejections, Interval: time.Second}, rate.Sometimes{Interval: time.Minute}
+	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s
 }
 
@@ -120,10 +96,8 @@ func (s *Service) SetMissing(clusters map[string]string) {
 // Update applies changes of the objects, and sends each client what has changed for it. Before it sends anything, it
 // calls report with the result. So report can save VIPs, and log errors in the objects, before a client gets a table of
 // these objects. While report runs, the earlier tables are still served.
-//
-// The parameter revision identifies the state of the sources after these changes; nil means that it is not known.
-func (s *Service) Update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) hosts.Update {
-	u, woken := s.tables.update(changes, revision, report)
+func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts.Counts)) hosts.Update {
+	u, woken := s.tables.update(changes, report)
 	s.rounds.add(woken)
 	return u
 }
@@ -138,6 +112,18 @@ func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
 func (s *Service) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, s.stop)()
+	sweeps := time.NewTicker(keepViews)
+	defer sweeps.Stop()
+	s.handlers.Go(func() {
+		for {
+			select {
+			case <-s.stopped.Done():
+				return
+			case <-sweeps.C:
+				s.tables.sweep()
+			}
+		}
+	})
 	s.rounds.run(s.stopped)
 }
 
@@ -160,8 +146,6 @@ func (s *Service) DeltaAggregatedResources(stream discoveryv3.AggregatedDiscover
 var (
 	errStopping = status.Error(codes.Unavailable, "this control plane stops: connect to another one")
 	errLate     = errors.New("late")
-	errBehind   = status.Error(codes.Unavailable, "this control plane has read less of the Kubernetes API than your last one, and cannot read more now: "+
-		"keep your table, and connect to another one, or later")
 )
 
 // serve serves a stream of either variant until it ends. The client can end the stream. serve ends it if the client is
@@ -205,12 +189,9 @@ func (s *Service) receive(client *session, next func(any) error) error {
 	s.metrics.clients.WithLabelValues(client.variant).Inc()
 	defer s.metrics.clients.WithLabelValues(client.variant).Dec()
 	for {
-		r := &Request{delta: client.delta()}
+		r := newRequest(client.delta())
 		if err := next(r); err != nil {
 			return err
-		}
-		if r.err != nil {
-			return r.err
 		}
 		if err := client.handle(r); err != nil {
 			return err
@@ -230,60 +211,11 @@ func (s *Service) awaitFirstRead(done <-chan struct{}) {
 	}
 }
 
-// awaitRevision waits while the objects that are served may be older than revision, the revision of the client's table.
-// It also returns when the channel done is closed. If the objects may still be older after catchUpWait, it returns an
-// error. The error refuses the client, which keeps its table.
-func (s *Service) awaitRevision(revision []byte, done <-chan struct{}) error {
-	began := time.Now()
-	if len(revision) == 0 || s.cfg.Behind == nil || !s.cfg.Behind(revision, began) {
-		return nil
-	}
-	s.metrics.waited.Inc()
-	timer, poll := time.NewTimer(catchUpWait), time.NewTicker(catchUpPoll)
-	defer timer.Stop()
-	defer poll.Stop()
-	for s.cfg.Behind(revision, began) {
-		select {
-		case <-poll.C:
-		case <-timer.C:
-			s.metrics.ended.WithLabelValues(endedBehind).Inc()
-			return errBehind
-		case <-done:
-			return nil
-		}
-	}
-	return nil
-}
-
 // rejected counts and logs a NACK.
 func (s *Service) rejected(variant, node, reason string) {
 	s.metrics.rejected.WithLabelValues(variant).Inc()
 	s.rejections.Do(func() {
 		s.cfg.Logger.Warn("a client rejected a push and keeps its table", "node", cut(node), "variant", variant, "reason", cut(reason))
-	})
-}
-
-// replicasDiffer logs and counts a client that comes from a replica with the same objects but has another table.
-func (s *Service) replicasDiffer(node string) {
-	s.differences.Add(1)
-	s.rejections.Do(func() {
-		s.cfg.Logger.Error("another replica with the same objects serves another table: are all of the same release, and with the same flags? "+
-			"Compare the digests that their /debug/agents shows for the same view", "node", cut(node))
-	})
-}
-
-// tooLong counts and logs a push that is longer than agents accept. An agent then ends the stream, and connects again.
-func (s *Service) tooLong(client *session, size int) {
-	s.metrics.long.Inc()
-	s.long.Do(func() {
-		sizes := s.tables.sizes(client)
-		names := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int { return cmp.Or(sizes[b]-sizes[a], cmp.Compare(a, b)) })
-		var largest []string
-		for _, name := range names[:min(maxLargest, len(names))] {
-			largest = append(largest, fmt.Sprintf("%s (%d KiB)", name, sizes[name]>>10))
-		}
-		s.cfg.Logger.Error(fmt.Sprintf("a push is longer than %d MiB and agents refuse it: let clients see fewer hosts, with exportTo or a Sidecar", maxAccepted>>20),
-			"node", cut(client.client.node), "namespace", client.client.view.Namespace, "bytes", size, "largest_namespaces", largest)
 	})
 }
 
@@ -304,7 +236,7 @@ func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 
 // Metrics returns the metrics of the service, to register.
 func (s *Service) Metrics() []prometheus.Collector {
-	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended, s.metrics.waited, s.metrics.differ, s.metrics.long}
+	return []prometheus.Collector{s.metrics.clients, s.metrics.pushes, s.metrics.rejected, s.metrics.ended}
 }
 
 // TooMany counts a connection or stream that was refused because there are too many.
@@ -318,14 +250,7 @@ func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc(
 
 // Encode returns the encoded table of the clients with a view.
 func Encode(all *hosts.Hosts, view hosts.View) []byte {
-	var changes []hosts.HostChange
-	for h := range all.All() {
-		changes = append(changes, hosts.HostChange{New: h})
-	}
 	viewer := all.Viewer(view)
-	var entries []*hosts.Entry
-	for _, some := range new(hosts.Set).Next(changes) {
-		entries = append(entries, shown(&viewer, some)...)
-	}
-	return concatenate(entries)
+	_, content := contentOf(&viewer, slices.Collect(all.All()))
+	return content
 }

@@ -107,36 +107,3 @@ func TestLateClients(t *testing.T) {
 		})
 	}
 }
-
-// D38: a client is not sent an older table than it has until it is known that there is no later
-// one. After a while it is refused.
-func TestRevisionThatNeverComes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, began := newService(), time.Now()
-		s.cfg.Behind = func(_ []byte, since time.Time) bool {
-			if age := time.Since(since); age < 0 || age > catchUpWait {
-				t.Errorf("the client is said to have waited for %v", age)
-			}
-			return true
-		}
-		if err := s.awaitRevision([]byte("later"), nil); status.Code(err) != codes.Unavailable {
-			t.Errorf("the error is %v", err)
-		}
-		if took := time.Since(began); took != catchUpWait {
-			t.Errorf("refused after %v, want %v", took, catchUpWait)
-		}
-		ended := make(chan struct{})
-		time.AfterFunc(time.Second, func() { close(ended) })
-		if err := s.awaitRevision([]byte("later"), ended); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(began); took != catchUpWait+time.Second {
-			t.Errorf("the end of the stream was noticed after %v", took-catchUpWait)
-		}
-		s.cfg.Behind = func(_ []byte, since time.Time) bool { return time.Since(since) < 3*time.Second }
-		began = time.Now()
-		if err := s.awaitRevision([]byte("later"), nil); err != nil || time.Since(began) != 3*time.Second {
-			t.Errorf("%v after %v", err, time.Since(began))
-		}
-	})
-}

@@ -3,12 +3,15 @@ package push
 import (
 	"crypto/rand"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/mem"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
@@ -25,7 +28,7 @@ type session struct {
 	done    <-chan struct{}                                 // closed when the stream has ended
 	fail    func(error)                                     // ends the stream
 	queued  atomic.Bool                                     // it is in the queue of the broadcaster
-	info    atomic.Pointer[nodeInfo]                        // nil before the first request
+	info    atomic.Pointer[subscriber]                      // nil before the first request
 
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
@@ -38,18 +41,18 @@ type session struct {
 	joined  bool   // a request for name tables was read
 	wanted  bool   // the client subscribes to name tables
 	named   bool   // the client has requested name tables by name
-	version string // the version of the table that the client has; not used for a client that merges hosts
 	nonce   string // of the last push
-	sent    string // the version of the last push
 	pending bool   // the last push is not answered yet
 	owed    bool   // the next push is sent even if nothing is new
-	record  record
+	// accepted is the table that the client has, and sent the one that it has if it accepts the last push. rejected is the
+	// last one that it has rejected: it is not sent again, because the client would reject it again. All may be nil.
+	accepted, sent, rejected *table
+	foreign                  []string // names of further resources that the client has and must remove
+	record                   record
 
 	// The fields below are guarded by tables.mu.
 
-	view     *view // nil until joined is set
-	position position
-	accepted string // the version of the last push that the client has accepted
+	view *view // nil until joined is set
 	// woken is the time of the first change that was not sent to the client, in the form of the type record; 0 if there is
 	// none.
 	woken time.Duration
@@ -71,8 +74,8 @@ func (s *session) handleLocked(r *Request) error {
 	if err := s.identify(r.node); err != nil {
 		return err
 	}
-	if r.rejected {
-		s.service.rejected(s.variant, s.client.node, r.reason)
+	if r.rejection != nil {
+		s.service.rejected(s.variant, s.client.node, r.rejection.GetMessage())
 	}
 	if r.typeURL != TypeURL {
 		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
@@ -86,47 +89,62 @@ func (s *session) handleLocked(r *Request) error {
 	first := !s.joined
 	if first {
 		s.service.awaitFirstRead(s.done)
-		if err := s.service.awaitRevision(s.client.revision, s.done); err != nil {
+		if err := s.service.tables.join(s); err != nil {
 			return err
 		}
-		consistent, err := s.service.tables.join(s)
-		if err != nil {
-			return err
-		}
-		if !consistent && s.service.cfg.Comparable {
-			s.service.replicasDiffer(s.client.node)
-		}
-		s.joined, s.version = true, r.version
+		s.joined = true
+		s.announce(r)
 		s.timeout.Stop()
 	}
 	if answers {
-		s.pending = false
-		s.timeout.Stop()
-		s.record.answered(s.service.tables.elapsed(), r.rejected, r.reason)
-		s.service.tables.answered(s, s.sent, r.rejected)
+		s.answer(r)
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes again, and expects everything
-	if again {
-		s.service.tables.forget(s)
-	}
 	s.owed = s.owed || first || again
 	s.subscribe(r, first)
 	return nil
 }
 
-// subscribe notes whether the client wants name tables. There is one table, without a name, so every name means this
-// table.
+// announce notes which table the client has at the start of the stream.
+func (s *session) announce(r *Request) {
+	now, _, _ := s.service.tables.current(s)
+	if s.client.named {
+		s.accepted, s.foreign = announced(r, now)
+	} else {
+		r.eachVersion(func(name, version []byte) {
+			if len(name) == 0 && string(version) == now.digest() {
+				s.accepted = now
+			}
+		})
+	}
+	s.sent = s.accepted
+}
+
+// answer notes the answer of the client to the last push.
+func (s *session) answer(r *Request) {
+	s.pending = false
+	s.timeout.Stop()
+	s.record.answered(s.service.tables.elapsed(), r.rejection != nil, r.rejection.GetMessage())
+	if r.rejection != nil {
+		s.sent, s.rejected = s.accepted, s.sent
+	} else {
+		s.accepted, s.rejected, s.foreign = s.sent, nil, nil
+	}
+}
+
+// subscribe notes whether the client wants name tables. Every name means the whole table. A client that unsubscribes from
+// some of its resources is sent all that it wants again.
 func (s *session) subscribe(r *Request, first bool) {
 	switch {
-	case first, r.names:
-		s.wanted, s.named = true, s.named || r.names
+	case first, len(r.names) > 0:
+		s.wanted, s.named = true, s.named || len(r.names) > 0
 	case s.delta():
-		s.wanted = s.wanted && !r.removesAll
+		s.wanted = s.wanted && !slices.Contains(r.removed, wildcard)
 	default:
 		s.wanted = !s.named // a client that has requested names ends its subscription by requesting none
 	}
-	if r.removesTable {
-		s.version = ""
+	if len(r.removed) > 0 {
+		s.accepted, s.sent = nil, nil
 	}
 }
 
@@ -145,10 +163,10 @@ func (s *session) identify(node *corev3.Node) error {
 			return err
 		}
 	}
-	if !s.known {
+	if client.named = client.named && s.delta(); !s.known {
 		s.client, s.known = client, true
 		s.record.nack = s.service.nacks.take(client.node)
-		s.info.Store(client.info())
+		s.info.Store(&client)
 	}
 	return nil
 }
@@ -165,27 +183,80 @@ func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
 		return nil
 	}
-	r, version, needsRoom := s.service.tables.next(s)
-	if r == nil && !s.owed {
+	now, of, own := s.service.tables.current(s)
+	if s.rejected != nil && now.equals(s.rejected) && !s.owed {
 		return nil
 	}
-	if needsRoom && s.service.cfg.Room != nil {
+	p := push{session: s, table: now, source: of}
+	if s.wanted && s.client.named {
+		p.addShards()
+	} else if s.wanted && (s.sent == nil || !now.equals(s.sent) || s.owed && !s.delta()) {
+		p.addWhole()
+	}
+	if len(p.resources)+len(p.removed) == 0 && !s.owed {
+		return nil
+	}
+	if own && p.made >= maxSmall && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
 		}
 	}
-	p := response{nonce: rand.Text(), version: version, resource: r} // only a client that has read the random nonce can answer
-	if s.wanted && !s.client.mergesHosts {
-		s.version = version
+	if s.wanted {
+		s.sent = now
 	}
-	s.nonce, s.sent, s.pending, s.owed, s.record.pushed = p.nonce, version, true, false, s.service.tables.elapsed()
+	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
 	s.service.pushed(s.variant)
-	if r != nil && r.size > maxAccepted {
-		s.service.tooLong(s, r.size)
-	}
 	s.timeout.Reset(s.service.cfg.AckTimeout)
-	return s.send(p.encode(s.delta()))
+	return s.send(newResponse(p.version, p.resources, p.removed, s.nonce))
+}
+
+// A push that encoded maxSmall bytes or more counts as large. Most pushes are smaller, and are sent without a call of
+// Config.Room.
+const maxSmall = 64 << 10
+
+// A push is a push that is being made.
+type push struct {
+	*session
+	table     *table
+	source    *source
+	version   string
+	resources []mem.Buffer
+	removed   []string
+	made      int // bytes that were encoded for it
+}
+
+// encoded returns the bytes of a shard.
+func (p *push) encoded(number int) *encoded {
+	e, made := p.service.tables.encoded(p.source, p.table, number)
+	if made {
+		p.made += len(e.resource)
+	}
+	return e
+}
+
+// addShards adds the shards that the client does not have, and the names of resources that it must remove.
+func (p *push) addShards() {
+	changed, removed := p.table.since(p.sent)
+	for _, i := range changed {
+		p.resources = append(p.resources, &p.encoded(i).resource)
+	}
+	p.removed = slices.Clone(p.foreign)
+	for _, i := range removed {
+		p.removed = append(p.removed, nameOf(i))
+	}
+}
+
+// addWhole adds the whole table.
+func (p *push) addWhole() {
+	var parts []mem.Buffer
+	for i := range digest.Count {
+		if p.table.shard(i) != nil {
+			parts = append(parts, &p.encoded(i).table)
+		}
+	}
+	p.version = p.table.digest()
+	p.resources = newWhole(p.delta(), p.version, parts)
 }
 
 // end ends the session.
@@ -218,18 +289,18 @@ func (s *session) wake(now time.Duration) {
 
 // state returns the state of the client. The parameter info has what the client says of itself. The result open is
 // false if the stream has ended.
-func (s *session) state(info *nodeInfo) (a Agent, open bool) {
+func (s *session) state(info *subscriber) (a Agent, open bool) {
 	select {
 	case <-s.done:
 		return a, false
 	default:
 	}
 	a = Agent{
-		Replica: s.service.cfg.Replica, Namespace: info.namespace, Name: info.name, ID: info.id, Software: info.software,
+		Replica: s.service.cfg.Replica, Namespace: info.view.Namespace, Name: info.name, ID: info.node, Software: info.software,
 		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
 	}
-	if info.mergesHosts {
-		a.Mode = modeHosts
+	if info.named {
+		a.Mode = modeNamed
 	}
 	now := s.service.tables.elapsed()
 	a.ConnectedSeconds, a.Behind = seconds(now-s.connected), now-s.connected >= behindAfter
@@ -251,11 +322,10 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	}
 	t := s.service.tables
 	t.mu.Lock()
-	v, woken := s.view, s.woken
-	viewer := v.viewer
-	a.Digest, a.ServedDigest, a.Hosts = s.accepted, v.version(), v.base.entries+v.entries
+	served, viewer, woken := s.view.table, s.view.viewer, s.woken
 	t.mu.Unlock()
 	now := t.elapsed()
+	a.Digest, a.ServedDigest, a.Hosts = s.accepted.digest(), served.digest(), served.hosts()
 	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
 	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
 	if last := s.record.nack; last.time > 0 {
@@ -280,7 +350,7 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateRejected
 	case s.pending, woken > 0 && now-woken < behindAfter:
 		return StateUpdating
-	case !s.wanted && !s.client.mergesHosts:
+	case !s.wanted:
 		return StateUnsubscribed
 	}
 	return StateUnsent

@@ -29,7 +29,7 @@ func (s *streams) remove(one *session) {
 // A listed is a stream, with the info of its client at the time when the list was made.
 type listed struct {
 	*session
-	info *nodeInfo
+	info *subscriber
 }
 
 // sorted returns the open streams of a namespace, sorted for [Service.Agents]. If namespace is "", it returns all.
@@ -42,14 +42,14 @@ func (s *streams) sorted(namespace string) []listed {
 	s.mu.Unlock()
 	for i := range all {
 		if all[i].info = all[i].session.info.Load(); all[i].info == nil {
-			all[i].info = &nodeInfo{}
+			all[i].info = &subscriber{}
 		}
 	}
 	if namespace != "" {
-		all = slices.DeleteFunc(all, func(one listed) bool { return one.info.namespace != namespace })
+		all = slices.DeleteFunc(all, func(one listed) bool { return one.info.view.Namespace != namespace })
 	}
 	slices.SortFunc(all, func(a, b listed) int {
-		return cmp.Or(cmp.Compare(a.info.namespace, b.info.namespace), cmp.Compare(a.info.name, b.info.name), cmp.Compare(a.connected, b.connected))
+		return cmp.Or(cmp.Compare(a.info.view.Namespace, b.info.view.Namespace), cmp.Compare(a.info.name, b.info.name), cmp.Compare(a.connected, b.connected))
 	})
 	return all
 }

@@ -1,20 +1,19 @@
 package push
 
 import (
-	"bytes"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// tables has the hosts, the views of them, and the sessions of the clients. Its locks are taken in the order of the
+// tables has the hosts, the tables of the views, and the sessions of the clients. Its locks are taken in the order of the
 // fields.
 type tables struct {
 	began time.Time
@@ -23,339 +22,287 @@ type tables struct {
 	building sync.Mutex
 	hosts    *hosts.Hosts
 
-	// making is held while bases are made, and while a change is applied to bases. Otherwise a base that is made during
-	// a change could lack the change.
-	making sync.Mutex
+	// making is held while bases and views are made, and while a change is applied to them. Otherwise a view that is made
+	// during a change could lack the change. It guards the fields below.
+	making  sync.Mutex
+	shards  *hosts.Shards
+	special *hosts.Special
 
-	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts. While
-	// making is held, set may be read without mu.
-	mu          sync.Mutex
-	waiting     string            // why no table is served yet; empty if tables are served
-	missing     map[string]string // why the objects of a cluster are missing, by name
-	scene       *hosts.Scene
-	set         hosts.Set
-	unusedViews int // number of views without sessions that are kept
-	recent      recent
-	revision    []byte // of the objects (see [Service.Update])
-	bases       map[hosts.Base]*base
-	shards      cache[shardID, mem.Buffer]
-	resources   cache[resourceID, *resource] // of the current table
-	encodings   uint64                       // number of resources that were encoded
+	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts.
+	mu      sync.Mutex
+	waiting string            // why no table is served yet; empty if tables are served
+	missing map[string]string // why the objects of a cluster are missing, by name
+	scene   *hosts.Scene      // making is held, too, while it is replaced
+	bases   map[hosts.Base]*base
+
+	encoding sync.Mutex // guards the bytes of all shards
+}
+
+// A base is what the views of several namespaces have in common. The views differ from it only in the shards that
+// [hosts.Special] yields.
+type base struct {
+	viewer hosts.Viewer
+	hosts  *hosts.Shards    // of which the table is made; guarded by tables.mu
+	table  *table           // guarded by tables.mu
+	views  map[string]*view // by namespace; guarded by tables.mu
+}
+
+// A view is what the clients with the same base and namespace see.
+type view struct {
+	base   *base
+	viewer hosts.Viewer
+
+	// The fields below are guarded by tables.mu.
+
+	table    *table // that of the base if it is equal to it
+	sessions map[*session]struct{}
+	unused   bool // it had no sessions at the last sweep, and has had none since
 }
 
 func newTables(all *hosts.Hosts) *tables {
 	return &tables{
-		began: time.Now(), hosts: all, scene: all.Scene, waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
-		recent: newRecent(0), shards: newCache[shardID](maxEncoded, mem.Buffer.Len),
-		resources: newCache[resourceID](maxEncoded, func(r *resource) int { return r.size }),
+		began: time.Now(), hosts: all, shards: new(hosts.Shards), special: hosts.NewSpecial(), scene: all.Scene,
+		waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
 	}
 }
 
 // elapsed returns the time since began. Sessions keep times in this form.
 func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 
-// A change has what an update changes in the bases.
-type change struct {
-	hosts.Update
-	scene    *hosts.Scene
-	span     *hosts.Span
-	next     [digest.Count][]*hosts.Host
-	shifts   map[*base][]shift
-	newBases map[hosts.Base]*base // the bases that the change needs and that did not exist
+// isOwn reports whether only some namespaces share the table, because of a Sidecar or an exportTo.
+func (v *view) isOwn() bool { return v.table != v.base.table || v.viewer.Sidecar != (hosts.Limit{}) }
+
+// after returns the table of the base after changes of hosts, and the shards that the changes change in it.
+func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table, changed map[int]bool) {
+	changed = map[int]bool{}
+	for _, c := range changes {
+		if b.viewer.Entry(c.Old).Differs(b.viewer.Entry(c.New)) {
+			changed[digest.ShardOf(c.Key())] = true
+		}
+	}
+	if len(changed) == 0 {
+		return b.table, nil
+	}
+	shards := *b.table.base
+	for i := range changed {
+		shards[i] = newShard(&b.viewer, i, all[i])
+	}
+	return &table{base: &shards}, changed
 }
 
-// update applies changes of the objects, and returns the sessions for which something may have
-// changed.
-func (t *tables) update(changes []hosts.Change, revision []byte, report func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
+// after returns the table of the view after a change. The parameter of is the table of the base after the change, in
+// which some shards have changed; in the shards special, the view may see a changed host in another way than the base.
+func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.Shards) *table {
+	stale, own := slices.Clone(special), v.table.own
+	for i := range own {
+		if changed[i] {
+			stale = append(stale, i)
+		}
+	}
+	if len(stale) > 0 {
+		own = map[int]*shard{}
+		maps.Copy(own, v.table.own)
+	}
+	for _, i := range stale {
+		if own[i] = newShard(&v.viewer, i, all[i]); same(own[i], of.base[i]) {
+			delete(own, i)
+		}
+	}
+	switch {
+	case len(own) == 0:
+		return of
+	case len(stale) == 0 && of.base == v.table.base:
+		return v.table
+	}
+	return &table{base: of.base, own: own}
+}
+
+// update applies changes of the objects, and returns the sessions for which something may have changed.
+func (t *tables) update(changes []hosts.Change, report func(hosts.Update, hosts.Counts)) (hosts.Update, []*session) {
 	t.building.Lock()
 	defer t.building.Unlock()
 	u := t.hosts.Update(changes...)
 	report(u, t.hosts.Counts())
 	t.making.Lock()
 	defer t.making.Unlock()
-	c := change{
-		Update: u, scene: t.hosts.Scene, span: hosts.NewSpan(u.Hosts), next: t.set.Next(u.Hosts),
-		shifts: map[*base][]shift{}, newBases: map[hosts.Base]*base{},
-	}
+	t.shards = t.shards.After(u.Hosts)
+	t.special.Follow(u.Hosts)
+	bases, views := t.changed(&u)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.makeLocked(&c)
-	t.set.Apply(u.Hosts, c.next)
-	t.scene, t.revision = c.scene, revision
-	t.resources.clear()
+	t.scene = t.hosts.Scene
+	affected := t.affectedLocked(&u)
 	if u.Views {
-		t.recent.forget()
-	} else if len(u.Hosts) > 0 {
-		t.recent.add(u.Hosts)
+		t.bases = map[hosts.Base]*base{}
 	}
-	woken := t.applyLocked(&c)
-	return u, t.moveLocked(&c, woken)
+	for b, next := range bases {
+		b.table, b.hosts = next, t.shards
+	}
+	var woken []*session
+	now := t.elapsed()
+	for v, next := range views {
+		v.table = next
+		for s := range v.sessions {
+			s.wake(now)
+			woken = append(woken, s)
+		}
+	}
+	return u, t.moveLocked(affected, woken)
 }
 
-// makeLocked makes those parts of a change that need a look at many hosts: the new entries of bases and views, and new
-// bases. It unlocks mu while it makes them.
-func (t *tables) makeLocked(c *change) {
-	var tasks []func()
+// changed returns the tables after an update: of all bases, and of the views that change. After an update that changes
+// the views themselves, it returns none.
+func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*view]*table) {
+	if u.Views {
+		return nil, nil
+	}
+	bases, views = map[*base]*table{}, map[*view]*table{}
+	touched := hosts.NewTouched(u.Hosts)
+	t.mu.Lock()
+	all := map[*base][]*view{}
 	for _, b := range t.bases {
-		if !c.Views && c.span.Reaches(&b.viewer.Base) {
-			tasks = append(tasks, func() { c.shifts[b] = b.shifts(c.span.Changes) })
-		}
-		t.specialLocked(c, b, func(v *view, special []hosts.HostChange) {
-			viewer := v.viewer
-			tasks = append(tasks, func() { appendVisible(nil, &viewer, special) })
-		})
+		all[b] = slices.Collect(maps.Values(b.views))
 	}
-	for {
-		for _, v := range t.missingBasesLocked(c) {
-			tasks = append(tasks, func() { c.newBases[v.Base] = newBase(v.AtBase(), c.next) })
+	t.mu.Unlock()
+	for b, some := range all {
+		next, changed := b.table, map[int]bool(nil)
+		if len(u.Hosts) > 0 && touched.Reaches(&b.viewer.Base) {
+			next, changed = b.after(u.Hosts, t.shards)
 		}
-		if len(tasks) == 0 {
-			return
+		bases[b] = next
+		for _, v := range some {
+			if now := v.after(next, changed, touched.Shards(&v.viewer), t.shards); now != v.table {
+				views[v] = now
+			}
 		}
-		t.mu.Unlock()
-		for _, task := range tasks {
-			task()
-		}
-		tasks = nil
-		t.mu.Lock()
 	}
+	return bases, views
 }
 
-// missingBasesLocked returns the bases that sessions need after a change and that do not exist yet, each with one of
-// its viewers.
-func (t *tables) missingBasesLocked(c *change) map[hosts.Base]hosts.Viewer {
-	wanted := map[hosts.Base]hosts.Viewer{}
-	t.affectedLocked(c, func(s *session) {
-		if v := s.viewer(c.scene); t.baseAfterLocked(c, v.Base) == nil {
-			wanted[v.Base] = v
-		}
-	})
-	return wanted
-}
-
-// baseAfterLocked returns the base with a key after a change; nil if it does not exist yet.
-func (t *tables) baseAfterLocked(c *change, key hosts.Base) *base {
-	if b := c.newBases[key]; b != nil || c.Views {
-		return b
+// affectedLocked returns the views whose sessions may have another view after an update.
+func (t *tables) affectedLocked(u *hosts.Update) (affected []*view) {
+	all := u.Views
+	for namespace := range u.Sidecars {
+		all = all || t.scene.IsRoot(namespace)
 	}
-	return t.bases[key]
-}
-
-// affectedLocked calls visit for each session that may have another base after a change.
-func (t *tables) affectedLocked(c *change, visit func(*session)) {
-	all := c.Views
-	for namespace := range c.Sidecars {
-		all = all || c.scene.IsRoot(namespace)
-	}
-	if !all && len(c.Sidecars) == 0 {
-		return
+	if !all && len(u.Sidecars) == 0 {
+		return nil
 	}
 	for _, b := range t.bases {
 		for namespace, v := range b.views {
-			if !all && !c.Sidecars[namespace] {
+			if all || u.Sidecars[namespace] {
+				affected = append(affected, v)
+			}
+		}
+	}
+	return affected
+}
+
+// moveLocked gives the sessions of affected views the views that they have now. It appends to woken the sessions that have
+// got another view.
+func (t *tables) moveLocked(affected []*view, woken []*session) []*session {
+	for _, old := range affected {
+		for _, s := range slices.Collect(maps.Keys(old.sessions)) {
+			to := t.viewLocked(s)
+			if _, open := old.sessions[s]; !open || to == old { // it may have ended meanwhile
 				continue
 			}
-			for s := range v.sessions {
-				visit(s)
-			}
+			delete(old.sessions, s)
+			t.enterLocked(s, to)
+			s.wake(t.elapsed())
+			woken = append(woken, s)
 		}
-	}
-}
-
-// specialLocked calls visit for each view of a base that may see some of the changes in another way than the base. It
-// passes these changes to visit.
-func (t *tables) specialLocked(c *change, b *base, visit func(*view, []hosts.HostChange)) {
-	if c.Views || len(c.span.Changes) == 0 {
-		return
-	}
-	call := func(v *view) {
-		if special := c.span.Special(&v.viewer); len(special) > 0 {
-			visit(v, special)
-		}
-	}
-	if c.span.AllNamespaces() > len(b.views) {
-		for _, v := range b.views {
-			call(v)
-		}
-		return
-	}
-	seen := map[*view]bool{}
-	for namespace := range c.span.Namespaces {
-		if v := b.views[namespace]; v != nil && !seen[v] {
-			seen[v] = true
-			call(v)
-		}
-	}
-}
-
-// applyLocked applies a change to the existing bases and their views, and returns the sessions that see it.
-func (t *tables) applyLocked(c *change) (woken []*session) {
-	for _, b := range t.bases {
-		shifts, previous := c.shifts[b], b.last
-		for _, s := range shifts {
-			t.shards.drop(shardID{b.id, s.shard, b.changed[s.shard]})
-		}
-		b.apply(shifts, t.recent.current)
-		special := map[*view]bool{}
-		t.specialLocked(c, b, func(v *view, changes []hosts.HostChange) {
-			last, sees := max(previous, v.last), len(shifts) > 0
-			for _, one := range changes {
-				sees = v.apply(one, t.recent.current) || sees
-			}
-			if special[v] = true; sees {
-				woken = t.wakeLocked(woken, v, last)
-			}
-		})
-		if len(shifts) > 0 {
-			for _, v := range b.views {
-				if !special[v] {
-					woken = t.wakeLocked(woken, v, max(previous, v.last))
-				}
-			}
-		}
-	}
-	return woken
-}
-
-// wakeLocked appends to woken the sessions of a view that has changed. The parameter previous is the generation of the
-// view's previous change. A session that is at this generation or later lacks only the current change, so its position
-// becomes the last generation before the current one.
-func (t *tables) wakeLocked(woken []*session, v *view, previous generation) []*session {
-	now := t.elapsed()
-	for s := range v.sessions {
-		if s.position.generation >= previous {
-			s.position.generation = max(s.position.generation, t.recent.current-1)
-		}
-		s.wake(now)
-		woken = append(woken, s)
-	}
-	return woken
-}
-
-// moveLocked gives sessions the views that they have after a change. It appends to woken the sessions that have got
-// another view.
-func (t *tables) moveLocked(c *change, woken []*session) []*session {
-	moved := map[*session]*base{}
-	t.affectedLocked(c, func(s *session) {
-		if to := t.baseAfterLocked(c, s.viewer(c.scene).Base); to != s.view.base {
-			moved[s] = to
-		}
-	})
-	if c.Views {
-		t.bases = map[hosts.Base]*base{}
-	}
-	for s, to := range moved {
-		old, p := s.view, s.position
-		if delete(old.sessions, s); len(old.sessions) == 0 {
+		if len(old.sessions) == 0 {
 			t.dropLocked(old) // it is not kept, because no client may see its hosts any more
 		}
-		t.enterLocked(s, to)
-		p.missing.Join(old.changedSince(p.generation))
-		p.missing.Join(s.view.differsFrom(old))
-		p.generation = t.recent.current
-		s.position = p
-		s.wake(t.elapsed())
-		woken = append(woken, s)
 	}
 	return woken
 }
 
-// join gives a session its view. The result consistent is false if the client's table differs from the table that this
-// replica serves, although both tables have the same revision. join returns an error if there is no table yet.
-func (t *tables) join(s *session) (consistent bool, err error) {
+// join gives a session its view. It returns an error if there is no table yet.
+func (t *tables) join(s *session) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.waiting != "" {
-		return true, status.Error(codes.Unavailable, "no table has been built yet: "+t.waiting)
+		return status.Error(codes.Unavailable, "no table has been built yet: "+t.waiting)
 	}
 	if why := t.missing[s.client.cluster]; why != "" {
-		return true, status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
+		return status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}
-	b := t.bases[s.viewer(t.scene).Base]
-	if b == nil {
-		b = t.makeBaseLocked(s)
-		defer t.making.Unlock()
+	if v := t.findLocked(s.viewer(t.scene)); v != nil {
+		t.enterLocked(s, v)
+		return nil
 	}
-	t.enterLocked(s, b)
-	s.position = position{generation: t.recent.current, missing: digest.All()}
-	if s.client.digests != nil {
-		s.position.missing = s.view.differing(s.client.digests)
-	}
-	consistent = s.position.missing == (digest.Set{}) || s.client.digests == nil || len(t.revision) == 0 || !bytes.Equal(s.client.revision, t.revision)
-	s.client.digests, s.client.revision = nil, nil
-	return consistent, nil
-}
-
-// makeBaseLocked returns the base of a session, and makes it if it does not exist. It unlocks mu while it makes the
-// base. It locks making, and the caller must unlock making after it has used the base, so that no change comes in
-// between.
-func (t *tables) makeBaseLocked(s *session) *base {
 	t.mu.Unlock()
 	t.making.Lock()
+	defer t.making.Unlock()
 	t.mu.Lock()
-	v := s.viewer(t.scene)
-	if b := t.bases[v.Base]; b != nil {
-		return b // another client has needed it, too
+	t.enterLocked(s, t.viewLocked(s))
+	return nil
+}
+
+// findLocked returns the view of a viewer, nil if it does not exist.
+func (t *tables) findLocked(viewer hosts.Viewer) *view {
+	if b := t.bases[viewer.Base]; b != nil {
+		return b.views[viewer.Namespace]
 	}
+	return nil
+}
+
+// viewLocked returns the view of a session, and makes it if it does not exist. It unlocks mu while it makes the view. The
+// caller holds making, too.
+func (t *tables) viewLocked(s *session) *view {
+	viewer := s.viewer(t.scene)
+	if v := t.findLocked(viewer); v != nil {
+		return v
+	}
+	b, shards := t.bases[viewer.Base], t.shards
 	t.mu.Unlock()
-	b := newBase(v.AtBase(), t.set.Shards())
+	if b == nil {
+		b = &base{viewer: viewer.AtBase(), hosts: shards, table: &table{base: new([digest.Count]*shard)}, views: map[string]*view{}}
+		for i, some := range shards {
+			b.table.base[i] = newShard(&b.viewer, i, some)
+		}
+	}
+	v := &view{base: b, viewer: viewer, table: b.table, sessions: map[*session]struct{}{}}
+	v.table = v.after(b.table, nil, t.special.Shards(&viewer), shards)
 	t.mu.Lock()
-	return b
+	b.views[viewer.Namespace], t.bases[viewer.Base] = v, b
+	return v
 }
 
-// enterLocked gives a session the view of its namespace in a base, and makes the view if it does not exist.
-func (t *tables) enterLocked(s *session, b *base) {
-	namespace := s.client.view.Namespace
-	v := b.views[namespace]
-	if v == nil {
-		v = newView(b, s.viewer(t.scene), &t.set, t.recent.current)
-		b.views[namespace] = v
-	}
-	if v.dropTimer != nil {
-		v.dropTimer.Stop()
-		v.dropTimer = nil
-		t.unusedViews--
-	}
+// enterLocked gives a session a view.
+func (t *tables) enterLocked(s *session, v *view) {
 	v.sessions[s] = struct{}{}
-	s.view, t.bases[b.viewer.Base] = v, b
+	s.view, v.unused = v, false
 }
 
-const (
-	// keepViews is how long a view without sessions is kept. If it were dropped at once, a client that connects again and
-	// again, and is the only one of its namespace, would make the server look at all hosts each time.
-	keepViews = 10 * time.Second
-	// maxUnused bounds the number of views that are kept without sessions.
-	maxUnused = 1 << 10
-)
+// keepViews is how long a view without sessions is kept, at least. If it were dropped at once, a client that connects again
+// and again, and is the only one of its namespace, would make the server look at many hosts each time.
+const keepViews = 10 * time.Second
 
-// leave takes a session out of its view. A view without sessions is dropped after keepViews, or at once if maxUnused
-// views are kept already.
+// sweep drops the views that have had no sessions since the last sweep.
+func (t *tables) sweep() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, b := range t.bases {
+		for _, v := range b.views {
+			if v.unused && len(v.sessions) == 0 {
+				t.dropLocked(v)
+			}
+			v.unused = len(v.sessions) == 0
+		}
+	}
+}
+
+// leave takes a session out of its view.
 func (t *tables) leave(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v := s.view
-	if delete(v.sessions, s); len(v.sessions) > 0 {
-		return
-	}
-	if t.unusedViews >= maxUnused {
-		t.dropLocked(v)
-		return
-	}
-	t.unusedViews++
-	var timer *time.Timer
-	timer = time.AfterFunc(keepViews, func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		if v.dropTimer == timer { // no session has entered meanwhile
-			v.dropTimer = nil
-			t.unusedViews--
-			t.dropLocked(v)
-		}
-	})
-	v.dropTimer = timer
+	delete(s.view.sessions, s)
 }
 
-// dropLocked drops a view without sessions. A base that a Sidecar limits is dropped with its last view, because there
+// dropLocked drops a view. A base that a Sidecar limits is dropped with its last view, because there
 // may be many such bases.
 func (t *tables) dropLocked(v *view) {
 	b := v.base
@@ -367,158 +314,12 @@ func (t *tables) dropLocked(v *view) {
 	}
 }
 
-// answered notes the answer of a client to the push of a version.
-func (t *tables) answered(s *session, version string, rejected bool) {
+// current returns the table that the client of a session should have, and what its shards are made of. The result own is
+// true if only some namespaces share the table. The session then lacks nothing of an earlier change.
+func (t *tables) current(s *session) (now *table, of *source, own bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !rejected {
-		s.accepted = version
-		return
-	}
-	// If the table has changed since that push, the client is sent the current table.
-	s.position = position{generation: t.recent.current, missing: digest.All(), rejected: version == s.view.version(), sum: s.view.sum()}
-}
-
-// forget marks the whole table as missing at the client of a session.
-func (t *tables) forget(s *session) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s.position = position{generation: t.recent.current, missing: digest.All()}
-}
-
-// next returns what the client of a session does not have; nil if the client has everything. The result needsRoom is
-// true if [Config.Room] must permit the resource: the resource was encoded for this session, is large, and is not
-// shared with all namespaces. The caller holds session.mu.
-func (t *tables) next(s *session) (r *resource, version string, needsRoom bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	version, s.woken = s.view.version(), 0
-	previous := t.encodings
-	defer func() { needsRoom = t.encodings != previous && r.size >= maxSmall && s.view.isOwn() }()
-	switch {
-	case s.client.mergesHosts:
-		return t.nextChangeLocked(s), version, needsRoom
-	case !s.wanted, s.version == version && (s.delta() || !s.owed):
-		return nil, version, needsRoom
-	}
-	return t.wholeLocked(s.view), version, needsRoom
-}
-
-// sizes returns how many bytes the hosts of each namespace have in the table of a session.
-func (t *tables) sizes(s *session) map[string]int {
-	t.mu.Lock()
-	viewer, shards := s.view.viewer, t.set.Shards()
-	t.mu.Unlock()
-	sizes := map[string]int{}
-	for _, some := range shards {
-		for _, h := range some {
-			if e := viewer.Entry(h); e != nil {
-				sizes[h.Namespace()] += len(e.Encoded)
-			}
-		}
-	}
-	return sizes
-}
-
-// A resource of maxSmall bytes or more counts as large. Most changes are smaller, and are sent without a call of
-// Config.Room.
-const maxSmall = 64 << 10
-
-// nextChangeLocked returns the change from the table of a client that merges hosts to the current table. Unless s.owed
-// is set, it returns nil if the client has the current table, or has rejected it.
-func (t *tables) nextChangeLocked(s *session) *resource {
-	v, p := s.view, s.position
-	sum := v.sum()
-	if p.rejected && p.sum == sum && !s.owed {
-		return nil
-	}
-	complete := p.missing
-	span := t.recent.spanFrom(p.generation)
-	switch {
-	case p.rejected:
-		complete = digest.All()
-	case span == nil:
-		complete.Join(v.changedSince(p.generation))
-	}
-	if complete == digest.All() {
-		span = nil
-	}
-	s.position = position{generation: t.recent.current}
-	id, d := resourceID{change: true, table: v.tableID(), wholeShards: complete}, &delta{}
-	if span != nil {
-		special := span.Special(&v.viewer)
-		if d, id.changesSince = t.recent.visibleTo(v, p.generation, special, &complete), p.generation; len(special) > 0 {
-			id.table = v.id
-		}
-	}
-	if len(d.entries) == 0 && complete == (digest.Set{}) && !s.owed {
-		return nil
-	}
-	r := t.resources.encoded[id]
-	if r == nil {
-		r = t.encodeChangeLocked(v, &complete, d)
-		t.encodings++
-		t.resources.add(id, r)
-	}
-	return r
-}
-
-// encodeChangeLocked encodes a change.
-func (t *tables) encodeChangeLocked(v *view, complete *digest.Set, d *delta) *resource {
-	r := &resource{}
-	size := protowire.SizeTag(fieldSum) + protowire.SizeBytes(digest.SumSize) + len(d.removed)
-	if *complete != (digest.Set{}) {
-		size += protowire.SizeTag(fieldComplete) + protowire.SizeBytes(digest.SetSize)
-		for shard := range digest.Count {
-			if complete.Has(shard) {
-				r.add(t.shardLocked(v, shard))
-			}
-		}
-	}
-	if len(t.revision) > 0 {
-		size += protowire.SizeTag(fieldRevision) + protowire.SizeBytes(len(t.revision))
-	}
-	r.add(d.added)
-	tail := appendTagSize(make([]byte, 0, size+8), fieldChange, size)
-	if *complete != (digest.Set{}) {
-		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldComplete, protowire.BytesType), complete[:])
-	}
-	tail = append(tail, d.removed...)
-	tail = protowire.AppendTag(tail, fieldSum, protowire.BytesType)
-	tail = protowire.AppendBytes(tail, v.sum().Bytes())
-	if len(t.revision) > 0 {
-		tail = protowire.AppendBytes(protowire.AppendTag(tail, fieldRevision, protowire.BytesType), t.revision)
-	}
-	r.add(mem.SliceBuffer(tail))
-	return r
-}
-
-// wholeLocked returns the table of a view.
-func (t *tables) wholeLocked(v *view) *resource {
-	id := resourceID{table: v.tableID()}
-	if r := t.resources.encoded[id]; r != nil {
-		return r
-	}
-	r := &resource{version: v.version()}
-	t.encodings++
-	for shard := range digest.Count {
-		r.add(t.shardLocked(v, shard))
-	}
-	t.resources.add(id, r)
-	return r
-}
-
-// shardLocked returns the encoded entries of a shard of a view; nil if the shard has no hosts.
-func (t *tables) shardLocked(v *view, shard int) mem.Buffer {
-	all := t.set.Shards()[shard]
-	if len(all) == 0 {
-		return nil
-	}
-	id := v.shardID(shard)
-	if b, found := t.shards.encoded[id]; found {
-		return b
-	}
-	b := mem.SliceBuffer(concatenate(shown(&v.viewer, all)))
-	t.shards.add(id, b)
-	return b
+	v := s.view
+	s.woken = 0
+	return v.table, &source{v.base.hosts, v.viewer, v.base.viewer}, v.isOwn()
 }

@@ -45,10 +45,6 @@ type Reading struct {
 	Read bool
 	// Missing has the clusters that have no objects in use, by name, with the reason.
 	Missing map[string]string
-	// Changed is the state of the API server at the last change of the objects. Heard is the state up to which the objects
-	// are known to be complete. Sources other than [Objects] leave both zero.
-	Changed Revision
-	Heard   Heard
 }
 
 // The steps of a source that can fail while it runs.
@@ -62,7 +58,7 @@ const (
 // configuration, and sends no request.
 type API interface {
 	// NewObjects returns the objects of the API server.
-	NewObjects(cfg ObjectsConfig) (Objects, error)
+	NewObjects(cfg ObjectsConfig) (Source, error)
 	// NewClusters returns the objects of other clusters, whose kubeconfigs are in Secrets.
 	NewClusters(cfg ClustersConfig) (Clusters, error)
 	// NewCertificate returns the certificate that replicas share in a Secret.
@@ -85,7 +81,7 @@ type Namespaces interface {
 	Read(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 }
 
-// ObjectsConfig configures [Objects].
+// ObjectsConfig configures the objects of an API server, see [API.NewObjects].
 type ObjectsConfig struct {
 	// Cluster is the name of the API server's cluster; empty for the control plane's own cluster. Istio's custom
 	// resources are not read from other clusters: as in istiod, they are settings of the mesh.
@@ -102,16 +98,6 @@ type ObjectsConfig struct {
 	Changed func()
 	// Logger is for logs.
 	Logger *slog.Logger
-}
-
-// Objects follows the objects of an API server.
-type Objects interface {
-	Source
-	// Heard returns the state of the API server that the next call of Read will include.
-	Heard() Heard
-	// CatchUp lists again each resource for which [Heard.Lacks] is true with r and heldAt. It does nothing while a list
-	// is in flight, or shortly after a list. It does not wait.
-	CatchUp(r Revision, heldAt time.Time)
 }
 
 // Status is the state of one resource.

@@ -3,15 +3,17 @@ package fleet
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
 
 	"github.com/nametap/nametap/bench/agents/stream"
@@ -31,16 +33,14 @@ type agent struct {
 
 	counters
 
-	mu       sync.Mutex
-	conn     net.Conn   // nil while there is none
-	server   int        // to which conn leads
-	table    *table     // nil before the first change, and in other modes
-	current  digest.Sum // the checksum after the last change; table has it, unless that table is not known
-	revision []byte
-	raw      map[string][]byte // the resources of a full agent in other modes than Hosts, by name
-	pushed   time.Time         // when the last push was received
-	lost     time.Time         // when the last stream ended; zero while there is one
-	problem  string            // of the last stream
+	mu      sync.Mutex
+	conn    net.Conn          // nil while there is none
+	server  int               // to which conn leads
+	table   *table            // nil before the first push, and in other modes than Named
+	raw     map[string][]byte // the resources of a full agent in other modes than Named, by name
+	pushed  time.Time         // when the last push was received
+	lost    time.Time         // when the last stream ended; zero while there is one
+	problem string            // of the last stream
 }
 
 // counters count what an agent does.
@@ -49,7 +49,7 @@ type counters struct {
 	received      atomic.Int64 // pushes
 	streams       atomic.Int64 // streams that had a push
 	failures      atomic.Int64 // streams that ended without a push
-	rejected      atomic.Int64 // changes with a wrong checksum
+	rejected      atomic.Int64 // pushes with a wrong version
 }
 
 // run keeps a stream open until ctx ends.
@@ -104,7 +104,7 @@ func (a *agent) connect(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	first, err := a.fleet.cfg.Variant.First(a.node())
+	first, err := a.fleet.cfg.Variant.First(a.node(), a.announce())
 	if err != nil {
 		return err
 	}
@@ -127,8 +127,7 @@ func (a *agent) push(s *stream.Stream, message []byte) error {
 	now := time.Now()
 	variant := a.fleet.cfg.Variant
 	var err error
-	skimmed := len(message) == 0
-	if skimmed {
+	if len(message) == 0 { // it was skimmed
 		err = a.skimmer.Parse(&a.parsed)
 	} else {
 		err = variant.Parse(message, &a.parsed)
@@ -136,7 +135,7 @@ func (a *agent) push(s *stream.Stream, message []byte) error {
 	if err != nil {
 		return err
 	}
-	wrong := a.take(now, skimmed)
+	wrong := a.take(now)
 	reason := ""
 	if wrong != nil {
 		a.rejected.Add(1)
@@ -158,57 +157,32 @@ func (a *agent) push(s *stream.Stream, message []byte) error {
 	return err
 }
 
-// take applies the resources of a push. A skimmed push lacks the entries.
-func (a *agent) take(now time.Time, skimmed bool) error {
+// take applies the resources of a push.
+func (a *agent) take(now time.Time) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.lost.IsZero() {
 		a.fleet.outages.add(now.Sub(a.lost))
 	}
 	a.pushed, a.lost = now, time.Time{}
-	if a.fleet.cfg.Mode != Hosts {
+	if a.fleet.cfg.Mode != Named {
 		a.keepLocked()
 		return nil
 	}
-	for _, r := range a.parsed.Resources {
-		c, ok, err := wire.ParseChange(r.Table)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return fmt.Errorf("a table of %d bytes without a change: this control plane does not know the mode %q", len(r.Table), Hosts)
-		}
-		if err := a.applyLocked(r.Table, c, skimmed); err != nil {
-			return err
-		}
-		a.revision = append(a.revision[:0], c.Revision...)
-	}
-	return nil
-}
-
-// applyLocked applies a change. If another agent has a table with the checksum of the change, an agent that is not full
-// takes that table. If the entries are missing, or the table that they change is not known, such an agent keeps its
-// previous table beside the new checksum. When it connects again, it reports the previous table as its own, like an
-// agent that has restarted with a snapshot.
-func (a *agent) applyLocked(raw []byte, c wire.Change, skimmed bool) error {
 	before := a.table
 	if before == nil {
 		before = newTable()
 	}
-	known, current := a.fleet.tables.get(c.Sum), a.current == before.sum
-	a.current = c.Sum
-	if !a.full && (known != nil || skimmed || !current) {
-		if known != nil {
-			a.table = known
+	for _, r := range a.parsed.Resources {
+		if r.Name == "" {
+			return fmt.Errorf("a table of %d bytes without a name: this control plane does not know the mode %q", len(r.Table), Named)
 		}
-		return nil
 	}
-	next, err := before.apply(raw, c)
-	if err != nil {
-		return err
+	next, err := a.fleet.steps.apply(before, &a.parsed, a.full)
+	if err == nil {
+		a.table = next
 	}
-	a.table = a.fleet.tables.add(next)
-	return nil
+	return err
 }
 
 // keepLocked keeps the resources of a full agent.
@@ -230,26 +204,32 @@ func (a *agent) keepLocked() {
 	}
 }
 
-// sum returns the checksum of the agent's table. ok is false if it has none.
-func (a *agent) sum() (sum digest.Sum, ok bool) {
+// digest returns the digest of the agent's table. ok is false if it has none.
+func (a *agent) digest() (digest string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.fleet.cfg.Mode == Hosts {
-		return a.current, !a.pushed.IsZero()
+	if a.fleet.cfg.Mode == Named {
+		if a.table == nil {
+			return "", false
+		}
+		return a.table.digest(), true
 	}
+	var entries []string
 	for _, table := range a.raw {
 		ok = true
-		_ = wire.Entries(table, func(_ string, raw []byte) { sum = sum.Add(digest.Of(raw)) }) // what is malformed has another sum
+		_ = wire.Entries(table, func(_ string, raw []byte) { entries = append(entries, string(raw)) }) // what is malformed has another digest
 	}
-	return sum, ok
+	slices.Sort(entries)
+	sum := sha256.Sum256([]byte(strings.Join(entries, "")))
+	return hex.EncodeToString(sum[:]), ok
 }
 
-// state returns what the agent tells of its table when it connects.
-func (a *agent) state() (digests, revision string) {
+// announce returns what the agent tells of its table when it connects.
+func (a *agent) announce() []byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.table == nil || a.fleet.cfg.Cold {
-		return "", ""
+		return nil
 	}
-	return a.table.digests(), base64.StdEncoding.EncodeToString(a.revision)
+	return a.table.announce()
 }

@@ -7,10 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nametap/nametap/api/digest"
-
-	"github.com/nametap/nametap/bench/agents/wire"
 )
 
 // A Round measures how long it takes until all agents have had a push.
@@ -31,7 +27,7 @@ func (f *Fleet) Begin(n int) *Round {
 
 // notePush notes a push of the agent.
 func (f *Fleet) notePush(a *agent, now time.Time) {
-	if a.full && f.cfg.Mode == Hosts && f.cfg.Edited != nil {
+	if a.full && f.cfg.Mode == Named && f.cfg.Edited != nil {
 		f.noteDelays(a, now)
 	}
 	r := f.round.Load()
@@ -98,18 +94,16 @@ func (c *collected) take() Times {
 	return all
 }
 
-// noteDelays notes the time from the edit of each host in a push to the push. It leaves out pushes with whole shards,
-// because these answer a reconnect, which other figures measure.
+// noteDelays notes the time from the edit of each host in a push to the push. It leaves out the first push of a stream,
+// because it answers a reconnect, which other figures measure.
 func (f *Fleet) noteDelays(a *agent, now time.Time) {
-	for _, r := range a.parsed.Resources {
-		if c, _, err := wire.ParseChange(r.Table); err != nil || c.Complete != (digest.Set{}) || a.pushes == 1 {
-			continue
+	if a.pushes == 1 {
+		return
+	}
+	for _, host := range a.table.changed {
+		if at, ok := f.cfg.Edited(host); ok {
+			f.delays.add(now.Sub(at))
 		}
-		_ = wire.Entries(r.Table, func(host string, _ []byte) { // it was applied, so it is well-formed
-			if at, ok := f.cfg.Edited(host); ok {
-				f.delays.add(now.Sub(at))
-			}
-		})
 	}
 }
 
@@ -126,7 +120,7 @@ type Counts struct {
 	Read, Written      int64 // bytes on the wire, HTTP/2 and TLS included, TCP and IP not
 	Pushes             int64
 	Streams            int64 // streams that had a push
-	Failures, Rejected int64 // streams that ended without a push, and changes with a wrong checksum
+	Failures, Rejected int64 // streams that ended without a push, and pushes with a wrong version
 }
 
 // Counts returns the sums.
@@ -173,15 +167,15 @@ func (f *Fleet) Census() Census {
 	return c
 }
 
-// Sums returns how many agents have a table, by its checksum. Agents without a table do not count.
-func (f *Fleet) Sums() map[digest.Sum]int {
-	sums := map[digest.Sum]int{}
+// Digests returns how many agents have a table, by its digest. Agents without a table do not count.
+func (f *Fleet) Digests() map[string]int {
+	digests := map[string]int{}
 	for _, a := range f.agents {
-		if sum, ok := a.sum(); ok {
-			sums[sum]++
+		if digest, ok := a.digest(); ok {
+			digests[digest]++
 		}
 	}
-	return sums
+	return digests
 }
 
 // LastPush returns when an agent last had a push.

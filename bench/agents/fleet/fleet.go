@@ -1,10 +1,9 @@
 // Package fleet plays many agents: each has a TCP connection and an ADS stream of its own, takes pushes
 // and acknowledges them, and connects again when its stream ends.
 //
-// An agent of the mode Hosts knows the checksum of its table. Agents with the same checksum share a
-// table, which has the checksums of entries. The first agent that reaches a checksum applies the change.
-// Config.Full agents apply every change, and verify its checksum; the other agents do not verify it. So
-// a change that is wrong for one agent is noticed only if this agent is a full agent.
+// An agent of the mode Named knows the versions of its resources. Agents that take the same pushes share the tables of
+// versions. Config.Full agents compare the version of each resource with its bytes; the other agents do not. So a push
+// that is wrong for one agent is noticed only if this agent is a full agent.
 package fleet
 
 import (
@@ -53,7 +52,7 @@ type Fleet struct {
 	cfg    Config
 	stream *stream.Config
 	agents []*agent
-	tables *tables
+	steps  *steps
 	group  sync.WaitGroup
 	end    context.CancelFunc
 
@@ -72,7 +71,7 @@ func New(cfg Config) *Fleet {
 	if cfg.TLS != nil {
 		scheme = "https"
 	}
-	f := &Fleet{cfg: cfg, tables: newTables(), up: make([]atomic.Bool, len(cfg.Servers))}
+	f := &Fleet{cfg: cfg, steps: newSteps(), up: make([]atomic.Bool, len(cfg.Servers))}
 	f.stream = stream.NewConfig(scheme, "nametap-discovery", cfg.Variant.Method())
 	f.stream.EstimateBandwidth = cfg.Estimate
 	f.gate.open()
@@ -85,7 +84,7 @@ func New(cfg Config) *Fleet {
 	return f
 }
 
-// Start connects all agents, a few at a time, and returns when each has had a push. In the mode Hosts the first agent
+// Start connects all agents, a few at a time, and returns when each has had a push. In the mode Named the first agent
 // gets the whole table, and the others say that they have it, as agents do that start again. So Start takes no longer
 // with many hosts. With Config.Cold, each agent gets the whole table.
 func (f *Fleet) Start(ctx context.Context) error {
@@ -118,13 +117,10 @@ func (f *Fleet) Start(ctx context.Context) error {
 func (f *Fleet) share() {
 	first := f.agents[0]
 	first.mu.Lock()
-	table, revision := first.table, first.revision
+	table := first.table
 	first.mu.Unlock()
 	for _, a := range f.agents[1:] {
-		a.table, a.revision = table, append([]byte(nil), revision...)
-		if table != nil {
-			a.current = table.sum
-		}
+		a.table = table
 	}
 }
 

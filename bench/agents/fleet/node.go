@@ -13,7 +13,7 @@ type Mode string
 
 // The modes.
 const (
-	Hosts Mode = "hosts" // nametap's agent: changes of hosts
+	Named Mode = "named" // nametap's agent: resources with names
 	Plain Mode = "plain" // Istio's agent: one whole table
 )
 
@@ -25,13 +25,11 @@ func (a *agent) node() *corev3.Node {
 		"NAME": fmt.Sprintf("agent-%05d", a.id), "NAMESPACE": namespace, "INSTANCE_IPS": ip.String(), "CLUSTER_ID": "Kubernetes",
 		"SERVICE_ACCOUNT": serviceAccount, "DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false",
 	}
+	var features []string
 	if a.fleet.cfg.Mode == Plain {
 		fields["DNS_CAPTURE"] = "true"
 	} else {
-		fields["NAMETAP_MERGE"] = string(a.fleet.cfg.Mode)
-	}
-	if digests, revision := a.state(); digests != "" {
-		fields["NAMETAP_HOSTS"], fields["NAMETAP_REVISION"] = digests, revision
+		features = []string{"nametap.named-tables"}
 	}
 	metadata := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(fields))}
 	for name, value := range fields {
@@ -39,7 +37,7 @@ func (a *agent) node() *corev3.Node {
 	}
 	return &corev3.Node{
 		Id:       fmt.Sprintf("sidecar~%v~%s.%s~%[3]s.svc.cluster.local", ip, fields["NAME"], namespace),
-		Metadata: metadata, UserAgentName: "nametap",
+		Metadata: metadata, UserAgentName: "nametap", ClientFeatures: features,
 	}
 }
 

@@ -1,137 +1,141 @@
 package fleet
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/nametap/nametap/api/digest"
-
 	"github.com/nametap/nametap/bench/agents/wire"
 )
 
-// A table has the checksum of each entry of a name table. It never changes; tables share the shards
-// in which they are equal.
+// A table has the versions of the resources that an agent has. It never changes.
 type table struct {
-	shards  [digest.Count][]entry // sorted by host
-	sums    digest.Sums
-	sum     digest.Sum
-	hosts   int
-	digests func() string // returns the digests for the metadata of the node, which are computed once
+	versions map[string]string // by name
+	// entries has a hash of each entry, by the name of the resource and the host, for full agents. Tables share the maps
+	// of the resources in which they are equal.
+	entries map[string]map[string]uint64
+	changed []string // hosts whose entries differ from those of the table before, for full agents
+
+	digest   func() string // returns the digest of the table, which is computed once
+	announce func() []byte // returns the versions for the first request, which are computed once
 }
 
-// An entry is an entry of a table.
-type entry struct {
-	host string
-	sum  digest.Sum
+// newTable returns a table without resources.
+func newTable() *table {
+	return (&table{versions: map[string]string{}, entries: map[string]map[string]uint64{}}).finish()
 }
 
-// newTable returns a table without hosts.
-func newTable() *table { return new(table).finish() }
-
-// finish computes what follows from the shards and their sums.
+// finish sets the functions.
 func (t *table) finish() *table {
-	t.sum, t.hosts = t.sums.Sum(), 0
-	for _, shard := range t.shards {
-		t.hosts += len(shard)
-	}
-	t.digests = sync.OnceValue(func() string { return base64.StdEncoding.EncodeToString(t.sums.Digests().Bytes()) })
+	names := func() []string { return slices.Sorted(maps.Keys(t.versions)) }
+	t.digest = sync.OnceValue(func() string {
+		var lines strings.Builder
+		for _, name := range names() {
+			fmt.Fprintf(&lines, "%s %s\n", name, t.versions[name])
+		}
+		sum := sha256.Sum256([]byte(lines.String()))
+		return hex.EncodeToString(sum[:16])
+	})
+	t.announce = sync.OnceValue(func() (all []byte) {
+		for _, name := range names() {
+			all = wire.AppendVersion(all, name, t.versions[name])
+		}
+		return all
+	})
 	return t
 }
 
-// apply returns the table after a change, whose new entries are in raw, a NameTable. It returns an
-// error if the table's checksum is not the checksum in the change.
-func (t *table) apply(raw []byte, c wire.Change) (*table, error) {
-	var added [digest.Count][]entry
-	removed := map[int][]string{}
-	err := wire.Entries(raw, func(host string, raw []byte) {
-		b := digest.ShardOf(host)
-		added[b] = append(added[b], entry{host, digest.Of(raw)})
-	})
+// apply returns the table after a response. With full, it compares the version of each resource with its bytes.
+func (t *table) apply(r *wire.Response, full bool) (*table, error) {
+	next := &table{versions: maps.Clone(t.versions), entries: maps.Clone(t.entries)}
+	for _, name := range r.Removed {
+		delete(next.versions, name)
+		for host := range next.entries[name] {
+			next.changed = append(next.changed, host)
+		}
+		delete(next.entries, name)
+	}
+	for _, one := range r.Resources {
+		if next.versions[one.Name] = one.Version; !full {
+			continue
+		}
+		sum := sha256.Sum256(one.Table)
+		if want := "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8]); one.Version != want {
+			return nil, fmt.Errorf("the resource %q has the version %q: want %q, of %d bytes", one.Name, one.Version, want, len(one.Table))
+		}
+		entries := map[string]uint64{}
+		if err := wire.Entries(one.Table, func(host string, raw []byte) {
+			sum := sha256.Sum256(raw)
+			if entries[host] = binary.BigEndian.Uint64(sum[:]); entries[host] != t.entries[one.Name][host] {
+				next.changed = append(next.changed, host)
+			}
+		}); err != nil {
+			return nil, err
+		}
+		next.entries[one.Name] = entries
+	}
+	return next.finish(), nil
+}
+
+// maxSteps bounds the steps that are kept for agents that make them later.
+const maxSteps = 2048
+
+// A step says which table an agent has after a response: the table before, and the names and versions in the response.
+type step struct {
+	from *table
+	sent string
+	full bool
+}
+
+// steps are the steps of all agents. Agents that make the same step share the table: only the first of them applies the
+// response.
+type steps struct {
+	mu    sync.Mutex
+	to    map[step]*table
+	order []step // in which they came
+}
+
+func newSteps() *steps { return &steps{to: map[step]*table{}} }
+
+// apply returns the table of an agent after a response. Only full agents verify all.
+func (s *steps) apply(from *table, r *wire.Response, full bool) (*table, error) {
+	var sent strings.Builder
+	for _, one := range r.Resources {
+		fmt.Fprintf(&sent, "%s %s\n", one.Name, one.Version)
+	}
+	for _, name := range r.Removed {
+		fmt.Fprintf(&sent, "-%s\n", name)
+	}
+	if sent.Len() == 0 {
+		return from, nil
+	}
+	key := step{from, sent.String(), full}
+	s.mu.Lock()
+	known := s.to[key]
+	s.mu.Unlock()
+	if known != nil && !full {
+		return known, nil
+	}
+	next, err := from.apply(r, full)
 	if err != nil {
 		return nil, err
 	}
-	for _, host := range c.Removed {
-		b := digest.ShardOf(host)
-		removed[b] = append(removed[b], host)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known := s.to[key]; known != nil {
+		return known, nil
 	}
-	next := &table{shards: t.shards, sums: t.sums}
-	for b := range digest.Count {
-		old := t.shards[b]
-		if c.Complete.Has(b) {
-			old = nil
-		} else if added[b] == nil && removed[b] == nil {
-			continue
-		}
-		next.shards[b] = merge(old, added[b], removed[b])
-		next.sums[b] = sumOf(next.shards[b])
+	if len(s.order) == maxSteps {
+		delete(s.to, s.order[0])
+		s.order = s.order[1:]
 	}
-	if next.finish(); next.sum != c.Sum {
-		return nil, fmt.Errorf("the checksum of %d hosts is %v: want %v, after a change of %d bytes", next.hosts, next.sum, c.Sum, len(raw))
-	}
+	s.to[key] = next
+	s.order = append(s.order, key)
 	return next, nil
-}
-
-// merge returns the shard old, without the entries of the hosts removed and with the entries added. It sorts added.
-func merge(old, added []entry, removed []string) []entry {
-	slices.SortStableFunc(added, func(a, b entry) int { return strings.Compare(a.host, b.host) })
-	out := make([]entry, 0, len(old)+len(added))
-	for _, e := range old {
-		for len(added) > 0 && added[0].host < e.host {
-			out, added = append(out, added[0]), added[1:]
-		}
-		if len(added) > 0 && added[0].host == e.host {
-			e.sum, added = added[0].sum, added[1:]
-		} else if slices.Contains(removed, e.host) {
-			continue
-		}
-		out = append(out, e)
-	}
-	return append(out, added...)
-}
-
-// sumOf returns the checksum of a shard.
-func sumOf(shard []entry) (sum digest.Sum) {
-	for _, e := range shard {
-		sum = sum.Add(e.sum)
-	}
-	return sum
-}
-
-// maxTables bounds the tables that are kept for agents that reach them later.
-const maxTables = 2048
-
-// tables are the tables of all agents, by their checksums. Agents that have the same table share it:
-// only the first of them applies the change that leads to it.
-type tables struct {
-	mu    sync.RWMutex
-	bySum map[digest.Sum]*table
-	order []digest.Sum // in which they came
-}
-
-func newTables() *tables { return &tables{bySum: map[digest.Sum]*table{}} }
-
-// get returns a table, or nil.
-func (t *tables) get(sum digest.Sum) *table {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.bySum[sum]
-}
-
-// add adds a table. If there is one with its checksum already, add returns that.
-func (t *tables) add(next *table) *table {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if known := t.bySum[next.sum]; known != nil {
-		return known
-	}
-	if len(t.order) == maxTables {
-		delete(t.bySum, t.order[0])
-		t.order = t.order[1:]
-	}
-	t.bySum[next.sum] = next
-	t.order = append(t.order, next.sum)
-	return next
 }

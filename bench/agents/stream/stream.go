@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/net/http2"
@@ -33,6 +34,8 @@ const (
 	prefixSize = 5
 	// maxMessage bounds a message.
 	maxMessage = 256 << 20
+	// maxFrame is the length of the longest frame that a server must accept (RFC 9113, section 4.2).
+	maxFrame = 1 << 14
 	// largeMessage is the length from which on messages are skimmed.
 	largeMessage = 64 << 10
 )
@@ -318,13 +321,15 @@ var writers = sync.Pool{New: func() any { //nolint:gochecknoglobals // a pool
 
 // message adds a DATA frame with a gRPC message.
 func (w *writer) message(m []byte) {
-	const frameHeader = 9
-	size := prefixSize + len(m)
-	w.buffer.Write([]byte{
-		byte(size >> 16), byte(size >> 8), byte(size), byte(http2.FrameData), 0, 0, 0, 0, streamID,
-		0, byte(len(m) >> 24), byte(len(m) >> 16), byte(len(m) >> 8), byte(len(m)),
-	}[:frameHeader+prefixSize])
-	w.buffer.Write(m)
+	var prefix [prefixSize]byte
+	binary.BigEndian.PutUint32(prefix[1:], uint32(len(m))) //nolint:gosec // requests are short
+	rest := slices.Concat(prefix[:], m)
+	for len(rest) > 0 {
+		n := min(len(rest), maxFrame)
+		w.buffer.Write([]byte{byte(n >> 16), byte(n >> 8), byte(n), byte(http2.FrameData), 0, 0, 0, 0, streamID})
+		w.buffer.Write(rest[:n])
+		rest = rest[n:]
+	}
 }
 
 // write sends the frames that add adds, in one write.

@@ -4,33 +4,17 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A level is a kind of message that a Skimmer enters.
-type level int
-
-const (
-	inResponse level = iota
-	inResource       // of the incremental variant
-	inAny
-	inTable
-)
-
-// A Skimmer decodes a response whose parts arrive one after the other, and skips the entries of tables, so
-// it needs little memory. It does not know resources with names in the state-of-the-world variant.
+// A Skimmer decodes a response whose parts arrive one after the other. It keeps the names and versions of resources, and
+// skips their tables, so it needs little memory. It does not know resources with names in the state-of-the-world variant.
 type Skimmer struct {
 	Variant Variant
 
-	kept  []byte   // the NameTable without its entries
-	own   []byte   // the other fields of the response
-	rest  []byte   // the end of the last part, which was not decoded yet
-	skip  int      // how many bytes of a field are still to be skipped
-	outer []opened // messages that were entered, the innermost last
-	err   error
-}
-
-// An opened is a message that was entered, and how many of its bytes are left.
-type opened struct {
-	level level
-	left  int
+	own       []byte     // the fields of the response, without the resources
+	resources []Resource // without tables
+	rest      []byte     // the end of the last part, which was not decoded yet
+	skip      int        // how many bytes of a field are still to be skipped
+	left      int        // how many bytes of a resource are left; 0 outside of resources
+	err       error
 }
 
 // Part takes a part of the response.
@@ -43,19 +27,8 @@ func (s *Skimmer) Part(part []byte) {
 			break // more is needed
 		}
 		b = b[n:]
-		s.pass(n)
 	}
 	s.rest = append(s.rest[:0], b...)
-}
-
-// pass counts n bytes in all open messages, and leaves messages that end.
-func (s *Skimmer) pass(n int) {
-	for i := range s.outer {
-		s.outer[i].left -= n
-	}
-	for len(s.outer) > 0 && s.outer[len(s.outer)-1].left == 0 {
-		s.outer = s.outer[:len(s.outer)-1]
-	}
 }
 
 // step decodes the beginning of b, and returns the length of what it has decoded; 0 if it needs more.
@@ -65,10 +38,7 @@ func (s *Skimmer) step(b []byte) int {
 		s.skip -= n
 		return n
 	}
-	at := inResponse
-	if len(s.outer) > 0 {
-		at = s.outer[len(s.outer)-1].level
-	}
+	const resources, body = 2, 2
 	number, kind, tag := protowire.ConsumeTag(b)
 	if tag < 0 {
 		return s.unless(len(b) >= maxTag)
@@ -78,30 +48,45 @@ func (s *Skimmer) step(b []byte) int {
 		if n < 0 {
 			return s.unless(len(b) >= 2*maxTag)
 		}
-		return tag + n
+		return s.pass(tag + n)
 	}
 	size, length := protowire.ConsumeVarint(b[tag:])
 	if length < 0 {
 		return s.unless(len(b) >= 2*maxTag)
 	}
-	head := tag + length
-	if inner, ok := s.enters(at, number); ok && size > 0 {
-		s.outer = append(s.outer, opened{inner, head + int(size)}) // pass then subtracts the head
+	head, inside := tag+length, s.left > 0
+	switch {
+	case !inside && number == resources:
+		s.resources = append(s.resources, Resource{})
+		if s.Variant == Incremental {
+			s.left = int(size)
+		} else {
+			s.skip = int(size)
+		}
 		return head
-	}
-	if at == inTable && number != fieldChange || at == inAny || at == inResource {
+	case inside && number == body:
+		s.pass(head + int(size))
 		s.skip = int(size)
 		return head
-	}
-	if len(b) < head+int(size) {
+	case len(b) < head+int(size):
 		return 0
 	}
-	if at == inTable {
-		s.kept = append(s.kept, b[:head+int(size)]...)
+	if field := b[:head+int(size)]; inside {
+		s.err = s.resources[len(s.resources)-1].parse(field)
 	} else {
-		s.own = append(s.own, b[:head+int(size)]...)
+		s.own = append(s.own, field...)
 	}
-	return head + int(size)
+	return s.pass(head + int(size))
+}
+
+// pass counts n bytes of a resource, and returns n.
+func (s *Skimmer) pass(n int) int {
+	if s.left > 0 {
+		if s.left -= n; s.left < 0 {
+			s.err = errMalformed
+		}
+	}
+	return n
 }
 
 // maxTag is the longest varint.
@@ -116,34 +101,17 @@ func (s *Skimmer) unless(enough bool) int {
 	return 0
 }
 
-// enters returns the level of the message in a field, and whether the Skimmer enters that message.
-func (s *Skimmer) enters(at level, number protowire.Number) (level, bool) {
-	const resources, body = 2, 2
-	switch {
-	case at == inResponse && number == resources && s.Variant == Incremental:
-		return inResource, true
-	case at == inResponse && number == resources:
-		return inAny, true
-	case at == inResource && number == body:
-		return inAny, true
-	case at == inAny && number == body:
-		return inTable, true
-	}
-	return 0, false
-}
-
-// Parse ends a response, and decodes it into r. r gets one resource: a NameTable without entries, and
-// without a change if the response has none. After Parse, the Skimmer can take another response.
+// Parse ends a response, and decodes it into r, whose resources have no tables. After Parse, the Skimmer can take another
+// response.
 func (s *Skimmer) Parse(r *Response) error {
-	resources := r.Resources[:0]
-	kept, err := s.kept, s.err
-	if err == nil && (len(s.rest) > 0 || len(s.outer) > 0 || s.skip > 0) {
+	err := s.err
+	if err == nil && (len(s.rest) > 0 || s.left > 0 || s.skip > 0) {
 		err = errMalformed
 	}
 	if err == nil {
 		err = s.Variant.Parse(s.own, r)
 	}
-	r.Resources = append(resources, Resource{Table: kept})
+	r.Resources = s.resources
 	*s = Skimmer{Variant: s.Variant}
 	return err
 }

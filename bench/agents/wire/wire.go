@@ -36,8 +36,9 @@ func (v Variant) Method() string {
 	return service + "DeltaAggregatedResources"
 }
 
-// First returns the first request of a stream.
-func (v Variant) First(node *corev3.Node) ([]byte, error) {
+// First returns the first request of a stream. The parameter versions is the result of AppendVersion for each resource
+// that the agent has.
+func (v Variant) First(node *corev3.Node, versions []byte) ([]byte, error) {
 	var m proto.Message = &discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL}
 	if v == StateOfTheWorld {
 		m = &discoveryv3.DiscoveryRequest{Node: node, TypeUrl: TypeURL}
@@ -46,7 +47,13 @@ func (v Variant) First(node *corev3.Node) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding the first request: %w", err)
 	}
-	return request, nil
+	return append(request, versions...), nil
+}
+
+// AppendVersion appends the version of a resource in an incremental request.
+func AppendVersion(b []byte, name, version string) []byte {
+	const versions, key, value = 5, 1, 2
+	return appendBytes(b, versions, appendBytes(appendBytes(nil, key, []byte(name)), value, []byte(version)))
 }
 
 // numbers are the field numbers that differ between the variants.
@@ -89,8 +96,8 @@ type Response struct {
 
 // A Resource is a name table.
 type Resource struct {
-	Name  string
-	Table []byte
+	Name, Version string
+	Table         []byte
 }
 
 // Parse decodes a response. It reuses the slices of r.
@@ -124,9 +131,17 @@ func (v Variant) Parse(message []byte, r *Response) error {
 
 // parseResource decodes a discovery.v3.Resource.
 func parseResource(b []byte) (r Resource, err error) {
-	const body, name = 2, 3
-	err = eachField(b, func(number protowire.Number, value []byte) error {
+	err = r.parse(b)
+	return r, err
+}
+
+// parse decodes fields of a discovery.v3.Resource.
+func (r *Resource) parse(b []byte) error {
+	const version, body, name = 1, 2, 3
+	return eachField(b, func(number protowire.Number, value []byte) error {
 		switch number {
+		case version:
+			r.Version = string(value)
 		case name:
 			r.Name = string(value)
 		case body:
@@ -136,7 +151,6 @@ func parseResource(b []byte) (r Resource, err error) {
 		}
 		return nil
 	})
-	return r, err
 }
 
 // parseAny decodes an Any with a table, or with a resource that has a name.

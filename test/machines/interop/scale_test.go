@@ -466,7 +466,7 @@ func testManyAgents(t *testing.T, c *lab.Cluster) {
 		}
 		agents := c.Spawn("agents-"+number, c.Command(t.Context(), binary, "-agents="+number, "-full=10", "-run=push,reconnect", "-repeats="+strconv.Itoa(max(2, min(10, 1000/n))),
 			"-limit=5m", "-api=https://"+lab.APIAddr, "-token="+lab.AdminToken,
-			target("istiod", i.Port(15010), i.Process, "plain"), target("nametap-discovery", discoveryPort, d, "hosts")))
+			target("istiod", i.Port(15010), i.Process, "plain"), target("nametap-discovery", discoveryPort, d, "named")))
 		<-agents.Ended
 		if !agents.Cmd.ProcessState.Success() {
 			t.Errorf("%s agents: %v", number, agents.Cmd.ProcessState)

@@ -1,0 +1,203 @@
+package push
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"weak"
+
+	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/discovery/hosts"
+)
+
+// A shard is the hosts of a table that are in one shard; nil stands for none. It does not change, except that its bytes
+// are dropped when no stream sends them, and made again when one needs them.
+type shard struct {
+	version uint64
+	hosts   int
+	bytes   weak.Pointer[encoded] // guarded by tables.encoding
+}
+
+// newShard returns a shard of the hosts that a viewer sees; nil if it sees none. The parameter all has all hosts of the
+// shard with a number.
+func newShard(v *hosts.Viewer, number int, all []*hosts.Host) *shard {
+	n, content := contentOf(v, all)
+	if n == 0 {
+		return nil
+	}
+	sum := sha256.Sum256(content)
+	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: n}
+	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
+	return s
+}
+
+// contentOf returns the number of hosts that a viewer sees, and the NameTable of these hosts.
+func contentOf(v *hosts.Viewer, all []*hosts.Host) (n int, content []byte) {
+	entries, size := make([]*hosts.Entry, 0, len(all)), 0
+	for _, h := range all {
+		if e := v.Entry(h); e != nil {
+			entries, size = append(entries, e), size+len(e.Encoded)
+		}
+	}
+	content = make([]byte, 0, size)
+	for _, e := range entries {
+		content = append(content, e.Encoded...)
+	}
+	return len(entries), content
+}
+
+// The version of a shard begins with versionPrefix. The first 8 bytes of the SHA-256 of its NameTable follow, in base64.
+// An agent checks a version with this prefix.
+const versionPrefix = "sha256:"
+
+// text returns the version of the shard as text.
+func (s *shard) text() string {
+	return versionPrefix + base64.RawStdEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, s.version))
+}
+
+// nameOf returns the name of the resource of a shard.
+func nameOf(number int) string { return strconv.Itoa(number) }
+
+// same reports whether two shards have the same version; nil stands for no hosts.
+func same(a, b *shard) bool { return a == b || a != nil && b != nil && a.version == b.version }
+
+// A table says which hosts the clients with a view have at a time, by the versions of shards. Many sessions share it. It
+// has no hosts, and no bytes, so a slow client keeps only versions. Nil is the empty table.
+type table struct {
+	base *[digest.Count]*shard // of all views with the same base
+	own  map[int]*shard        // of this view, where it differs from the base
+	once sync.Once             // sets text
+	text string
+}
+
+// shard returns the shard with a number.
+func (t *table) shard(number int) *shard {
+	if t == nil {
+		return nil
+	}
+	if s, found := t.own[number]; found {
+		return s
+	}
+	return t.base[number]
+}
+
+// since returns the numbers of the shards that a client with the table old does not have, and of those that the client
+// must remove.
+func (t *table) since(old *table) (changed, removed []int) {
+	if t == old {
+		return nil, nil
+	}
+	for i := range digest.Count {
+		switch s, has := t.shard(i), old.shard(i); {
+		case same(s, has):
+		case s == nil:
+			removed = append(removed, i)
+		default:
+			changed = append(changed, i)
+		}
+	}
+	return changed, removed
+}
+
+// equals reports whether two tables have the same hosts.
+func (t *table) equals(other *table) bool {
+	changed, removed := t.since(other)
+	return len(changed)+len(removed) == 0
+}
+
+// hosts returns the number of hosts.
+func (t *table) hosts() (n int) {
+	for i := range digest.Count {
+		if s := t.shard(i); s != nil {
+			n += s.hosts
+		}
+	}
+	return n
+}
+
+// digest returns a checksum of the table: the first 16 bytes of the SHA-256 of the lines "NAME VERSION" of all shards,
+// sorted by name, in hexadecimal. An agent shows the same.
+func (t *table) digest() string {
+	if t == nil {
+		return ""
+	}
+	t.once.Do(func() {
+		var lines []string
+		for i := range digest.Count {
+			if s := t.shard(i); s != nil {
+				lines = append(lines, nameOf(i)+" "+s.text()+"\n")
+			}
+		}
+		slices.Sort(lines) // a space sorts before a digit, so by name
+		sum := sha256.Sum256([]byte(strings.Join(lines, "")))
+		t.text = hex.EncodeToString(sum[:16])
+	})
+	return t.text
+}
+
+// announced returns the table that a client says it has in its first request, and the names of other resources that it has.
+// The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
+// where they are the same.
+func announced(r *Request, now *table) (t *table, others []string) {
+	r.eachVersion(func(name, version []byte) {
+		number, err := strconv.Atoi(string(name))
+		if err != nil || number < 0 || number >= digest.Count || name[0] < '0' || name[0] == '0' && len(name) > 1 {
+			others = append(others, string(name))
+			return
+		}
+		if t == nil {
+			t = &table{base: new([digest.Count]*shard)}
+		}
+		sum, s := parseVersion(version), now.shard(number)
+		if s == nil || s.version != sum {
+			s = &shard{version: sum}
+		}
+		t.base[number] = s
+	})
+	slices.Sort(others)
+	return t, others
+}
+
+// parseVersion returns the version of a shard from its text; 0 for another text.
+func parseVersion(text []byte) uint64 {
+	var sum [8]byte
+	sums, known := bytes.CutPrefix(text, []byte(versionPrefix))
+	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
+		return 0
+	}
+	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
+		return 0
+	}
+	return binary.BigEndian.Uint64(sum[:])
+}
+
+// A source has what the shards of a table are made of.
+type source struct {
+	hosts  *hosts.Shards
+	viewer hosts.Viewer // of the view
+	base   hosts.Viewer // at its base
+}
+
+// encoded returns the bytes of a shard of a table, and whether it has made them now.
+func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made bool) {
+	s := from.shard(number)
+	t.encoding.Lock()
+	defer t.encoding.Unlock()
+	if e = s.bytes.Value(); e != nil {
+		return e, false
+	}
+	v := &of.base
+	if _, own := from.own[number]; own {
+		v = &of.viewer
+	}
+	_, content := contentOf(v, of.hosts[number])
+	e = newEncoded(nameOf(number), s.text(), content)
+	s.bytes = weak.Make(e)
+	return e, true
+}
