@@ -18,17 +18,13 @@ func (h *harness) wantHosts(entries ...[]byte) {
 
 // A fakeTable is a table in use that keeps the entries.
 type fakeTable struct {
-	mu      sync.Mutex
-	shards  [digest.Count][]byte
-	applied int // calls of apply
-	changed int // shards in the last call
+	mu     sync.Mutex
+	shards [digest.Count][]byte
 }
 
 func (f *fakeTable) apply(shards map[int][]byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.applied++
-	f.changed = len(shards)
 	for at, entries := range shards {
 		for rest := entries; len(rest) > 0; {
 			_, n := protowire.ConsumeBytes(rest[1:])
@@ -50,11 +46,4 @@ func (f *fakeTable) whole() []byte {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Concat(f.shards[:]...)
-}
-
-// calls returns how often shards were applied, and how many the last time.
-func (f *fakeTable) calls() (applied, changed int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.applied, f.changed
 }

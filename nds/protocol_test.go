@@ -204,35 +204,6 @@ func TestACKAfterApply(t *testing.T) {
 	})
 }
 
-// C9: pushes that arrive during another one are applied one after the other, and the last
-// one stays in use.
-func TestPushesInFlight(t *testing.T) {
-	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
-		t.Helper()
-		applying, release := make(chan struct{}, 10), make(chan struct{})
-		var inside atomic.Int32
-		h := start(t, options{plane: plane, apply: func(map[int][]byte) error {
-			if inside.Add(1) != 1 {
-				t.Error("two pushes applied at once")
-			}
-			defer inside.Add(-1)
-			applying <- struct{}{}
-			<-release
-			return nil
-		}})
-		h.server.Push(hosts("1.example.com"))
-		<-applying
-		h.server.Push(hosts("2.example.com"))
-		h.server.Push(hosts("3.example.com"))
-		close(release)
-		for _, host := range []string{"1.example.com", "2.example.com", "3.example.com"} {
-			h.wantApplied(plain(t, hosts(host)))
-		}
-		h.wantACK("v3")
-		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.Pushes == 3 })
-	})
-}
-
 // C8: 100,000 hosts in one push, and a push that is longer than permitted.
 func TestLongPush(t *testing.T) {
 	const many = 100_000

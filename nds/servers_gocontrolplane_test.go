@@ -2,7 +2,7 @@ package nds_test
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -69,7 +69,7 @@ func newSnapshots(ttl *time.Duration) *snapshots {
 
 func (s *snapshots) set(all tables) {
 	s.count++
-	next := &snapshot{version: fmt.Sprint(s.count), resources: map[string]types.ResourceWithTTL{}, versions: map[string]string{}}
+	next := &snapshot{version: strconv.Itoa(s.count), resources: map[string]types.ResourceWithTTL{}, versions: map[string]string{}}
 	for name, hosts := range all {
 		r := types.ResourceWithTTL{Resource: &api.NameTable{Table: hosts}}
 		if len(name)%2 == 0 {

@@ -87,6 +87,7 @@ type model struct {
 	tables [][]string
 	unsure bool
 	forget bool // a hash was wrong: the next stream announces nothing
+	frugal bool // the control plane sends no resource that the client has
 	parsed map[[2]string]parsed
 }
 
@@ -291,6 +292,9 @@ func (m *model) apply(r answerable) {
 		default:
 			delete(next, "")
 		}
+		if m.frugal && m.have[name].version == resource.GetVersion() {
+			m.t.Errorf("the client has resource %q already", name)
+		}
 		next[name] = used{resource.GetVersion(), m.parse(resource).entries}
 	}
 	m.have = next
@@ -334,13 +338,12 @@ func (m *model) union() (union []string) {
 
 // digest returns the checksum in the client's status: of the names and versions, if there are names.
 func (m *model) digest() string {
-	text := ""
+	sum := sha256.New()
 	for _, name := range sortedKeys(m.have) {
 		if unnamed(name) {
 			return ""
 		}
-		text += fmt.Sprintf("%s %s\n", name, m.have[name].version)
+		fmt.Fprintf(sum, "%s %s\n", name, m.have[name].version)
 	}
-	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:16])
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }

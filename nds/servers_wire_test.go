@@ -415,7 +415,7 @@ func (s *scripted) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoveryS
 		request, err := rpc.Recv()
 		switch {
 		case err != nil:
-			return nil //nolint:nilerr // the client has ended the stream
+			return nil // the client has ended the stream
 		case request.GetResponseNonce() == "":
 			s.greet(session, request.GetInitialResourceVersions())
 		default:
@@ -431,7 +431,7 @@ func (s *scripted) StreamAggregatedResources(rpc discoveryv3.AggregatedDiscovery
 		request, err := rpc.Recv()
 		switch {
 		case err != nil:
-			return nil //nolint:nilerr // the client has ended the stream
+			return nil // the client has ended the stream
 		case request.GetResponseNonce() == "":
 			s.greet(session, nil)
 		}
