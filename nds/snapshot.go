@@ -106,19 +106,19 @@ func (s *snapshotSaver) save() (ok bool) {
 	if err == nil {
 		err = s.dir.Write(snapshotName, parts...)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	failure := ""
 	if err == nil {
 		s.failures.Reset()
-		s.failure = ""
-		return true
+	} else {
+		failure = err.Error()
+		s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
 	}
-	s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
-	s.failure = err.Error()
-	if s.next == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure = failure; err != nil && s.next == nil {
 		s.next = next
 	}
-	return false
+	return err == nil
 }
 
 // lastFailure returns why the last write failed, or "" if it succeeded.

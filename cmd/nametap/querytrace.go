@@ -144,7 +144,7 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 		if t.Table.Stale {
 			stale = ", from the snapshot"
 		}
-		fmt.Fprintf(w, "  table: version %q, %s old%s\n", t.Table.Version,
+		fmt.Fprintf(w, "  table: %s%s old%s\n", versionText(t.Table.Version),
 			ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
 	}
 	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {

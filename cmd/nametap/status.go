@@ -154,22 +154,25 @@ func printXDS(w io.Writer, status agent.Status) {
 		fmt.Fprintf(w, "table\tnone yet\n")
 		return
 	}
-	age := (time.Duration(xds.TableAge) * time.Second).String()
+	age := (time.Duration(xds.TableAge) * time.Second).String() + " old"
 	if xds.Stale {
 		age += ", stale: from the snapshot; the control plane has not confirmed it since the start"
 	}
-	fmt.Fprintf(w, "table\tversion %q, %s old\n", xds.Version, age)
+	fmt.Fprintf(w, "table\t%s%s\n", versionText(xds.Version), age)
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
-	printMode(w, xds)
+	mode := "the control plane sends whole tables"
+	if xds.Mode == nds.ModeNamed {
+		mode = "the control plane sends the parts that change, checksum " + xds.Digest
+	}
+	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, mode)
 }
 
-// printMode prints the form in which the table came, and its checksum.
-func printMode(w io.Writer, xds nds.Status) {
-	text := "the control plane sends whole tables"
-	if xds.Mode == nds.ModeNamed {
-		text = "the control plane sends the parts that change, checksum " + xds.Digest
+// versionText describes the version of a table, which may be empty, for text that follows.
+func versionText(version string) string {
+	if version == "" {
+		return "" // where each resource has its own
 	}
-	fmt.Fprintf(w, "mode\t%s: %s\n", xds.Mode, text)
+	return fmt.Sprintf("version %q, ", version)
 }
 
 // printNameserver prints that queries reach the agent by the resolv.conf at path, unless path is "".
