@@ -10,7 +10,6 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
@@ -151,49 +150,6 @@ func TestReject(t *testing.T) {
 	})
 }
 
-// C3: responses that are not NameTables are NACKed without calling the apply function.
-func TestRejectOtherTypes(t *testing.T) {
-	t.Parallel()
-	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
-	good := plain(t, hosts("a.example.com"))
-	resource := func(name, typeURL string) *discoveryv3.Resource {
-		return &discoveryv3.Resource{Name: name, Resource: &anypb.Any{TypeUrl: typeURL, Value: good}}
-	}
-	for _, tc := range []struct {
-		name string
-		push *discoveryv3.DeltaDiscoveryResponse
-		want string
-	}{
-		{"response", &discoveryv3.DeltaDiscoveryResponse{TypeUrl: other}, `response of type "` + other + `"`},
-		{"resource", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("b", other)},
-		}, `resource "b" (40 bytes): type "` + other + `"`},
-		{"twice", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), resource("a", nds.TypeURL)},
-		}, `resource "a" (40 bytes): it is in the response twice`},
-		{"malformed", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{resource("a", nds.TypeURL), named("b", "", good[:len(good)-1])},
-		}, `resource "b" (39 bytes): unexpected EOF`},
-		{"malformed entry", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{named("b", "", []byte{0x0a, 2, 0x0a, 5})},
-		}, `resource "b" (4 bytes): unexpected EOF`},
-		{"no name of a host", &discoveryv3.DeltaDiscoveryResponse{
-			TypeUrl: nds.TypeURL, Resources: []*discoveryv3.Resource{named("", "", []byte{0x12, 0})},
-		}, `resource "" (2 bytes): a name_info in a resource without the name of its host`},
-	} {
-		subtest(t, tc.name, func(t *testing.T) {
-			t.Helper()
-			h := start(t, options{})
-			tc.push.SystemVersionInfo = "foreign"
-			r := h.wantAnswer(h.server.PushResponses(tc.push, nil))
-			if !strings.Contains(r.Rejection().GetMessage(), tc.want) {
-				t.Fatalf("rejected with %q, want %q", r.Rejection().GetMessage(), tc.want)
-			}
-			h.wantNothingApplied()
-		})
-	}
-}
-
 // C3: a reason with bytes that a protobuf string cannot hold, or as long as the push,
 // still arrives.
 func TestRejectReason(t *testing.T) {
@@ -241,53 +197,6 @@ func TestACKAfterApply(t *testing.T) {
 		close(release)
 		h.wantACK("v1")
 		<-h.client.Ready()
-	})
-}
-
-// C3: an incremental response without resources is ACKed and changes nothing.
-func TestEmptyIncremental(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		empty := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: nds.TypeURL, SystemVersionInfo: "empty"}
-		h := start(t, options{})
-		h.server.Push(hosts("a.example.com"))
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.wantACK(h.server.PushResponses(empty, nil))
-		h.wantNothingApplied()
-
-		// As the first response of a stream it means an empty table.
-		h.server.CutStreams(nil)
-		h.wantApplied(nil)
-		h.wantStatus(func(s nds.Status) bool { return s.Loaded })
-	})
-}
-
-// C9: pushes that arrive during another one are applied one after the other, and the last
-// one stays in use.
-func TestPushesInFlight(t *testing.T) {
-	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
-		t.Helper()
-		applying, release := make(chan struct{}, 10), make(chan struct{})
-		var inside atomic.Int32
-		h := start(t, options{plane: plane, apply: func(map[int][]byte) error {
-			if inside.Add(1) != 1 {
-				t.Error("two pushes applied at once")
-			}
-			defer inside.Add(-1)
-			applying <- struct{}{}
-			<-release
-			return nil
-		}})
-		h.server.Push(hosts("1.example.com"))
-		<-applying
-		h.server.Push(hosts("2.example.com"))
-		h.server.Push(hosts("3.example.com"))
-		close(release)
-		for _, host := range []string{"1.example.com", "2.example.com", "3.example.com"} {
-			h.wantApplied(plain(t, hosts(host)))
-		}
-		h.wantACK("v3")
-		h.wantStatus(func(s nds.Status) bool { return s.Version == "v3" && s.Pushes == 3 })
 	})
 }
 

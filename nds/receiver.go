@@ -47,6 +47,7 @@ type receiver struct {
 	// every connect, until a table is in use.
 	snapshotUnread  bool
 	restoreFailures logonce.Log // logs why the snapshot could not be read
+	rejections      logonce.Log // logs why pushes were rejected
 }
 
 // restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
@@ -241,6 +242,7 @@ func hashOf(nameTable []byte) string {
 // pushed counts and logs an accepted response, whose table is in use.
 func (r *receiver) pushed(resp response, result string) {
 	r.metrics.pushed(result, resp.bytes)
+	r.rejections.Reset()
 	log, version := r.log.Debug, clip.Text(resp.version, maxVersion)
 	if r.state.setTable(r.table, version, time.Now(), false) {
 		log = r.log.Info
@@ -256,8 +258,8 @@ func (r *receiver) reject(resp response, reason error) {
 		s.Rejected++
 		s.LastError = reason.Error()
 	})
-	r.log.Warn("push rejected, the current table stays", "version", clip.Text(resp.version, maxVersion),
-		"nonce", clip.Text(resp.nonce, maxVersion), "error", reason)
+	r.rejections.Report("push rejected, the current table stays", slog.LevelWarn, reason,
+		"version", clip.Text(resp.version, maxVersion), "nonce", clip.Text(resp.nonce, maxVersion))
 }
 
 // save passes the table in use to the goroutine that writes the snapshot.

@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
@@ -18,47 +17,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/nds"
 )
-
-// C5: a stream that ends is opened again, with the node and with new protocol state. The
-// same table is ACKed and not applied again.
-func TestCutStream(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := start(t, options{apply: func(shards map[int][]byte) error {
-			if strings.Contains(string(flat(shards)), "bad") {
-				return errors.New("bad")
-			}
-			return nil
-		}, plane: sotw()})
-		h.server.Push(hosts("a.example.com"))
-		h.wantACK("v1")
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.server.CutStreams(nil)
-		h.wantLog("level=INFO", "no stream to the control plane", "max_age", "retry_in")
-		if _, err := h.server.Wait(h.ctx, func(r fakexds.Request) bool { return r.Stream == 2 && r.Nonce() != "" }); err != nil {
-			t.Fatal(err)
-		}
-		h.wantNothingApplied()
-
-		// The version in a NACK is the previous one of the same stream.
-		h.server.CutStreams(nil)
-		if _, err := h.server.WaitStream(h.ctx, 3); err != nil {
-			t.Fatal(err)
-		}
-		h.server.Push(hosts("bad.example.com"))
-		h.wantAnswer("v2")
-		h.wantSotW(
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-2"},
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-3"},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-4", ErrorDetail: refused("bad")},
-		)
-		h.wantStatus(func(s nds.Status) bool { return s.Reconnects == 2 })
-	})
-}
 
 // C5: the table stays in use while the control plane is away, and Status has its age. Attempts that fail for the same
 // reason are logged once, and once more, with the count, when the control plane is back.

@@ -3,11 +3,13 @@ package nds
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	_ "google.golang.org/grpc/encoding/gzip" // servers may compress responses
 	"google.golang.org/protobuf/proto"
 )
 
@@ -143,7 +145,7 @@ func (r sotwRPC) receive() (response, error) {
 		}
 		if resource.GetName() == "" {
 			if unnamed++; unnamed > 1 {
-				resource.Name = fmt.Sprintf("\x00%d", unnamed)
+				resource.Name = numbered + strconv.Itoa(unnamed)
 			}
 		}
 		converted.all = converted.all || resource.GetResource() != nil
@@ -151,6 +153,9 @@ func (r sotwRPC) receive() (response, error) {
 	}
 	return converted, nil
 }
+
+// numbered begins the names that receive gives to resources.
+const numbered = "\x00"
 
 func (r sotwRPC) answer(nonce, version string, rejection *rpcstatus.Status) error {
 	return r.client.Send(&discoveryv3.DiscoveryRequest{

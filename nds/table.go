@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -219,7 +220,7 @@ func newResource(name, version string, value []byte) (*resource, error) {
 		}
 	}
 	if described {
-		if name == "" {
+		if name == "" || strings.HasPrefix(name, numbered) {
 			return nil, errors.New("a name_info in a resource without the name of its host")
 		}
 		entry := hostEntry(name, info)

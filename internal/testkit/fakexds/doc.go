@@ -10,9 +10,8 @@
 //     incremental request without a nonce.
 //   - The server does not wait for an ACK or a NACK, and sends nothing again after a NACK.
 //
-// Unlike istiod, it can also push responses that a test composes. A test can choose the
-// answer to the first request of a stream. The server can end its streams, refuse the incremental RPC, and stop and
-// restart on the same address.
+// Unlike istiod, it can also push responses that a test composes. The server can end its streams, refuse the
+// incremental RPC, and stop and restart on the same address.
 //
 // Nonces are "nonce-1", "nonce-2" … in the order of sending, and versions are "v1", "v2" …
 // in the order of pushing, so a test can compare a whole dialogue with the expected one.

@@ -49,21 +49,15 @@ func (s *Server) PushBytes(value []byte) string {
 // variant, and to future streams as their first response; nil sends nothing. Only the
 // nonce is replaced. It returns the version in delta or, without delta, in sotw.
 func (s *Server) PushResponses(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) string {
-	r := composed(delta, sotw)
+	r := &response{version: delta.GetSystemVersionInfo(), delta: delta, sotw: sotw}
+	if delta == nil {
+		r.version = sotw.GetVersionInfo()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state = r
 	s.broadcastLocked(r)
 	return r.version
-}
-
-// composed returns a push of responses that the test composed.
-func composed(delta *discoveryv3.DeltaDiscoveryResponse, sotw *discoveryv3.DiscoveryResponse) *response {
-	r := &response{version: delta.GetSystemVersionInfo(), delta: delta, sotw: sotw}
-	if delta == nil {
-		r.version = sotw.GetVersionInfo()
-	}
-	return r
 }
 
 // broadcastLocked queues r on every stream that has subscribed.

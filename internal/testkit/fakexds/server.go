@@ -36,10 +36,6 @@ type Options struct {
 	NoDelta bool
 	// EndAfterAnswer makes the server end each stream after the first ACK or NACK.
 	EndAfterAnswer bool
-	// First, if not nil, returns the answer to the first request of a stream: one for an
-	// incremental stream, and one for a state-of-the-world stream. If both are nil, the stream
-	// is sent the whole state. First must not call the server's methods.
-	First func(Request) (*discoveryv3.DeltaDiscoveryResponse, *discoveryv3.DiscoveryResponse)
 	// Authority, if not nil, makes the port speak TLS with a certificate of the authority,
 	// accept its client certificates in place of the token, and sign certificates of
 	// workloads.

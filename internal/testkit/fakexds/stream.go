@@ -197,12 +197,6 @@ func (s *Server) record(st *stream, req Request, v variant) error {
 		return nil
 	}
 	st.subscribed = true
-	if first && s.opts.First != nil {
-		if delta, sotw := s.opts.First(req); delta != nil || sotw != nil {
-			st.queueLocked(composed(delta, sotw))
-			return nil
-		}
-	}
 	if s.state != nil && (first || v.resendsState && req.Nonce() == "") {
 		st.queueLocked(s.state)
 	}

@@ -1,0 +1,522 @@
+package nds_test
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/nametap/nametap/api"
+	"github.com/nametap/nametap/api/digest"
+	"github.com/nametap/nametap/nds"
+)
+
+var rounds = flag.Int("servers.rounds", 1, "how many times TestServers makes its 1,000 changes with each control plane")
+
+// A controlPlane is a control plane of one kind.
+type controlPlane interface {
+	discoveryv3.AggregatedDiscoveryServiceServer
+	// set makes these its resources, and sends clients what they do not have.
+	set(all tables)
+	// close ends its goroutines.
+	close()
+}
+
+// A kind is a kind of control plane.
+type kind struct {
+	name string
+	sotw bool // it has no incremental variant
+	// layout returns the resources that the hosts make.
+	layout func(w *world) tables
+	// start returns a control plane that has no resources yet.
+	start func() controlPlane
+}
+
+// A world is a client, a control plane, and the table that the client should have.
+type world struct {
+	t      *testing.T
+	random *rand.Rand
+	kind   kind
+	kinds  []kind // the kinds that control planes have in turn
+	wire   *wire
+	plane  controlPlane
+	model  *model
+	hosts  table
+	places map[string][]string // the resources with a host, where the kind has a choice
+	dir    string
+	client *nds.Client
+	table  *fakeTable // the client's
+	tables [][]string // that the client has had since the last check
+	stop   func()
+	trace  []string // what was done
+}
+
+// TestServers makes 1,000 random changes with each kind of control plane, and disturbs the connections in between. After
+// each step, the client has the table that it should have, and has said to the control plane what it should.
+func TestServers(t *testing.T) { // C1, C2, C3, C5, C7, C8, C9, C11, C12
+	t.Parallel()
+	all := kinds()
+	for seed := range uint64(*rounds) {
+		test := func(name string, kinds ...kind) {
+			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) { newWorld(t, kinds, seed).run(1000) })
+			})
+		}
+		for _, kind := range all {
+			test(kind.name, kind)
+		}
+		test("in turn", slices.DeleteFunc(slices.Clone(all), func(k kind) bool { return k.sotw })...)
+	}
+}
+
+func newWorld(t *testing.T, kinds []kind, seed uint64) *world {
+	t.Helper()
+	w := &world{
+		t: t, random: rand.New(rand.NewPCG(seed, 0)), kinds: kinds, wire: startWire(t, kinds[0].sotw), model: &model{t: t, parsed: map[[2]string]parsed{}},
+		hosts: table{}, places: map[string][]string{}, dir: t.TempDir(),
+	}
+	t.Cleanup(func() { w.plane.close() })
+	w.newPlane()
+	w.newClient()
+	return w
+}
+
+// newPlane starts a control plane in place of the one before, which may be of another kind.
+func (w *world) newPlane() {
+	if w.plane != nil {
+		w.plane.close()
+	}
+	w.kind = w.kinds[w.random.IntN(len(w.kinds))]
+	w.note("%s", w.kind.name)
+	w.model.frugal = w.kind.name == "discovery"
+	w.plane = w.kind.start()
+	w.plane.set(w.kind.layout(w))
+	w.wire.mu.Lock()
+	defer w.wire.mu.Unlock()
+	w.wire.service = w.plane
+}
+
+// newClient starts a client in place of the one before.
+func (w *world) newClient() {
+	if w.stop != nil {
+		w.stop()
+	}
+	applied := &fakeTable{}
+	cfg := testConfig("127.0.0.1:15010")
+	cfg.Dial, cfg.StateDir, cfg.Node.AutoAllocate = w.wire.dial, w.dir, true
+	client, err := nds.New(cfg, func(shards map[int][]byte) error {
+		for at, entries := range shards {
+			if len(w.kinds) == 1 && w.kind.name == "discovery" && len(entries) > 0 && bytes.Equal(entries, applied.shards[at]) {
+				w.t.Errorf("shard %d is applied again", at)
+			}
+		}
+		err := applied.apply(shards)
+		w.tables = append(w.tables, entriesIn(w.t, applied.whole()))
+		return err
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.client, w.table, w.model.rejected = client, applied, 0
+	ctx, cancel := context.WithCancel(w.t.Context())
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx) }()
+	w.stop = func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.t.Error(err)
+		}
+		w.stop = func() {}
+	}
+	w.t.Cleanup(func() { w.stop() })
+}
+
+// run takes a number of steps.
+func (w *world) run(steps int) {
+	w.settle()
+	for range steps {
+		w.trace = nil
+		w.change()
+		for w.random.IntN(6) == 0 {
+			w.disturb()
+		}
+		w.plane.set(w.kind.layout(w))
+		w.settle()
+		if w.model.missed {
+			w.plane.set(w.kind.layout(w))
+			w.settle()
+		}
+		w.converged()
+		if s, ok := w.plane.(*scripted); ok && w.random.IntN(2) == 0 {
+			w.misbehave(s)
+			w.settle()
+		}
+		if w.t.Failed() {
+			w.t.Fatalf("after %q", w.trace)
+		}
+	}
+}
+
+func (w *world) note(format string, args ...any) {
+	w.trace = append(w.trace, fmt.Sprintf(format, args...))
+}
+
+// pick returns a random element of list, or "" if there is none.
+func (w *world) pick(list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[w.random.IntN(len(list))]
+}
+
+// names are the names of resources that a third party may choose.
+var names = []string{"shop", "a/b", "0", "511", "*.example.com", "istio.io/nds", "*", "full-snapshot", " ", "ümlaut", strings.Repeat("long", 100)}
+
+// change changes the table that should be.
+func (w *world) change() {
+	host := fmt.Sprintf("%s.%d.Example.com", w.pick([]string{"api", "www", "*", "WEB-0.web", "_sip._tcp", "x"}), w.random.IntN(40))
+	before := sortedKeys(w.hosts)
+	switch n := w.random.IntN(20); {
+	case n == 0:
+		clear(w.hosts)
+		w.note("empty")
+	case n == 1:
+		for i := range 50 {
+			w.put(fmt.Sprintf("bulk-%d.example.com", i))
+		}
+		w.note("50 hosts")
+	case n < 9:
+		w.put(host)
+		w.note("put %s", host)
+	case n < 13:
+		delete(w.hosts, w.pick(before))
+		w.note("remove")
+	case n < 17 && len(before) > 0:
+		host = w.pick(before)
+		w.places[host] = w.somewhere()
+		w.note("move %s", host)
+	case len(before) > 0:
+		w.put(w.pick(before))
+		w.note("change")
+	}
+}
+
+// somewhere returns the names of one or two resources.
+func (w *world) somewhere() []string {
+	places := []string{w.pick(names), w.pick(names)}
+	if w.random.IntN(5) > 0 {
+		places = places[:1]
+	}
+	return places
+}
+
+// put adds a host, or changes it.
+func (w *world) put(host string) {
+	if w.places[host] == nil {
+		w.places[host] = w.somewhere()
+	}
+	w.hosts[host] = &api.NameTable_NameInfo{Registry: "External"}
+	for range 1 + w.random.IntN(3) {
+		w.hosts[host].Ips = append(w.hosts[host].Ips, fmt.Sprintf("192.0.2.%d", w.random.IntN(250)))
+	}
+}
+
+// disturb does something to the connection, the client or the control plane.
+func (w *world) disturb() {
+	w.wire.mu.Lock()
+	w.wire.gzip, w.wire.sameNonces, w.wire.drip = w.random.IntN(2) == 0, w.random.IntN(2) == 0, max(0, w.random.IntN(40)-20)
+	w.wire.mu.Unlock()
+	switch w.random.IntN(9) {
+	case 0:
+		w.note("cut")
+		w.wire.cut()
+	case 1:
+		w.note("GOAWAY")
+		w.wire.goAway()
+		if w.random.IntN(2) == 0 {
+			w.plane.set(w.kind.layout(w))
+			w.settle()
+		}
+		w.wire.cut()
+	case 2:
+		w.note("RST_STREAM")
+		w.settle()
+		w.wire.reset()
+	case 3:
+		w.note("server restarts")
+		w.wire.stop()
+		<-time.After(time.Duration(w.random.IntN(60)) * time.Second)
+		w.newPlane()
+		w.wire.listen()
+	case 4:
+		w.note("client restarts")
+		w.settle()
+		w.newClient()
+		w.wire.stop()
+		w.wire.listen()
+	case 5:
+		w.note("cut amidst a push")
+		w.plane.set(w.kind.layout(w))
+		w.wire.cut()
+	case 6:
+		w.note("a minute")
+		w.settle() // so that the client has a stream
+		<-time.After(time.Minute)
+		w.settle()
+	case 7:
+		for range 3 {
+			w.change()
+			w.plane.set(w.kind.layout(w))
+		}
+		w.note("pushed at once")
+	case 8:
+		s, ok := w.plane.(*scripted)
+		if !ok || s.unversioned {
+			return
+		}
+		w.note("bad greeting")
+		w.settle()
+		s.mu.Lock()
+		s.greeting = &discoveryv3.Resource{Name: "bad", Resource: &anypb.Any{TypeUrl: "bad"}}
+		s.mu.Unlock()
+		w.wire.cut()
+	}
+}
+
+// misbehave sends something that the control plane would not send by itself, or that is wrong.
+func (w *world) misbehave(s *scripted) {
+	response := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typeURL}
+	var all, some []*discoveryv3.Resource // as they are
+	for _, name := range sortedKeys(s.resources) {
+		all = append(all, s.resources[name])
+		if s.all || w.random.IntN(3) == 0 {
+			some = append(some, s.resources[name])
+		}
+	}
+	response.Resources = some
+	switch n := w.random.IntN(7); {
+	case n == 0 && w.kind.sotw:
+	case n == 0:
+		w.note("nothing")
+		response.Resources = nil
+	case n == 1:
+		w.note("unchanged")
+	case n == 2 && !s.all:
+		w.note("removes what is not there")
+		response.RemovedResources = []string{"no such", "*"}
+		if _, ok := s.resources["*"]; ok {
+			response.RemovedResources = nil
+		}
+	case n == 3 && len(some) > 0 && some[0].GetName() != "":
+		w.note("heartbeats")
+		response.Resources = nil
+		for _, r := range some[:1+w.random.IntN(len(some))] {
+			response.Resources = append(response.Resources, &discoveryv3.Resource{Name: r.GetName(), Version: r.GetVersion(), Ttl: durationpb.New(time.Second)})
+		}
+	case n == 4 && s.marker != nil:
+		w.note("snapshot")
+		response.Resources = append(all, s.marker)
+	case n == 5 && !s.all:
+		w.note("whole, and named again")
+		response.Resources = []*discoveryv3.Resource{{Resource: bodyOf(w.hosts.bytes())}}
+		s.push(response)
+		if response.Resources = all; len(all) == 0 {
+			response.RemovedResources = []string{""}
+		}
+	default:
+		w.spoil(response)
+	}
+	s.push(response)
+}
+
+// spoil makes a response one that is rejected: with a change of the table and a resource that is wrong.
+func (w *world) spoil(response *discoveryv3.DeltaDiscoveryResponse) {
+	good := table{"spoilt.example.com": {Ips: []string{"192.0.2.1"}}}.bytes()
+	bad := &discoveryv3.Resource{Name: "bad", Resource: bodyOf(good)}
+	const other = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
+	switch w.random.IntN(7) {
+	case 0:
+		w.note("malformed")
+		bad.Resource.Value = good[:len(good)-1-w.random.IntN(10)]
+	case 1:
+		w.note("malformed entry")
+		bad.Resource.Value = protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), []byte{0xff})
+	case 2:
+		w.note("other type")
+		bad.Resource.TypeUrl = other
+	case 3:
+		w.note("wrong hash")
+		bad.Version = hashOf([]byte("other"))
+	case 4:
+		w.note("twice")
+		bad.Name = "good"
+	case 5:
+		w.note("response of another type")
+		response.TypeUrl = other
+	case 6:
+		w.note("an entry without its host")
+		bad.Name, bad.Resource.Value = "", protowire.AppendBytes(protowire.AppendTag(nil, 2, protowire.BytesType), nil)
+	}
+	response.Resources = append([]*discoveryv3.Resource{{Name: "good", Version: "1", Resource: bodyOf(good)}}, response.GetResources()...)
+	at := w.random.IntN(len(response.GetResources()) + 1)
+	response.Resources = slices.Insert(response.GetResources(), at, bad)
+}
+
+// settle waits until the client has answered all responses of a stream that is open, and checks its table.
+func (w *world) settle() {
+	w.t.Helper()
+	for range 1000 {
+		synctest.Wait()
+		said, open := w.wire.take()
+		w.model.follow(said)
+		if open > 0 && open == w.model.stream && w.model.answers > 0 && len(w.model.pending) == 0 && !w.model.forget {
+			w.check()
+			return
+		}
+		<-time.After(time.Second)
+	}
+	w.t.Fatalf("no stream after %q", w.trace)
+}
+
+// check compares the tables that the client has had with those that it should have had.
+func (w *world) check() {
+	w.t.Helper()
+	want, got := w.model.union(), entriesIn(w.t, w.table.whole())
+	if !slices.Equal(want, got) {
+		w.t.Fatalf("after %q, the client's table differs from what it was sent (-want +got):\n%s", w.trace, cmp.Diff(want, got))
+	}
+	if s := w.client.Status(); s.Digest != w.model.digest() || int(s.Rejected) != w.model.rejected || !s.Connected || s.Stale {
+		w.t.Fatalf("after %q, the status is %+v, want %d rejected pushes and the digest %q", w.trace, s, w.model.rejected, w.model.digest())
+	}
+	wants, gots := slices.CompactFunc(w.model.tables, slices.Equal), slices.CompactFunc(w.tables, slices.Equal)
+	if !w.model.unsure && !slices.EqualFunc(wants, gots, slices.Equal) {
+		w.t.Fatalf("after %q, the client had %d other tables before (-want +got):\n%s", w.trace, len(gots), cmp.Diff(wants, gots))
+	}
+	// The next table may be the same as the last one.
+	w.model.tables, w.tables, w.model.unsure = [][]string{got}, [][]string{got}, false
+}
+
+// converged checks that the client has the control plane's table.
+func (w *world) converged() {
+	w.t.Helper()
+	var want, got []string
+	for _, hosts := range w.kind.layout(w) {
+		want = append(want, hosts.addresses()...)
+	}
+	for _, entry := range entriesIn(w.t, w.table.whole()) {
+		var one api.NameTable
+		if err := proto.Unmarshal([]byte(entry), &one); err != nil {
+			w.t.Fatal(err)
+		}
+		got = append(got, table(one.GetTable()).addresses()...)
+	}
+	slices.Sort(want)
+	slices.Sort(got)
+	if !slices.Equal(want, got) {
+		w.t.Fatalf("after %q, the client does not have the table (-want +got):\n%s", w.trace, cmp.Diff(want, got))
+	}
+}
+
+// addresses returns a text for each host.
+func (t table) addresses() (texts []string) {
+	for host, info := range t {
+		ips := slices.Compact(slices.Sorted(slices.Values(info.GetIps())))
+		texts = append(texts, fmt.Sprint(strings.ToLower(host), ips))
+	}
+	return texts
+}
+
+// The kinds of control planes.
+func kinds() []kind {
+	whole := func(w *world) tables { return tables{"": maps.Clone(w.hosts)} }
+	byPlace := func(places func(w *world, host string) []string) func(w *world) tables {
+		return func(w *world) tables {
+			all := tables{}
+			for host, info := range w.hosts {
+				for _, name := range places(w, host) {
+					if all[name] == nil {
+						all[name] = table{}
+					}
+					all[name][host] = info
+				}
+			}
+			return all
+		}
+	}
+	chosen := byPlace(func(w *world, host string) []string { return w.places[host] })
+	script := func(f form) func() controlPlane {
+		return func() controlPlane { return &scripted{form: f, sessions: map[*session]struct{}{}} }
+	}
+	plain := func(name string, hosts table) *discoveryv3.Resource {
+		return &discoveryv3.Resource{Name: name, Resource: bodyOf(hosts.bytes())}
+	}
+	versioned := func(name string, hosts table) *discoveryv3.Resource {
+		r := plain(name, hosts)
+		r.Version = hashOf(r.GetResource().GetValue())
+		return r
+	}
+	// Of a third party, the same bytes have another version after a restart.
+	thirdParty := func(f form) func() controlPlane {
+		starts := 0
+		return func() controlPlane {
+			starts++
+			prefix := fmt.Sprint(starts, "-")
+			f.resource = func(name string, hosts table) *discoveryv3.Resource {
+				r := versioned(name, hosts)
+				r.Version = strings.Replace(r.GetVersion(), "sha256:", prefix, 1)
+				return r
+			}
+			return script(f)()
+		}
+	}
+	ofHost := func(host string, hosts table) *discoveryv3.Resource {
+		value, err := proto.Marshal(&api.NameTable{NameInfo: hosts[host]})
+		if err != nil {
+			panic(err) // a mistake in the test
+		}
+		return &discoveryv3.Resource{Name: host, Resource: bodyOf(value)}
+	}
+	marker := &discoveryv3.Resource{Name: snapshotName, Resource: &anypb.Any{TypeUrl: typeURL}}
+	ttl := time.Minute
+	return []kind{
+		{name: "istiod", layout: whole, start: script(form{resource: plain, all: true})},
+		{name: "istiod-sotw", sotw: true, layout: whole, start: script(form{resource: plain, all: true})},
+		{
+			name:   "istiod-hosts",
+			layout: byPlace(func(_ *world, host string) []string { return []string{host} }),
+			start:  script(form{resource: ofHost, unversioned: true, marker: marker}),
+		},
+		{
+			name:   "shards",
+			layout: byPlace(func(_ *world, host string) []string { return []string{strconv.Itoa(digest.ShardOf(host))} }),
+			start:  script(form{resource: versioned}),
+		},
+		{name: "discovery", layout: whole, start: newDiscovery},
+		{name: "discovery-sotw", sotw: true, layout: whole, start: newDiscovery},
+		{name: "third-party", layout: chosen, start: thirdParty(form{})},
+		{name: "third-party-unversioned", layout: chosen, start: script(form{resource: plain, unversioned: true})},
+		{name: "linear", layout: chosen, start: newLinear},
+		{name: "linear-whole", layout: whole, start: newLinear},
+		{name: "linear-sotw", sotw: true, layout: whole, start: newLinear},
+		{name: "snapshots", layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
+		{name: "snapshots-sotw", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
+		{name: "snapshots-ttl", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(&ttl) }},
+		{name: "third-party-sotw", sotw: true, layout: chosen, start: thirdParty(form{all: true})},
+	}
+}
