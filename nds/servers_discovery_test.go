@@ -24,7 +24,7 @@ func newDiscovery() controlPlane {
 	read := make(chan struct{})
 	close(read)
 	d := &discovery{Service: push.New(push.Config{
-		Hosts: meshhosts.New("cluster.local", 1, meshhosts.NewVIPs()), FirstRead: read, AckTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler),
+		Hosts: meshhosts.New("cluster.local", 1), FirstRead: read, AckTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler),
 	})}
 	d.WaitFor("")
 	ctx, end := context.WithCancel(context.Background())
