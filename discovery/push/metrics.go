@@ -29,7 +29,7 @@ func newMetrics() *metrics {
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
 		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
-			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity), "+
+			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity) "+
 			"or memory (nearly all of it is in use).", "reason"),
 	}
 	for _, reason := range []string{endedTooMany, endedSlow, endedRefused, endedMemory} {
