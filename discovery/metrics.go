@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
@@ -123,6 +124,24 @@ func newLeaseMetric(holds func() bool) prometheus.Collector {
 		Namespace: "nametap", Subsystem: "discovery", Name: "lease_held",
 		Help: "1 while this replica holds the Lease and may write automatic VIPs, otherwise 0.",
 	}, func() float64 { return oneIf(holds()) })
+}
+
+// newCertificateMetrics returns the metrics of the certificate for TLS, which is nil without TLS.
+func newCertificateMetrics(certificate *auth.Server) []prometheus.Collector {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, value)
+	}
+	return []prometheus.Collector{
+		gauge("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one.", func() float64 {
+			if certificate == nil {
+				return 0
+			}
+			return float64(certificate.Expires().Unix())
+		}),
+		gauge("certificate_invalid", "1 while the certificate for TLS has expired or is not valid yet, otherwise 0.", func() float64 {
+			return oneIf(certificate != nil && certificate.Problem() != nil)
+		}),
+	}
 }
 
 // oneIf returns 1 for true, and 0 for false.

@@ -117,10 +117,10 @@ func TestRootCAs(t *testing.T) { // I20
 	t.Parallel()
 	dir := t.TempDir()
 	var cfg inject.Config
-	want := ""
+	var want strings.Builder
 	for i := range 2 {
 		root := fakexds.NewAuthority(t, "discovery.test", "spiffe://cluster.local/ns/shop/sa/web").Root()
-		want += root
+		want.WriteString(root)
 		cfg.RootCAFiles = append(cfg.RootCAFiles, filepath.Join(dir, strconv.Itoa(i)))
 		if err := os.WriteFile(cfg.RootCAFiles[i], []byte("\n"+root), 0o600); err != nil {
 			t.Fatal(err)
@@ -132,7 +132,7 @@ func TestRootCAs(t *testing.T) { // I20
 	const text = "metadata: {name: app, annotations: {nametap.dev/root-cas: old}}\nspec: {containers: [{name: app, image: app}]}\n"
 	annotated := injectText(t, text, cfg)
 	for name, pod := range map[string]corev1.Pod{"new": typed(t, annotated), "again": injected(t, injectText(t, text, inject.Config{}), cfg)} {
-		if diff := cmp.Diff(want, pod.Annotations["nametap.dev/root-cas"]); diff != "" {
+		if diff := cmp.Diff(want.String(), pod.Annotations["nametap.dev/root-cas"]); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
 		i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "nametap-root-cert" })

@@ -152,7 +152,7 @@ func (c *cluster) testRollout(t *testing.T) {
 	p := s.loaded(podOf(t, "discovery"), 500)
 	certificate := func() string {
 		var secret corev1.Secret
-		s.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-tls", &secret)
+		s.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-cert", &secret)
 		return string(secret.Data[corev1.TLSCertKey])
 	}
 	before := certificate()
