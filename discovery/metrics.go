@@ -17,6 +17,7 @@ type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec
 	broken   prometheus.Gauge
+	hidden   prometheus.Gauge
 	kept     prometheus.Gauge
 	lastRead prometheus.Gauge
 	vips     prometheus.Gauge
@@ -42,6 +43,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		hosts:    gauge("hosts", "Hosts in the tables of clients."),
 		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
 		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
+		hidden:   gauge("hidden_namespaces", "Namespaces whose hosts only they see, because they show too many to others."),
 		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		vips:     gauge("vips", "Hosts with an automatic VIP."),
@@ -55,7 +57,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 	}
 	var errs []error
 	for _, c := range append([]prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures,
+		m.hosts, m.objects, m.broken, m.hidden, m.kept, m.lastRead, m.vips, m.noVIP, m.builds, m.failures,
 	}, others...) {
 		errs = append(errs, reg.Register(c))
 	}
