@@ -48,9 +48,6 @@ type objects struct {
 	budget         policyv1.PodDisruptionBudget
 	network        networkingv1.NetworkPolicy
 	configMap      corev1.ConfigMap
-	secret         corev1.Secret
-	policy         admissionregistrationv1.ValidatingAdmissionPolicy
-	policyBinding  admissionregistrationv1.ValidatingAdmissionPolicyBinding
 	webhook        admissionregistrationv1.MutatingWebhookConfiguration
 }
 
@@ -65,8 +62,7 @@ func load(t *testing.T, variant string) objects {
 			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service, "Namespace": &all.namespace,
 			"ServiceAccount": &all.account, "ClusterRole": &all.clusterRole, "ClusterRoleBinding": &all.clusterBinding,
 			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.network,
-			"ConfigMap": &all.configMap, "Secret": &all.secret, "ValidatingAdmissionPolicy": &all.policy,
-			"ValidatingAdmissionPolicyBinding": &all.policyBinding, "MutatingWebhookConfiguration": &all.webhook,
+			"ConfigMap": &all.configMap, "MutatingWebhookConfiguration": &all.webhook,
 		}[kind.Kind]
 		if err == nil {
 			err = yaml.UnmarshalStrict([]byte(document), into)
@@ -191,22 +187,21 @@ func TestPods(t *testing.T) { // I0, K15
 }
 
 // TestDiscovery checks that the parts of discovery.yaml refer to each other; that the replicas stay available, and keep
-// no node from being drained; that the roles name only what is needed (test/machines/interop checks that each rule is);
-// and that policy.yaml is for the same account and the same ConfigMap.
+// no node from being drained; and that the roles name only what is needed (test/machines/interop checks that each rule is).
 func TestDiscovery(t *testing.T) { // D20
 	t.Parallel()
-	all, limits := load(t, "discovery"), load(t, "policy")
+	all := load(t, "discovery")
 	pod := all.deployment.Spec.Template
 	server, labels := pod.Spec.Containers[0], pod.Labels
 	mounted(t, pod.Spec)
-	for _, o := range []metav1.Object{&all.account, &all.role, &all.binding, &all.deployment, &all.budget, &all.service, &all.network, &all.secret, &all.configMap} {
+	for _, o := range []metav1.Object{&all.account, &all.role, &all.binding, &all.deployment, &all.budget, &all.service, &all.network, &all.configMap} {
 		agree(t, fact{"the namespace of " + o.GetName(), system, o.GetNamespace()})
 	}
 	for _, constraint := range pod.Spec.TopologySpreadConstraints {
 		agree(t, fact{"labels of spread pods", labels, constraint.LabelSelector.MatchLabels})
 	}
 	for _, volume := range pod.Spec.Volumes { // the rules of `kubectl drain` and Cluster Autoscaler
-		agree(t, fact{"what keeps a node from being drained", corev1.VolumeSource{ConfigMap: volume.ConfigMap}, volume.VolumeSource})
+		agree(t, fact{"what keeps a node from being drained", corev1.VolumeSource{ConfigMap: volume.ConfigMap, Secret: volume.Secret}, volume.VolumeSource})
 	}
 	ports, served, admitted := map[string]int32{}, map[string]int32{}, map[string]int32{}
 	for _, p := range server.Ports {
@@ -226,12 +221,8 @@ func TestDiscovery(t *testing.T) { // D20
 			changed[rule.Resources[0]] = rule.ResourceNames
 		}
 		read = append(append(read, rule.Resources...), rule.Verbs...)
-		if slices.Contains(rule.Resources, "secrets") {
-			agree(t, fact{"Secrets", []string{all.secret.Name}, rule.ResourceNames})
-		}
 	}
 	subject := []rbacv1.Subject{{Kind: "ServiceAccount", Name: all.account.Name, Namespace: system}}
-	root := "nametap-ca-root-cert"
 	agree(t,
 		fact{"the rights", rights(-1), server.SecurityContext},
 		fact{"the level of the namespace", "restricted", all.namespace.Labels["pod-security.kubernetes.io/enforce"]},
@@ -252,21 +243,18 @@ func TestDiscovery(t *testing.T) { // D20
 		fact{"the ClusterRole", all.clusterRole.Name, all.clusterBinding.RoleRef.Name},
 		fact{"the Role", all.role.Name, all.binding.RoleRef.Name},
 		fact{"the account", all.account.Name, pod.Spec.ServiceAccountName},
-		fact{"what may be changed", map[string][]string{"secrets": {all.secret.Name}, "configmaps": {root}}, changed},
-		fact{"too many rights", false, slices.ContainsFunc(read, func(s string) bool { return s == "*" || s == "pods" })},
-		fact{"the setting of the Secret", true, slices.Contains(server.Args, "--tls-secret="+system+"/"+all.secret.Name)},
-		// Replicas write any type.
-		fact{"the Secret", corev1.Secret{TypeMeta: all.secret.TypeMeta, ObjectMeta: all.secret.ObjectMeta}, all.secret},
-		fact{"the client of the policy", `request.userInfo.username == "system:serviceaccount:` + system + ":" + all.account.Name + `"`, limits.policy.Spec.MatchConditions[0].Expression},
-		fact{"the name in the policy", `object.metadata.name == "` + root + `"`, limits.policy.Spec.Validations[0].Expression},
-		fact{"the policy of the binding", limits.policy.Name, limits.policyBinding.Spec.PolicyName},
+		fact{"what may be changed", map[string][]string{}, changed},
+		fact{"too many rights", false, slices.ContainsFunc(read, func(s string) bool {
+			return s == "*" || s == "pods" || s == "secrets" || s == "mutatingwebhookconfigurations"
+		})},
+		fact{"the setting of the certificate", true, slices.Contains(server.Args, "--tls-cert=/etc/nametap-tls/tls.crt")},
 	)
 }
 
 // TestWebhookManifest checks webhook.yaml against the rest: the Service and its port, the paths that nametap-discovery
-// serves, the namespaces that are ignored, and that it leaves caBundle to replicas. The right to change the webhook is
-// power over the cluster, so it comes with the webhook only.
-func TestWebhookManifest(t *testing.T) { // I8, I9
+// serves, the namespaces that are ignored, and that it leaves caBundle to `nametap-discovery certificates`. The right to
+// change the webhook is power over the cluster, so nametap-discovery has none.
+func TestWebhookManifest(t *testing.T) { // I9
 	t.Parallel()
 	all, hooks := load(t, "discovery"), load(t, "webhook")
 	args := all.deployment.Spec.Template.Spec.Containers[0].Args
@@ -286,21 +274,10 @@ func TestWebhookManifest(t *testing.T) { // I8, I9
 	if err != nil {
 		t.Fatal(err)
 	}
-	may := func(rules []rbacv1.PolicyRule) (verbs []string) {
-		for _, r := range rules {
-			if slices.Contains(r.Resources, "mutatingwebhookconfigurations") && slices.Equal(r.ResourceNames, []string{hooks.webhook.Name}) {
-				verbs = append(verbs, r.Verbs...)
-			}
-		}
-		return verbs
-	}
 	agree(t,
 		fact{"the control plane", all.service.Name + "." + system + ".svc:15012", settings.ControlPlane},
 		fact{"arguments", true, slices.Contains(args, "--inject-config=/etc/nametap-inject/inject.yaml") && slices.Contains(args, "--inject-addr=:15017")},
-		fact{"rights in discovery.yaml", []string{"list", "watch"}, may(all.clusterRole.Rules)},
-		fact{"rights in webhook.yaml", []any{[]string{"patch"}, 1}, []any{may(hooks.clusterRole.Rules), len(hooks.clusterRole.Rules)}},
-		fact{"the role", hooks.clusterRole.Name, hooks.clusterBinding.RoleRef.Name},
-		fact{"the subject", all.clusterBinding.Subjects, hooks.clusterBinding.Subjects},
+		fact{"the root certificates of pods", []string{"/etc/nametap-tls/ca.crt"}, settings.RootCAFiles},
 	)
 }
 

@@ -31,10 +31,10 @@ func alerts(t *testing.T) []alert {
 	if err := yaml.UnmarshalStrict([]byte(read(t, "prometheus/rules.yaml")), &file); err != nil {
 		t.Fatal(err)
 	}
-	if len(file.Groups) != 1 || len(file.Groups[0].Rules) == 0 {
+	if len(file.Groups) != 2 {
 		t.Fatalf("groups %+v", file.Groups)
 	}
-	return file.Groups[0].Rules
+	return slices.Concat(file.Groups[0].Rules, file.Groups[1].Rules)
 }
 
 // panels returns the expressions of the dashboard by the title of their panel, and its other queries.
@@ -72,7 +72,7 @@ func panels(t *testing.T) map[string][]string {
 	return all
 }
 
-// R4: every metric in the alerts and in the dashboard is one of docs/metrics.md. The suffixes of a
+// R4: every metric in the alerts and in the dashboard is one of docs/metrics.md or docs/discovery-reference.md. The suffixes of a
 // histogram's buckets and sums are left out.
 func TestPrometheusMetrics(t *testing.T) {
 	t.Parallel()
@@ -80,7 +80,7 @@ func TestPrometheusMetrics(t *testing.T) {
 		"up": "gauge", "process_resident_memory_bytes": "gauge", "process_cpu_seconds_total": "counter",
 		"nametap_problem": "gauge", // of agents that look for problems themselves
 	}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(read(t, "../docs/metrics.md"), -1) {
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(read(t, "../docs/metrics.md")+read(t, "../docs/discovery-reference.md"), -1) {
 		kinds[row[1]] = row[2]
 	}
 	expressions := panels(t)
@@ -98,7 +98,7 @@ func TestPrometheusMetrics(t *testing.T) {
 			for _, metric := range found {
 				base := regexp.MustCompile(`_(bucket|sum|count)$`).ReplaceAllString(metric, "")
 				if kinds[metric] == "" && kinds[base] != "histogram" {
-					t.Errorf("%s: docs/metrics.md does not have %s", where, metric)
+					t.Errorf("%s: docs/metrics.md and docs/discovery-reference.md do not have %s", where, metric)
 				}
 				if kinds[metric] == "counter" && !strings.Contains(expression, "rate(") && !strings.Contains(expression, "increase(") {
 					t.Errorf("%s: %s is a counter, and its value is used", where, metric)
@@ -108,12 +108,12 @@ func TestPrometheusMetrics(t *testing.T) {
 	}
 }
 
-// R4: there are at most eight alerts. Each has a severity, a time, a summary, tests, also of its end 2 minutes after the fault,
+// R4: there are at most eight alerts about agents, and five about nametap-discovery. Each has a severity, a time, a summary, tests, also of its end 2 minutes after the fault,
 // and a paragraph that begins with the first command to run.
 func TestAlerts(t *testing.T) {
 	t.Parallel()
 	all := alerts(t)
-	if len(all) > 8 {
+	if len(all) > 8+5 {
 		t.Errorf("%d alerts", len(all))
 	}
 	const address = "https://github.com/nametap/nametap/blob/main/docs/operations.md#"

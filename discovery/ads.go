@@ -86,12 +86,8 @@ func newIdentities(cfg Config) (*auth.Clients, error) {
 		return nil, nil //nolint:nilnil // documented
 	}
 	clients := &auth.Clients{TrustDomain: cfg.TrustDomain, Cluster: cfg.ClusterID}
-	access := cfg.Kubernetes
-	if access == nil && cfg.TLSSecret != nil {
-		access = cfg.TLSSecret.Access
-	}
-	if access != nil {
-		review, err := access.Reviewer(cfg.TokenAudience)
+	if cfg.Kubernetes != nil {
+		review, err := cfg.Kubernetes.Reviewer(cfg.TokenAudience)
 		if err != nil {
 			return nil, err
 		}

@@ -45,8 +45,6 @@ type Config struct {
 	TLSAddr string
 	// TLS are the files with the server's certificate, and with the authorities of clients' certificates.
 	TLS auth.Files
-	// TLSSecret is the Secret with the server's certificate. nil means that the certificate is in files.
-	TLSSecret *TLSSecret
 	// Certificate is true if the caller has a listener of its own that needs the certificate of the server.
 	Certificate bool
 	// TokenAudience is the audience of clients' tokens, which the Kubernetes API reviews; ""
@@ -149,26 +147,15 @@ func (c Config) validate() error {
 // servesTLS reports whether something is served over TLS.
 func (c Config) servesTLS() bool { return c.TLSAddr != "" || c.Certificate }
 
-// validateTLS returns an error unless there is a certificate for what is served over TLS.
-func (c Config) validateTLS() error {
-	inFiles, given := c.TLS.Certificate != "" && c.TLS.Key != "", c.TLS.Certificate != "" || c.TLS.Key != ""
-	switch {
-	case c.TLSSecret != nil && given:
-		return errors.New("two certificates for TLS: set --tls-secret, or --tls-cert and --tls-key")
-	case c.TLSSecret != nil && !c.servesTLS():
-		return errors.New("the certificate in --tls-secret is for --tls-addr: set both")
-	case c.servesTLS() && c.TLSSecret == nil && !inFiles:
-		return errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key, or --tls-secret")
+// newCertificate returns the certificate of the server; nil if nothing is served over TLS.
+func (c Config) newCertificate() (*auth.Server, error) {
+	if !c.servesTLS() {
+		return nil, nil //nolint:nilnil // documented
 	}
-	if c.TLSSecret == nil {
-		return nil
+	if c.TLS.Certificate == "" || c.TLS.Key == "" {
+		return nil, errors.New("TLS needs a certificate and its key: set --tls-cert and --tls-key")
 	}
-	for _, name := range c.TLSSecret.DNSNames {
-		if !object.IsHost(name) {
-			return fmt.Errorf("name of the server %q: want a DNS name", name)
-		}
-	}
-	return nil
+	return auth.NewServer(c.TLS, c.Logger)
 }
 
 // newHosts returns Hosts for a number of sources, without any host.
@@ -176,33 +163,4 @@ func (c Config) newHosts(sources int) *hosts.Hosts {
 	h := hosts.New(c.ClusterDomain, sources)
 	h.SetDefaults(object.Mesh{RootNamespace: c.RootNamespace, ExportTo: []string{defaultServiceExportTo}})
 	return h
-}
-
-// A TLSSecret is the Secret in which replicas keep the certificate that they share.
-type TLSSecret struct {
-	// Access says how to reach the API server.
-	Access source.API
-	// Name names the Secret.
-	Name source.Name
-	// DNSNames are the names in the certificate. Empty means the names of the Service
-	// "nametap-discovery" in the namespace of the Secret.
-	DNSNames []string
-	// ConfigMap is the name of the ConfigMaps that get the root certificate, one in each namespace; ""
-	// means none.
-	ConfigMap string
-	// Webhook is the name of the MutatingWebhookConfiguration that gets the root certificate; "" means
-	// none.
-	Webhook string
-}
-
-// serviceName is the name of the Service of deploy/kubernetes/discovery.yaml.
-const serviceName = "nametap-discovery"
-
-// names returns the names in the certificate.
-func (s *TLSSecret) names(clusterDomain string) []string {
-	if len(s.DNSNames) > 0 {
-		return s.DNSNames
-	}
-	name := serviceName + "." + s.Name.Namespace
-	return []string{name + ".svc", name, name + ".svc." + clusterDomain}
 }

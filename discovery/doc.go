@@ -17,17 +17,16 @@
 //
 // The files:
 //
-//	server.go       the Server: starts all parts, and serves what changes in the sources
-//	ads.go          which clients are served over ADS, and where
-//	listener.go     the bounds of connections
-//	memory.go       the bound of memory
-//	certificate.go  the certificate for TLS
-//	table.go        Table: one table, without a server
-//	inputs.go       the sources
-//	state.go        the state directory
-//	report.go       the state of the sources, for operators; it logs what is new
-//	metrics.go      the metrics
-//	config.go       the settings
+//	server.go    the Server: starts all parts, and serves what changes in the sources
+//	ads.go       which clients are served over ADS, and where
+//	listener.go  the bounds of connections
+//	memory.go    the bound of memory
+//	table.go     Table: one table, without a server
+//	inputs.go    the sources
+//	state.go     the state directory
+//	report.go    the state of the sources, for operators; it logs what is new
+//	metrics.go   the metrics
+//	config.go    the settings
 //
 // The table of a client depends on the client's namespace (exportTo), its address families, and
 // whether it asks for automatic VIPs (DNS_AUTO_ALLOCATE).

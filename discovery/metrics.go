@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
@@ -16,6 +17,7 @@ type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec
 	broken   prometheus.Gauge
+	hidden   prometheus.Gauge
 	kept     prometheus.Gauge
 	lastRead prometheus.Gauge
 	builds   prometheus.Counter
@@ -39,6 +41,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		hosts:    gauge("hosts", "Hosts in the tables of clients."),
 		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
 		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
+		hidden:   gauge("hidden_namespaces", "Namespaces whose hosts only they see, because they show too many to others."),
 		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
@@ -50,7 +53,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 	}
 	var errs []error
 	for _, c := range append([]prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.kept, m.lastRead, m.builds, m.failures,
+		m.hosts, m.objects, m.broken, m.hidden, m.kept, m.lastRead, m.builds, m.failures,
 	}, others...) {
 		errs = append(errs, reg.Register(c))
 	}
@@ -108,6 +111,24 @@ func (m *resourceMetrics) Collect(to chan<- prometheus.Metric) {
 		gauge(m.heard, heard)
 		gauge(m.failing, oneIf(r.Failure != ""))
 		gauge(m.objects, float64(r.Objects))
+	}
+}
+
+// newCertificateMetrics returns the metrics of the certificate for TLS, which is nil without TLS.
+func newCertificateMetrics(certificate *auth.Server) []prometheus.Collector {
+	gauge := func(name, help string, value func() float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, value)
+	}
+	return []prometheus.Collector{
+		gauge("certificate_expiry_timestamp_seconds", "When the certificate for TLS expires, in Unix time; 0 without one.", func() float64 {
+			if certificate == nil {
+				return 0
+			}
+			return float64(certificate.Expires().Unix())
+		}),
+		gauge("certificate_invalid", "1 while the certificate for TLS has expired or is not valid yet, otherwise 0.", func() float64 {
+			return oneIf(certificate != nil && certificate.Problem() != nil)
+		}),
 	}
 }
 

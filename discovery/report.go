@@ -142,6 +142,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.broken.Set(float64(len(all.Errors) + len(u.Problems)))
+	r.metrics.hidden.Set(float64(len(u.Hidden)))
 	before := r.last
 	r.last = noted{all.Errors, u.Problems, all.Notes, u.Hidden}
 	unchanged := same(before.errs, all.Errors) && same(before.problems, u.Problems) && same(before.notes, all.Notes) &&

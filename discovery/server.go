@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
@@ -28,7 +29,7 @@ type Server struct {
 	// have its address. They are written before ready is closed.
 	addr, tlsAddr net.Addr
 
-	certificate certificate
+	certificate *auth.Server // nil without TLS
 	ads         *adsServer
 	inputs      *inputs
 	state       *statedir.Dir // locked; nil for none
@@ -54,10 +55,10 @@ func New(cfg Config) (server *Server, err error) {
 			}
 		}()
 	}
-	if s.certificate, err = newCertificate(cfg); err != nil {
+	if s.certificate, err = cfg.newCertificate(); err != nil {
 		return nil, err
 	}
-	if s.ads, err = newADSServer(cfg, s.certificate.server); err != nil {
+	if s.ads, err = newADSServer(cfg, s.certificate); err != nil {
 		return nil, err
 	}
 	if s.inputs, err = newInputs(cfg, s.state, func(step string, err error) { s.result(step, err) }); err != nil {
@@ -73,7 +74,7 @@ func New(cfg Config) (server *Server, err error) {
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
-	if s.metrics, err = newMetrics(cfg.Registerer, append(others, s.certificate.metrics()...)...); err != nil {
+	if s.metrics, err = newMetrics(cfg.Registerer, append(others, newCertificateMetrics(s.certificate)...)...); err != nil {
 		return nil, err
 	}
 	s.report = newReport(cfg.Logger, s.metrics)
@@ -88,12 +89,21 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // after Ready is closed.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Waiting returns why the server is not ready, or "" if it is.
+// Waiting returns why the server must not replace another one yet, or "" if it may: it serves no table, or no client has
+// been able to use its certificate for TLS.
 func (s *Server) Waiting() string {
-	if why := s.certificate.waiting(); why != "" {
-		return why
+	if why := s.Problem(); why != nil && !chans.Closed(s.certificate.Valid()) {
+		return why.Error()
 	}
 	return s.waitingFor()
+}
+
+// Problem returns an error if clients cannot use the certificate for TLS: it has expired, or is not valid yet.
+func (s *Server) Problem() error {
+	if s.certificate == nil {
+		return nil
+	}
+	return s.certificate.Problem()
 }
 
 // Replica returns the name of this replica.
@@ -112,16 +122,13 @@ func (s *Server) Resources() []source.Status {
 	for _, one := range s.inputs.all {
 		all = append(all, one.Status()...)
 	}
-	if s.certificate.secret != nil {
-		all = append(all, s.certificate.secret.Status()...)
-	}
 	return all
 }
 
 // Certificate returns the certificate of the server, for a listener of the caller. It has the form of
 // [tls.Config.GetCertificate].
 func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	return s.certificate.server.Certificate(hello)
+	return s.certificate.Certificate(hello)
 }
 
 // Run serves the tables of all sources until ctx ends or a listener fails. It returns nil if ctx has ended. All
@@ -136,7 +143,12 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.addr, s.tlsAddr = ports[0].listener.Addr(), ports[len(ports)-1].listener.Addr()
 	group, ctx := errgroup.WithContext(ctx)
-	s.certificate.await(ctx, group)
+	if s.certificate != nil {
+		group.Go(func() error {
+			s.certificate.Run(ctx)
+			return nil
+		})
+	}
 	group.Go(func() error { return s.ads.serve(ctx, ports) })
 	group.Go(func() error {
 		s.push.Run(ctx)

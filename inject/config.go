@@ -2,12 +2,14 @@ package inject
 
 import (
 	"bytes"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -48,6 +50,11 @@ type Config struct {
 	// RootCert is the ConfigMap, in the namespace of each pod, with the root certificate of the
 	// control plane.
 	RootCert string `yaml:"rootCert"`
+	// RootCAFiles are files, where injection runs, with root certificates of the control plane in PEM. If there are any,
+	// pods get these certificates in an annotation, and RootCert does not count.
+	RootCAFiles []string `yaml:"rootCAFiles"`
+	// RootCAs are the certificates in RootCAFiles, see ReadRootCAs.
+	RootCAs string `yaml:"-"`
 	// ClusterID is the name that the control plane has for the cluster; if it is empty, the agent uses its default.
 	ClusterID string `yaml:"clusterID"`
 	// ClusterDomain is the domain of Services.
@@ -100,6 +107,28 @@ func ParseConfig(text []byte) (Config, error) {
 		return Config{}, errors.New("want one document")
 	}
 	return cfg, nil
+}
+
+// maxRootCAs bounds RootCAs: all annotations of a pod have at most 256 KiB.
+const maxRootCAs = 64 << 10
+
+// ReadRootCAs reads RootCAFiles.
+func (c *Config) ReadRootCAs() error {
+	c.RootCAs = ""
+	for _, file := range c.RootCAFiles {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("rootCAFiles: %w", err)
+		}
+		if !x509.NewCertPool().AppendCertsFromPEM(text) {
+			return fmt.Errorf("rootCAFiles: %s: want certificates in PEM", file)
+		}
+		c.RootCAs += strings.TrimSpace(string(text)) + "\n"
+	}
+	if len(c.RootCAs) > maxRootCAs {
+		return fmt.Errorf("rootCAFiles: %d bytes of certificates: want at most %d", len(c.RootCAs), maxRootCAs)
+	}
+	return nil
 }
 
 // Check returns an error that names a field with a value that cannot be used.

@@ -2,14 +2,19 @@ package inject_test
 
 import (
 	"os"
+	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nametap/nametap/inject"
+	"github.com/nametap/nametap/internal/testkit/fakexds"
 )
 
 // TestConfig checks that a file of settings is read strictly.
@@ -98,11 +103,50 @@ func TestConfigDocument(t *testing.T) { // R7
 		t.Error(err)
 	}
 	keys := regexp.MustCompile(`(?m)^\w+:`).FindAllString(file, -1)
-	if fields := reflect.TypeFor[inject.Config]().NumField(); len(keys) != fields {
+	if fields := reflect.TypeFor[inject.Config]().NumField() - 1; len(keys) != fields { // RootCAs is read from files
 		t.Errorf("%d keys of %d: %q", len(keys), fields, keys)
 	}
-	cfg.ControlPlane, cfg.ClusterID, cfg.Nameservers, cfg.ImagePullSecrets, cfg.Settings = "", "", nil, nil, nil
+	cfg.ControlPlane, cfg.ClusterID, cfg.RootCAFiles, cfg.Nameservers, cfg.ImagePullSecrets, cfg.Settings = "", "", nil, nil, nil, nil
 	if diff := cmp.Diff(inject.DefaultConfig(), cfg); diff != "" {
 		t.Errorf("docs/injection.md (-defaults +document):\n%s", diff)
+	}
+}
+
+// TestRootCAs checks that a pod gets the certificates of all files, in place of earlier ones, and none with a ConfigMap.
+func TestRootCAs(t *testing.T) { // I20
+	t.Parallel()
+	dir := t.TempDir()
+	var cfg inject.Config
+	var want strings.Builder
+	for i := range 2 {
+		root := fakexds.NewAuthority(t, "discovery.test", "spiffe://cluster.local/ns/shop/sa/web").Root()
+		want.WriteString(root)
+		cfg.RootCAFiles = append(cfg.RootCAFiles, filepath.Join(dir, strconv.Itoa(i)))
+		if err := os.WriteFile(cfg.RootCAFiles[i], []byte("\n"+root), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cfg.ReadRootCAs(); err != nil {
+		t.Fatal(err)
+	}
+	const text = "metadata: {name: app, annotations: {nametap.dev/root-cas: old}}\nspec: {containers: [{name: app, image: app}]}\n"
+	annotated := injectText(t, text, cfg)
+	for name, pod := range map[string]corev1.Pod{"new": typed(t, annotated), "again": injected(t, injectText(t, text, inject.Config{}), cfg)} {
+		if diff := cmp.Diff(want.String(), pod.Annotations["nametap.dev/root-cas"]); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "nametap-root-cert" })
+		if files := pod.Spec.Volumes[i].DownwardAPI; files == nil || files.Items[0].Path != "root-cert.pem" || files.Items[0].FieldRef.FieldPath != "metadata.annotations['nametap.dev/root-cas']" {
+			t.Errorf("%s: the volume is %+v", name, pod.Spec.Volumes[i])
+		}
+	}
+	if pod := injected(t, annotated, inject.Config{}); pod.Annotations["nametap.dev/root-cas"] != "" || pod.Spec.Volumes[1].ConfigMap == nil {
+		t.Errorf("with a ConfigMap: %+v", pod)
+	}
+	if err := os.WriteFile(cfg.RootCAFiles[1], []byte("broken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.ReadRootCAs(); err == nil || !strings.Contains(err.Error(), cfg.RootCAFiles[1]+": want certificates in PEM") {
+		t.Errorf("a broken file: %v", err)
 	}
 }

@@ -19,10 +19,14 @@ func volumes(cfg Config) []corev1.Volume {
 	_, files := cfg.Resources.memory()
 	size := resource.NewQuantity(files<<20, resource.BinarySI)
 	token := corev1.VolumeProjection{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "istio-token", Audience: "istio-ca", ExpirationSeconds: &lifetime}}
-	rootCert := corev1.LocalObjectReference{Name: cfg.RootCert}
+	root := corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: cfg.RootCert}, Optional: &optional}}
+	if cfg.RootCAs != "" {
+		annotation := &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rootCAs + "']"}
+		root = corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: rootFile, FieldRef: annotation}}}}
+	}
 	return []corev1.Volume{
 		{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{token}}}},
-		{Name: rootCertVolume, VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: rootCert, Optional: &optional}}},
+		{Name: rootCertVolume, VolumeSource: root},
 		{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: size}}},
 	}
 }

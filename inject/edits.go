@@ -18,6 +18,7 @@ type edits struct {
 	ambient          bool           // whether to switch off the DNS capture of ztunnel
 	dns              *dnsFields     // nil leaves the fields of the DNS as they are
 	istioEnv         *corev1.EnvVar // set in the containers of Istio; nil sets none
+	rootCAs          string         // for the annotation; empty removes it
 	status           string
 }
 
@@ -68,7 +69,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
-	e.status = next.text()
+	e.rootCAs, e.status = cfg.RootCAs, next.text()
 	return e, nil
 }
 
@@ -107,6 +108,11 @@ func (e edits) apply(node *yaml.Node) {
 	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
 	if e.ambient {
 		update(annotations, ambientCapture, "false")
+	}
+	if e.rootCAs != "" {
+		update(annotations, rootCAs, e.rootCAs)
+	} else {
+		remove(annotations, rootCAs)
 	}
 	update(annotations, Status, e.status)
 }

@@ -12,7 +12,12 @@ const (
 
 	tokenVolume    = "nametap-token"
 	rootCertVolume = "nametap-root-cert"
-	stateVolume    = "nametap-state"
+	// rootFile is the file in that volume.
+	rootFile = "root-cert.pem"
+	// rootCAs is the annotation with the root certificates of the control plane, in PEM. kubelet updates the file when
+	// the annotation of a running pod changes.
+	rootCAs     = "nametap.dev/root-cas"
+	stateVolume = "nametap-state"
 
 	agentID    = 1337
 	dnsPort    = 15053

@@ -40,7 +40,6 @@ line takes precedence.`
 type options struct {
 	server     discovery.Config
 	kubeconfig string
-	tlsSecret  tlsSecret
 	inject     injector
 	httpAddr   string
 	logLevel   settings.LogLevel
@@ -57,7 +56,7 @@ type options struct {
 func newOptions() *options {
 	return &options{
 		server: discovery.DefaultConfig(), httpAddr: ":15014", logLevel: settings.LogLevel{LevelVar: new(slog.LevelVar)},
-		client: discovery.Client{Namespace: "default"}, tlsSecret: tlsSecret{configMap: "nametap-ca-root-cert"},
+		client: discovery.Client{Namespace: "default"},
 	}
 }
 
@@ -79,7 +78,6 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.TLSAddr, "tls-addr", "`address` that serves name tables (ADS) over TLS, to clients with a token or a certificate; empty serves none")
 	g.String(&o.server.TLS.Certificate, "tls-cert", "`file` with the certificate for --tls-addr; read again when it changes")
 	g.String(&o.server.TLS.Key, "tls-key", "`file` with the key of the certificate")
-	o.tlsSecret.addFlags(g)
 	g.String(&o.server.TLS.ClientCA, "tls-client-ca", "`file` with the authorities of clients' SPIFFE certificates; without it clients need a token")
 	g.String(&o.server.TokenAudience, "token-audience", "`audience` of clients' tokens, which the Kubernetes API reviews")
 	g.String(&o.server.TrustDomain, "trust-domain", "`domain` of clients' SPIFFE certificates; default is the one of Services")
@@ -205,9 +203,6 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			if err := o.resolve(cmd.Flags()); err != nil {
 				return err
 			}
-			if err := o.resolveSecret(); err != nil {
-				return err
-			}
 			return serve(cmd.Context(), o, stderr)
 		},
 		PersistentPreRun: func(command *cobra.Command, _ []string) {
@@ -223,7 +218,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
 	hide(root.Flags(), "for-namespace", "for-labels", "dns-auto-allocate")
-	root.AddCommand(newAgents(stdout), newTable(stdout, stderr), newInject(stdout, stderr), newVersion(stdout))
+	root.AddCommand(newAgents(stdout), newTable(stdout, stderr), newInject(stdout, stderr), newCertificates(stdout), newVersion(stdout))
 	return root
 }
 
@@ -242,7 +237,7 @@ func noArgs(command *cobra.Command, args []string) error {
 	case command.HasParent():
 		return usageError{fmt.Errorf("unknown argument %q: want flags only", args[0])}
 	}
-	return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, version, or flags only", args[0])}
+	return usageError{fmt.Errorf("unknown command or argument %q: want agents, table, inject, certificates, version, or flags only", args[0])}
 }
 
 func newVersion(stdout io.Writer) *cobra.Command {

@@ -24,7 +24,7 @@ func TestFlagsInDocuments(t *testing.T) {
 	for _, command := range append(newRoot(io.Discard, io.Discard).Commands(), newRoot(io.Discard, io.Discard)) {
 		command.Flags().VisitAll(func(flag *pflag.Flag) { known[flag.Name] = true })
 	}
-	others := []string{"egress", "help", "from-file", "patch-file", "context", "name"} // the agent's, kubectl's, istioctl's
+	others := []string{"egress", "help", "from-file", "patch-file", "context", "name", "server-side", "overwrite"} // the agent's, kubectl's, istioctl's
 	for _, document := range []string{"discovery.md", "discovery-reference.md", "injection.md"} {
 		text, err := os.ReadFile("../../docs/" + document)
 		if err != nil {
@@ -46,7 +46,7 @@ func TestFlagsInDocuments(t *testing.T) {
 // printing a table.
 func TestChartSettings(t *testing.T) {
 	own := []string{
-		"help", "tls-addr", "tls-secret", "grpc-addr", "http-addr", "inject-addr", "inject-config",
+		"help", "tls-addr", "grpc-addr", "http-addr", "inject-addr", "inject-config",
 		"for-namespace", "for-labels", "dns-auto-allocate",
 	}
 	var others []string

@@ -91,6 +91,7 @@ func (o *injectOptions) declare(flags *pflag.FlagSet) {
 	flags.StringVar(&o.cfg.InitImage, "init-image", o.cfg.InitImage, "`image` of the container that sets the rules")
 	flags.StringVar(&o.cfg.ControlPlane, "control-plane", "", "`host:port` of the control plane (default istiod)")
 	flags.StringVar(&o.cfg.RootCert, "root-cert", o.cfg.RootCert, "`ConfigMap` in the namespace of each pod with the root certificate of the control plane")
+	flags.StringSliceVar(&o.cfg.RootCAFiles, "root-ca-file", nil, "`file` with root certificates of the control plane, which the pods get instead of that ConfigMap; may be repeated")
 	flags.StringSliceVar(&o.cfg.Nameservers, "nameserver", nil, "`address` of the cluster's DNS, which mode resolv needs; may be repeated")
 }
 
@@ -111,14 +112,15 @@ func (o *injectOptions) config() (inject.Config, error) {
 		"image":         func() { cfg.Image = o.cfg.Image },
 		"init-image":    func() { cfg.InitImage = o.cfg.InitImage },
 		"control-plane": func() { cfg.ControlPlane = o.cfg.ControlPlane },
-		"root-cert":     func() { cfg.RootCert = o.cfg.RootCert },
+		"root-cert":     func() { cfg.RootCert, cfg.RootCAFiles = o.cfg.RootCert, nil },
+		"root-ca-file":  func() { cfg.RootCAFiles = o.cfg.RootCAFiles },
 		"nameserver":    func() { cfg.Nameservers = o.cfg.Nameservers },
 	} {
 		if o.flags.Changed(name) {
 			set()
 		}
 	}
-	if err := cfg.Check(); err != nil {
+	if err := errors.Join(cfg.Check(), cfg.ReadRootCAs()); err != nil {
 		return cfg, usageError{err}
 	}
 	return cfg, nil

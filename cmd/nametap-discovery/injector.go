@@ -24,7 +24,7 @@ type injector struct {
 }
 
 func (i *injector) addFlags(g settings.Group) {
-	g.String(&i.addr, "inject-addr", "`address` that serves the webhook that adds the agent to pods, over TLS, with the certificate of --tls-secret or --tls-cert; empty serves none")
+	g.String(&i.addr, "inject-addr", "`address` that serves the webhook that adds the agent to pods, over TLS, with the certificate of --tls-cert; empty serves none")
 	g.String(&i.config, "inject-config", "`file` with the settings of injection, which docs/injection.md lists; read again when it changes")
 }
 
@@ -36,18 +36,14 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 		}
 		return nil, nil //nolint:nilnil // documented
 	}
-	if cfg.TLSSecret == nil && cfg.TLS.Certificate == "" {
-		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-secret, or --tls-cert and --tls-key")}
+	if cfg.TLS.Certificate == "" {
+		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-cert and --tls-key")}
 	}
 	cfg.Certificate = true
 	settings := webhook.Config{File: i.config, Logger: logger}
-	access := cfg.Kubernetes
-	if access == nil && cfg.TLSSecret != nil {
-		access = cfg.TLSSecret.Access
-	}
-	if access != nil {
+	if cfg.Kubernetes != nil {
 		var err error
-		if i.namespaces, err = access.NewNamespaces(logger); err != nil {
+		if i.namespaces, err = cfg.Kubernetes.NewNamespaces(logger); err != nil {
 			return nil, err
 		}
 		settings.Namespace = i.namespaces.Read

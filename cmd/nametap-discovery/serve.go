@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
@@ -141,11 +142,11 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 			return
 		default:
 		}
-		select {
-		case <-server.Ready():
-			w.WriteHeader(http.StatusOK)
-		default:
-			http.Error(w, server.Waiting(), http.StatusServiceUnavailable)
+		switch why, err := server.Waiting(), server.Problem(); {
+		case why != "" || !chans.Closed(server.Ready()):
+			http.Error(w, why, http.StatusServiceUnavailable)
+		case err != nil:
+			_, _ = fmt.Fprintln(w, "clients cannot connect over TLS:", err) // fails only if the client has disconnected
 		}
 	})
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))

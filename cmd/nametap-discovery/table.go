@@ -39,7 +39,7 @@ func newTable(stdout, stderr io.Writer) *cobra.Command {
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().StringVarP(&o.output, "output", "o", outputJSON, "`format`: json or text")
-	hide(cmd.Flags(), "cluster-id", "clusters-namespace", "grpc-addr", "http-addr", "inject-addr", "inject-config", "log-level", "max-clients", "max-clients-per-address", "state-dir", "tls-addr", "tls-ca-configmap", "tls-cert", "tls-client-ca", "tls-key", "tls-secret", "token-audience", "trust-domain")
+	hide(cmd.Flags(), "cluster-id", "clusters-namespace", "grpc-addr", "http-addr", "inject-addr", "inject-config", "log-level", "max-clients", "max-clients-per-address", "tls-addr", "tls-cert", "tls-client-ca", "tls-key", "token-audience", "trust-domain")
 	return cmd
 }
 

@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
-
-	"github.com/nametap/nametap/discovery/pki"
 )
 
+// clockTolerance is how much the clocks of machines may differ.
+const clockTolerance = 5 * time.Minute
+
 // checkClock returns an error if the clocks of this machine and of the API server differ by more than
-// [pki.ClockTolerance]. Each response of the API server has the server's time (RFC 9110, section 6.6.1).
+// clockTolerance. Each response of the API server has the server's time (RFC 9110, section 6.6.1).
 func checkClock(ctx context.Context, client *rest.RESTClient) error {
-	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, client.Get().AbsPath("/version").URL().String(), http.NoBody)
 	if err != nil {
@@ -36,7 +37,7 @@ func checkClock(ctx context.Context, client *rest.RESTClient) error {
 	if behind := said.Sub(after); behind > 0 {
 		ahead, relation = behind, "behind"
 	}
-	if ahead <= pki.ClockTolerance {
+	if ahead <= clockTolerance {
 		return nil
 	}
 	return fmt.Errorf("the clock of this machine is %v %s the one of the API server: set the clocks of the nodes", ahead.Round(time.Minute), relation)

@@ -21,11 +21,8 @@
 //
 // While the API server cannot be reached, the objects do not change.
 //
-// certificate.go keeps the certificate that replicas share (package pki) in a Secret. publisher.go writes the root
-// certificate to ConfigMaps, and bundle.go writes it to a webhook. pace.go decides when these three try again, and how
-// often publisher.go and bundle.go restore a field that another program changes. All three read objects through a
-// mirror (mirror.go), which holds a part of each object. The code that they share is in shared.go. clustersecrets.go,
-// namespaces.go and selection.go have mirrors, too.
+// clustersecrets.go, namespaces.go and selection.go read objects through a mirror (mirror.go), which holds a part of each
+// object. pace.go has the pauses between failed requests.
 //
 // access.go finds the API server. review.go asks it to review a client's token, and clock.go asks it for its time.
 package kube

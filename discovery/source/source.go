@@ -5,7 +5,6 @@ package source
 
 import (
 	"context"
-	"crypto/tls"
 	"log/slog"
 	"time"
 
@@ -61,8 +60,6 @@ type API interface {
 	NewObjects(cfg ObjectsConfig) (Source, error)
 	// NewClusters returns the objects of other clusters, whose kubeconfigs are in Secrets.
 	NewClusters(cfg ClustersConfig) (Clusters, error)
-	// NewCertificate returns the certificate that replicas share in a Secret.
-	NewCertificate(cfg CertificateConfig) (Certificate, error)
 	// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
 	// refuses a token for another audience.
 	Reviewer(audience string) (auth.Review, error)
@@ -156,38 +153,4 @@ type Clusters interface {
 	// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
 	// cluster.
 	Tokens(cluster string) *auth.Tokens
-}
-
-// CertificateConfig configures a [Certificate].
-type CertificateConfig struct {
-	// Secret names the Secret.
-	Secret Name
-	// DNSNames are the names of the server.
-	DNSNames []string
-	// ConfigMap is the name of the ConfigMaps that get the certificates of the authorities (CAs); "" means none.
-	ConfigMap string
-	// Webhook is the name of the MutatingWebhookConfiguration whose webhooks get the certificates of the
-	// authorities as their caBundle; "" means none.
-	Webhook string
-	// Logger is for logs.
-	Logger *slog.Logger
-}
-
-// A Certificate is the certificate of the server, which replicas share in a Secret. Call Run once.
-type Certificate interface {
-	// Run follows the Secret until ctx ends. All its goroutines have ended when it returns.
-	Run(ctx context.Context)
-	// Ready returns a channel that is closed when there is a certificate.
-	Ready() <-chan struct{}
-	// Waiting returns why there is no certificate, or "" if there is one.
-	Waiting() string
-	// Get returns the certificate. It has the form of [tls.Config.GetCertificate].
-	Get(hello *tls.ClientHelloInfo) (*tls.Certificate, error)
-	// Unpublished returns the number of namespaces whose ConfigMap cannot be written, or is replaced by another program
-	// again and again.
-	Unpublished() int
-	// Untrusted reports whether the webhooks do not get the certificates of the authorities.
-	Untrusted() bool
-	// Status returns the state of the resources that are read.
-	Status() []Status
 }

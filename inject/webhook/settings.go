@@ -3,6 +3,7 @@ package webhook
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -64,7 +65,7 @@ func (s *settings) read() (text []byte, cfg inject.Config, err error) {
 		return nil, cfg, fmt.Errorf("settings of injection: %w (--inject-config)", err)
 	}
 	if cfg, err = inject.ParseConfig(text); err == nil {
-		err = cfg.Check()
+		err = errors.Join(cfg.Check(), cfg.ReadRootCAs())
 	}
 	if err != nil {
 		return nil, cfg, fmt.Errorf("settings of injection %q: %w (--inject-config)", s.file, err)
@@ -105,7 +106,7 @@ func (s *settings) update(text []byte, cfg inject.Config, err error) {
 		s.problem = err.Error()
 		return
 	}
-	if s.problem != "" || !bytes.Equal(text, s.text) {
+	if s.problem != "" || !bytes.Equal(text, s.text) || cfg.RootCAs != s.cfg.RootCAs {
 		s.log.Info("the settings of injection are in use", "file", s.file, "mode", cfg.Mode)
 	}
 	s.text, s.cfg, s.usable, s.problem = text, cfg, true, ""

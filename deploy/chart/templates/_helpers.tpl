@@ -25,15 +25,15 @@
 {{- end }}
 {{- range $name := list "tls-cert" "tls-key" }}
 {{- if hasKey $settings $name }}
-{{- fail (printf "discovery.settings.%s stands beside the Secret that nametap-discovery makes: set discovery.tls.secret to a Secret with tls.crt and tls.key instead" $name) }}
+{{- fail (printf "discovery.settings.%s stands beside the Secret that the chart makes: set discovery.tls.secret to a Secret with tls.crt and tls.key instead" $name) }}
 {{- end }}
 {{- end }}
 {{- with .Values.discovery.tls.secret }}
-{{- if hasKey $settings "tls-ca-configmap" }}
-{{- fail "discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes, and discovery.tls.secret has another one: leave one of them out" }}
+{{- if $.Values.discovery.tls.certManager }}
+{{- fail "discovery.tls.certManager makes a Secret, and discovery.tls.secret names another one: leave one of them out" }}
 {{- end }}
-{{- if eq . "nametap-discovery-tls" }}
-{{- fail "discovery.tls.secret is \"nametap-discovery-tls\", the Secret that nametap-discovery makes without this value: leave it out, or give your Secret another name" }}
+{{- if has . (list "nametap-discovery-cert" "nametap-discovery-ca") }}
+{{- fail (printf "discovery.tls.secret is %q, a Secret that the chart makes without this value: leave it out, or give your Secret another name" .) }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := dict "cluster-domain" .Values.injection.clusterDomain "cluster-id" .Values.injection.clusterID }}
@@ -50,12 +50,43 @@
 {{- if and .Values.discovery.enabled (hasPrefix (printf "nametap-discovery.%s." .Release.Namespace) (include "nametap.controlPlane" .)) }}true{{ end }}
 {{- end }}
 
-{{/* The ConfigMap that gets the root certificate of nametap-discovery; empty if none. */}}
-{{- define "nametap.published" -}}
-{{- $settings := .Values.discovery.settings | default dict }}
-{{- if .Values.discovery.tls.secret }}
-{{- else if hasKey $settings "tls-ca-configmap" }}{{ include "nametap.text" (index $settings "tls-ca-configmap") }}
-{{- else }}nametap-ca-root-cert
+{{/* The DNS names of nametap-discovery, in JSON. */}}
+{{- define "nametap.dnsNames" -}}
+{{- $name := printf "nametap-discovery.%s" .Release.Namespace }}
+{{- $domain := index (.Values.discovery.settings | default dict) "cluster-domain" | default .Values.injection.clusterDomain }}
+{{- list $name (printf "%s.svc" $name) (printf "%s.svc.%s" $name (trimSuffix "." (include "nametap.text" $domain))) | toJson }}
+{{- end }}
+
+{{/* The certificates that Helm makes, in JSON; {} if it makes none: without a cluster, as in `helm template`, it cannot
+see whether there is an authority that pods trust. All templates get the same. */}}
+{{- define "nametap.certificates" -}}
+{{- if not (hasKey .Values "certificates") }}
+{{- $made := dict }}
+{{- $tls := .Values.discovery.tls }}
+{{- if and .Values.discovery.enabled (not $tls.secret) (not $tls.certManager) (lookup "v1" "Namespace" "" "kube-system") }}
+{{- $authority := genCAWithKey "nametap-discovery" 36500 (genPrivateKey "ecdsa") }}
+{{- with lookup "v1" "Secret" .Release.Namespace "nametap-discovery-ca" }}
+{{- $authority = buildCustomCert (index .data "tls.crt") (index .data "tls.key") }}
+{{- else }}
+{{- /* The Secret in which replicas kept it before Helm made it. */}}
+{{- $before := lookup "v1" "Secret" .Release.Namespace "nametap-discovery-tls" | default dict }}
+{{- if dig "data" "ca.key" "" $before }}
+{{- $authority = buildCustomCert (index $before.data "ca.crt") (index $before.data "ca.key") }}
+{{- end }}
+{{- end }}
+{{- $server := genSignedCertWithKey "nametap-discovery" nil (include "nametap.dnsNames" . | fromJsonArray) 3650 $authority (genPrivateKey "ecdsa") }}
+{{- $made = dict "authority" (dict "crt" $authority.Cert "key" $authority.Key) "server" (dict "crt" $server.Cert "key" $server.Key) }}
+{{- end }}
+{{- $_ := set .Values "certificates" $made }}
+{{- end }}
+{{- toJson .Values.certificates }}
+{{- end }}
+
+{{/* The certificate of the authority for the webhook, in PEM; empty if it is not known here. */}}
+{{- define "nametap.caBundle" -}}
+{{- with include "nametap.certificates" . | fromJson }}{{ .authority.crt }}{{ end }}
+{{- if .Values.injection.caBundle }}{{ .Values.injection.caBundle }}
+{{- else if .Values.discovery.tls.secret }}{{ lookup "v1" "Secret" .Release.Namespace .Values.discovery.tls.secret | default dict | dig "data" "ca.crt" "" | b64dec }}
 {{- end }}
 {{- end }}
 
@@ -99,10 +130,10 @@ missing. */}}
 {{- range $path := list "image" "image.registry" "image.tag" "image.pullPolicy"
   "image.agent" "image.agent.name" "image.agent.digest" "image.init" "image.init.name" "image.init.digest"
   "image.discovery" "image.discovery.name" "image.discovery.digest"
-  "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.serviceAccount" "discovery.serviceAccount.create" "discovery.serviceAccount.name"
+  "discovery" "discovery.enabled" "discovery.tls" "discovery.tls.secret" "discovery.tls.certManager" "discovery.serviceAccount" "discovery.serviceAccount.create" "discovery.serviceAccount.name"
   "discovery.monitor" "discovery.monitor.kind" "discovery.monitor.interval" "discovery.replicas" "discovery.plaintext" "discovery.priorityClassName"
   "discovery.networkPolicy" "discovery.networkPolicy.enabled" "discovery.networkPolicy.apiServerPorts"
-  "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.clusterID" "injection.clusterDomain"
+  "injection" "injection.webhook" "injection.caBundle" "injection.mode" "injection.controlPlane" "injection.rootCert" "injection.extraRoots" "injection.clusterID" "injection.clusterDomain"
   "injection.monitor" "injection.monitor.kind" "injection.monitor.interval" }}
 {{- $value := $values }}
 {{- range $key := splitList "." $path }}
@@ -168,19 +199,14 @@ missing. */}}
 {{- end }}
 {{- end }}
 
-{{/* The ConfigMap with the root certificate of the control plane. nametap-discovery and istiod write it. For another
-control plane, injection.rootCert must name it. */}}
+{{/* The ConfigMap with the root certificate of the control plane, which istiod writes; empty if pods get the one of
+nametap-discovery of this release. For another control plane, injection.rootCert must name it. */}}
 {{- define "nametap.rootCert" -}}
 {{- $controlPlane := include "nametap.controlPlane" . }}
 {{- if .Values.injection.rootCert }}{{ .Values.injection.rootCert }}
 {{- else if include "nametap.ownControlPlane" . }}
-{{- if not (include "nametap.published" .) }}
-{{- fail "nametap-discovery publishes no root certificate (discovery.tls.secret, or an empty discovery.settings.tls-ca-configmap): set injection.rootCert to the ConfigMap, in the namespaces of the pods, with the root certificate of its certificate" }}
-{{- end }}
-{{- include "nametap.published" . }}
-{{- else if regexMatch "^nametap-discovery\\." $controlPlane }}nametap-ca-root-cert
 {{- else if regexMatch "^istiod(-[a-z0-9-]+)?\\." $controlPlane }}istio-ca-root-cert
-{{- else }}{{ fail (printf "injection.controlPlane is %q, which is neither a Service nametap-discovery nor istiod: set injection.rootCert to the ConfigMap, in the namespaces of the pods, with its root certificate" $controlPlane) }}
+{{- else }}{{ fail (printf "injection.controlPlane is %q, which is neither nametap-discovery of this release nor istiod: set injection.rootCert to the ConfigMap, in the namespaces of the pods, with its root certificate" $controlPlane) }}
 {{- end }}
 {{- end }}
 

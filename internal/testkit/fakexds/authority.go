@@ -54,6 +54,22 @@ type Signing struct {
 	Asked, Proof string
 }
 
+// SelfSigned returns a certificate with a serial number that is valid between two times from now, and its key, in PEM.
+func SelfSigned(tb testing.TB, serial int64, from, to time.Duration) (certificate, key string) {
+	tb.Helper()
+	private := newKey(tb)
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), NotBefore: time.Now().Add(from), NotAfter: time.Now().Add(to)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	text, err := x509.MarshalPKCS8PrivateKey(private)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return pemOf("CERTIFICATE", der), pemOf("PRIVATE KEY", text)
+}
+
 // NewAuthority returns an authority with a server certificate for name. The certificates
 // that it signs live for 24 h and have the given identity, whatever the request says.
 // istiod's certificates are for the service account of the token.

@@ -160,11 +160,11 @@ func TestSettings(t *testing.T) { // P9
 			return injection(t, h.render(values))
 		}
 		want := inject.DefaultConfig()
-		want.ControlPlane, want.RootCert = "nametap-discovery."+namespace+".svc:15012", "nametap-ca-root-cert"
+		want.ControlPlane, want.RootCAFiles = "nametap-discovery."+namespace+".svc:15012", []string{"/etc/nametap-tls/ca.crt"}
 		if diff := cmp.Diff(want, parsed("{}")); diff != "" {
 			t.Errorf("by default:\n%s", diff)
 		}
-		want.ControlPlane, want.RootCert = "istiod.istio-system.svc:15012", "istio-ca-root-cert"
+		want.ControlPlane, want.RootCAFiles = "istiod.istio-system.svc:15012", nil
 		if diff := cmp.Diff(want, parsed("{discovery: {enabled: false}}")); diff != "" {
 			t.Errorf("with istiod:\n%s", diff)
 		}
@@ -225,7 +225,7 @@ func TestValues(t *testing.T) { // P9
 			"memory":      "1Gi", "requests": 2, "priority": "system-cluster-critical",
 			"nodes": map[string]string{"disk": "ssd"}, "tolerations": []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, "affinity": true,
 			"args": []string{
-				"--tls-addr=:15012", "--tls-secret=nametap-system/nametap-discovery-tls", "--state-dir=",
+				"--tls-addr=:15012", "--tls-cert=/etc/nametap-tls/tls.crt", "--tls-key=/etc/nametap-tls/tls.key", "--state-dir=",
 				"--inject-addr=:15017", "--inject-config=/etc/nametap-inject/inject.yaml", "--allow-empty=true", "--log-level=debug", "--max-clients=5000000",
 			},
 			"ports": 3, "service": 3,
@@ -242,7 +242,7 @@ func TestValues(t *testing.T) { // P9
 		}
 		withFiles := read[appsv1.Deployment](t, h.render(`{discovery: {settings: {state-dir: /state/own, kubeconfig: /etc/k/config}, extraVolumes: [{name: state, emptyDir: {sizeLimit: 1Gi}},
 			{name: k, secret: {secretName: k}}], extraVolumeMounts: [{name: state, mountPath: /state}, {name: k, mountPath: /etc/k, readOnly: true}]}}`), deployment).Spec.Template.Spec
-		if args := withFiles.Containers[0].Args; len(withFiles.Volumes) != 3 || len(withFiles.Containers[0].VolumeMounts) != 3 || !slices.Contains(args, "--state-dir=/state/own") || slices.Contains(args, "--state-dir=") {
+		if args := withFiles.Containers[0].Args; len(withFiles.Volumes) != 4 || len(withFiles.Containers[0].VolumeMounts) != 4 || !slices.Contains(args, "--state-dir=/state/own") || slices.Contains(args, "--state-dir=") {
 			t.Errorf("with files: %+v", withFiles)
 		}
 		// With istiod, only settings are left.
@@ -337,13 +337,12 @@ func TestRefused(t *testing.T) { // P9
 			`{image: {tag: 1.2}}`:                                                                                                               {"image", "tag"},
 			`{injection: {ignoredNamespaces: kube-system}}`:                                                                                     {"injection", "ignoredNamespaces"},
 			`{injection: {image: nametap}}`:                                                                                                     {"injection", "image"},
-			`{discovery: {settings: {tls-cert: /c}}}`:                                                                                           {"discovery.settings.tls-cert stands beside the Secret that nametap-discovery makes: set discovery.tls.secret"},
+			`{discovery: {settings: {tls-cert: /c}}}`:                                                                                           {"discovery.settings.tls-cert stands beside the Secret that the chart makes: set discovery.tls.secret"},
 			`{discovery: {settings: {tls-key: /c}}}`:                                                                                            {"discovery.settings.tls-key stands beside"},
-			`{discovery: {tls: {secret: own}}}`:                                                                                                 {"set injection.rootCert"},
-			`{discovery: {settings: {tls-ca-configmap: ""}}}`:                                                                                   {"set injection.rootCert"},
-			`{discovery: {tls: {secret: nametap-discovery-tls}}}`:                                                                               {"give your Secret another name"},
-			`{discovery: {tls: {secret: own}, settings: {tls-ca-configmap: a}}}`:                                                                {"discovery.settings.tls-ca-configmap is for the certificate that nametap-discovery makes"},
-			`{discovery: {tls: {secret: own}}, injection: {rootCert: own, webhook: true}}`:                                                      {"set injection.caBundle"},
+			`{discovery: {settings: {tls-ca-configmap: a}}}`:                                                                                    {"tls-ca-configmap"},
+			`{discovery: {tls: {secret: nametap-discovery-cert}}}`:                                                                              {"give your Secret another name"},
+			`{discovery: {tls: {secret: own, certManager: true}}}`:                                                                              {"leave one of them out"},
+			`{discovery: {tls: {secret: own}}, injection: {webhook: true}}`:                                                                     {"make the Secret with the key ca.crt first, or set injection.caBundle"},
 			`{injection: {webhook: true, caBundle: "-----BEGIN CERTIFICATE-----\nMII="}}`:                                                       {"leave one of them out"},
 			`{injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: a/b}}}`:                                           {"set both or none"},
 			`{discovery: {settings: {cluster-domain: a.example}}}`:                                                                              {"set injection.clusterDomain alone"},

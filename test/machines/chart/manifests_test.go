@@ -22,6 +22,7 @@ const (
 #
 #     kubectl create -f crds.yaml # for ServiceEntries and Sidecars in a cluster without Istio
 #     kubectl apply -f discovery.yaml
+#     nametap-discovery certificates --pods-in default | kubectl apply --server-side -f -
 #     kubectl create service clusterip web --tcp=80
 #     kubectl exec shop -c nametap -- nametap query web
 apiVersion: v1
@@ -34,9 +35,10 @@ metadata:
 # (Kubernetes 1.29 or later). docs/injection.md explains it. ` + "`make generate`" + ` writes this file from deploy/chart.
 #
 #     kubectl apply -f discovery.yaml -f webhook.yaml
+#     nametap-discovery certificates --webhook | kubectl apply --server-side -f -
 #     kubectl label namespace shop nametap.dev/inject=enabled
 #
-# nametap-discovery writes the field caBundle, which therefore is not here.
+# The second command writes the field caBundle, which therefore is not here.
 #
 `
 )

@@ -22,12 +22,48 @@ const (
 	hooks       = "MutatingWebhookConfiguration /nametap-inject"
 )
 
+// TestCertManager checks that cert-manager makes the Secret that the pods mount, for the names of the Service, and writes the
+// caBundle; and that pods get more root certificates than its own while there are two.
+func TestCertManager(t *testing.T) { // P9
+	versions(t, func(h helm) {
+		t := h.t
+		type certificate struct {
+			APIVersion, Kind string
+			Metadata         metav1.ObjectMeta
+			Spec             struct {
+				SecretName, CommonName, Duration string
+				IsCA                             bool
+				DNSNames, Usages                 []string
+				PrivateKey, IssuerRef            map[string]any
+			}
+		}
+		all := h.render(`{discovery: {tls: {certManager: true}}, injection: {webhook: true, clusterDomain: corp.example, extraRoots: "-----BEGIN CERTIFICATE-----\nMII="}}`)
+		c := read[certificate](t, all, "Certificate "+namespace+"/nametap-discovery-cert")
+		names := []string{"nametap-discovery." + namespace, "nametap-discovery." + namespace + ".svc", "nametap-discovery." + namespace + ".svc.corp.example"}
+		if diff := cmp.Diff(names, c.Spec.DNSNames); diff != "" || c.Spec.SecretName != read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec.Volumes[1].Secret.SecretName {
+			t.Errorf("%+v %s", c, diff)
+		}
+		if issuer := all["Issuer "+namespace+"/"+c.Spec.IssuerRef["name"].(string)]; issuer == nil { //nolint:forcetypeassert // the chart's
+			t.Errorf("no issuer %v", c.Spec.IssuerRef)
+		}
+		if got := read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Annotations["cert-manager.io/inject-ca-from"]; got != namespace+"/nametap-discovery-cert" {
+			t.Errorf("annotation %q", got)
+		}
+		if got, want := injection(t, all).RootCAFiles, []string{"/etc/nametap-tls/ca.crt", "/etc/nametap-inject/extra-roots.pem"}; !slices.Equal(got, want) {
+			t.Errorf("files %q, want %q", got, want)
+		}
+		if text := read[corev1.ConfigMap](t, all, settings).Data["extra-roots.pem"]; !strings.HasPrefix(text, "-----BEGIN CERTIFICATE-----\nMII") {
+			t.Errorf("extra roots %q", text)
+		}
+	})
+}
+
 // TestExistingSecret checks that nametap-discovery serves the certificate of a Secret, with no right to
 // Secrets and to the webhook.
 func TestExistingSecret(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
-		all := h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, rootCert: own-root, webhookAnnotations: {cert-manager.io/inject-ca-from: mesh/own}}}`)
+		all := h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, webhookAnnotations: {cert-manager.io/inject-ca-from: mesh/own}}}`)
 		pod := read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec
 		if i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "tls" }); i < 0 || pod.Volumes[i].Secret.SecretName != "own-tls" {
 			t.Errorf("volumes %+v", pod.Volumes)
@@ -43,14 +79,11 @@ func TestExistingSecret(t *testing.T) { // P9
 				}
 			}
 		}
-		if _, ok := all[clusterRole+"-webhook"]; ok {
-			t.Error("a right to the webhook")
-		}
 		if got := read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Annotations["cert-manager.io/inject-ca-from"]; got != "mesh/own" {
 			t.Errorf("annotation %q", got)
 		}
 		const pem = "-----BEGIN CERTIFICATE-----\nMII=\n-----END CERTIFICATE-----\n"
-		all = h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, rootCert: own-root, caBundle: "` + strings.ReplaceAll(pem, "\n", `\n`) + `"}}`)
+		all = h.render(`{discovery: {tls: {secret: own-tls}}, injection: {webhook: true, caBundle: "` + strings.ReplaceAll(pem, "\n", `\n`) + `"}}`)
 		for _, hook := range read[admissionv1.MutatingWebhookConfiguration](t, all, hooks).Webhooks {
 			if string(hook.ClientConfig.CABundle) != pem {
 				t.Errorf("caBundle %q", hook.ClientConfig.CABundle)
@@ -63,27 +96,21 @@ func TestExistingSecret(t *testing.T) { // P9
 func TestFollowed(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
-		all := h.render(`{discovery: {settings: {tls-ca-configmap: own-root, clusters-namespace: clusters, cluster-id: east}}, injection: {clusterDomain: corp.example}}`)
-		rules := read[rbacv1.ClusterRole](t, all, clusterRole).Rules
-		if !slices.ContainsFunc(rules, func(r rbacv1.PolicyRule) bool {
-			return slices.Equal(r.ResourceNames, []string{"own-root"}) && slices.Contains(r.Verbs, "patch")
-		}) {
-			t.Errorf("no right to own-root in %+v", rules)
-		}
+		all := h.render(`{discovery: {settings: {clusters-namespace: clusters, cluster-id: east}}, injection: {clusterDomain: corp.example}}`)
 		role := read[rbacv1.Role](t, all, "Role clusters/nametap-discovery-clusters")
 		binding := read[rbacv1.RoleBinding](t, all, "RoleBinding clusters/nametap-discovery-clusters")
 		if len(role.Rules) != 1 || binding.Subjects[0].Namespace != namespace || binding.RoleRef.Name != role.Name {
 			t.Errorf("%+v, %+v", role, binding)
 		}
 		cfg := injection(t, all)
-		if got, want := []string{cfg.RootCert, cfg.ClusterID, cfg.ClusterDomain}, []string{"own-root", "east", "corp.example"}; !slices.Equal(got, want) {
+		if got, want := []string{cfg.ClusterID, cfg.ClusterDomain}, []string{"east", "corp.example"}; !slices.Equal(got, want) {
 			t.Errorf("injection has %q, want %q", got, want)
 		}
 		if args := read[appsv1.Deployment](t, all, deployment).Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--cluster-domain=corp.example") {
 			t.Errorf("arguments %q", args)
 		}
 		// istiod has other names.
-		cfg = injection(t, h.render(`{discovery: {settings: {tls-ca-configmap: own-root, cluster-id: east}}, injection: {controlPlane: "istiod.istio-system.svc:15012"}}`))
+		cfg = injection(t, h.render(`{discovery: {settings: {cluster-id: east}}, injection: {controlPlane: "istiod.istio-system.svc:15012"}}`))
 		if diff := cmp.Diff([]string{"istio-ca-root-cert", ""}, []string{cfg.RootCert, cfg.ClusterID}); diff != "" {
 			t.Error(diff)
 		}
@@ -177,7 +204,7 @@ func TestAccount(t *testing.T) { // P9
 				t.Errorf("%s, which exists", key)
 			}
 		}
-		if want := slices.Repeat([]string{"own"}, 5); !slices.Equal(names, want) {
+		if want := slices.Repeat([]string{"own"}, 4); !slices.Equal(names, want) {
 			t.Errorf("accounts %q, want %q", names, want)
 		}
 		if _, err := h.template(`{discovery: {serviceAccount: {create: false}}}`); err == nil || !strings.Contains(err.Error(), "set discovery.serviceAccount.name") {

@@ -20,9 +20,6 @@ func TestRootCert(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
 		for values, want := range map[string]string{
-			`{}`: "nametap-ca-root-cert",
-			`{injection: {controlPlane: "nametap-discovery.nametap-system.svc:15012"}}`:                                              "nametap-ca-root-cert",
-			`{injection: {controlPlane: "nametap-discovery.mesh.svc.cluster.local:15012"}, discovery: {enabled: false}}`:             "nametap-ca-root-cert",
 			`{injection: {controlPlane: "istiod.istio-system.svc:15012"}}`:                                                           "istio-ca-root-cert",
 			`{injection: {controlPlane: "istiod-1-30-0.istio-system.svc:15012"}}`:                                                    "istio-ca-root-cert",
 			`{discovery: {enabled: false}}`:                                                                                          "istio-ca-root-cert",
@@ -35,7 +32,7 @@ func TestRootCert(t *testing.T) { // P9
 				t.Errorf("%s: %s, want %s", values, got, want)
 			}
 		}
-		for _, controlPlane := range []string{"mesh.example.com:15012", "192.0.2.1:15012", "[fd00::1]:15012", "istiodx.example.com:15012", "xds:15012"} {
+		for _, controlPlane := range []string{"mesh.example.com:15012", "192.0.2.1:15012", "[fd00::1]:15012", "istiodx.example.com:15012", "xds:15012", "nametap-discovery.mesh.svc:15012"} {
 			if _, err := h.template(fmt.Sprintf(`{injection: {controlPlane: %q}}`, controlPlane)); err == nil || !strings.Contains(err.Error(), "set injection.rootCert") {
 				t.Errorf("%s: %v", controlPlane, err)
 			}

@@ -77,10 +77,6 @@ func (w *world) decode(key, kind string) {
 	switch kind {
 	case "ConfigMap":
 		w.configMaps[meta.Metadata.Name] = strict[corev1.ConfigMap](w, key)
-	case "Secret":
-		if s := strict[corev1.Secret](w, key); len(s.Data)+len(s.StringData) > 0 || s.Type != "" {
-			w.problem(key, "is not empty: an upgrade would replace its certificate")
-		}
 	case "ServiceAccount":
 		w.accounts[meta.Metadata.Name] = strict[corev1.ServiceAccount](w, key)
 	case "Service":
@@ -100,7 +96,8 @@ func (w *world) decode(key, kind string) {
 			w.problem(key, "the selector %v of earlier charts was another one", d.Spec.Selector)
 		}
 		w.selects(key, d.Spec.Selector, w.pod.Labels)
-	case "CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "RoleBinding", "ClusterRoleBinding", "NetworkPolicy", "PodDisruptionBudget", "MutatingWebhookConfiguration":
+	case "CustomResourceDefinition", "PodMonitor", "ServiceMonitor", "RoleBinding", "ClusterRoleBinding", "NetworkPolicy", "PodDisruptionBudget", "MutatingWebhookConfiguration",
+		"Certificate", "Issuer": // of cert-manager
 	default:
 		w.problem(key, "another kind")
 	}

@@ -1,24 +1,33 @@
 package interop
 
 import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"maps"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 )
 
-// TestChart installs, upgrades and uninstalls the chart with Helm 3 and 4, while nametap-discovery runs
-// and checks that its caBundle stays and that nothing is left after the commands of docs/chart.md.
-func TestChart(t *testing.T) { // I8, P9
+// TestChart installs, upgrades and uninstalls the chart with Helm 3 and 4, and checks that pods and the API server trust
+// nametap-discovery before and after the upgrade, and that nothing is left after the commands of docs/chart.md.
+func TestChart(t *testing.T) { // D69, P9
 	c := lab.NewCluster(t)
 	c.Boot()
 	c.Kubectl("create", "namespace", "other")
@@ -26,10 +35,16 @@ func TestChart(t *testing.T) { // I8, P9
 	c.Kubectl("create", "-f", manifest("crds.yaml"))
 	for _, by := range []chartVersions{
 		{"helm3", chartDir, "helm4", nil},
-		// It has no Secret, so nametap-discovery makes it.
-		{"helm4", firstChart(t), "helm4", []string{"--take-ownership", "--force-conflicts"}},
+		{"helm4", chartDir, "helm4", nil},
+		{"helm3", chartOfReplicas(t), "helm3", nil},
+		{"helm4", chartOfReplicas(t), "helm4", nil},
+		{"helm3", chartOfReplicas(t), "helm4", nil},
 	} {
-		t.Run(by.install+" then "+by.upgrade, func(t *testing.T) { testChart(t, c.In(t), by) })
+		name := by.install + " then " + by.upgrade
+		if by.chart != chartDir {
+			name += " from an earlier chart"
+		}
+		t.Run(name, func(t *testing.T) { testChart(t, c.In(t), by) })
 	}
 }
 
@@ -44,17 +59,90 @@ type chartVersions struct {
 	flags                   []string // of the upgrade
 }
 
-// firstChart returns the directory of the first chart in the history of the sources.
-func firstChart(t *testing.T) string {
+// chartOfReplicas returns the directory of the last chart with which replicas made the certificate.
+func chartOfReplicas(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	command := exec.CommandContext(t.Context(), "sh", "-euc", `cd ../../..
-commit=$(git log --format=%h --diff-filter=A -- deploy/chart/Chart.yaml)
-git archive "$commit" deploy/chart | tar --extract --directory="$1"`, "sh", dir)
+commit=$(git log --format=%h -S--tls-secret= -- deploy/chart/templates/discovery.yaml | head -1)
+git archive "$commit^" deploy/chart | tar --extract --directory="$1"`, "sh", dir)
 	if output, err := command.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
 	return filepath.Join(dir, "deploy/chart")
+}
+
+// madeByReplicas makes what replicas of the earlier chart have made: the certificate and its authority in one Secret, the
+// root certificate in a namespace, and the caBundle. It returns the root certificate.
+func madeByReplicas(t *testing.T, c *lab.Cluster) string {
+	t.Helper()
+	output, err := exec.Command(lab.Program(t, "nametap-discovery"), "certificates", "--pods-in", "other").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := map[string][]byte{}
+	for _, o := range c.Parse(string(output)) {
+		if o.Kind != "Secret" {
+			c.Apply(o.Text)
+			continue
+		}
+		var secret corev1.Secret
+		if err := yaml.Unmarshal([]byte(o.Text), &secret); err != nil {
+			t.Fatal(err)
+		}
+		if secret.Name == "nametap-discovery-ca" {
+			data["ca.crt"], data["ca.key"] = secret.Data["tls.crt"], secret.Data["tls.key"]
+		} else {
+			data["tls.crt"], data["tls.key"] = secret.Data["tls.crt"], secret.Data["tls.key"]
+		}
+	}
+	patch := func(path, kind string, change any) {
+		t.Helper()
+		text, err := json.Marshal(change)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, answer := c.Request(http.MethodPatch, path+"?fieldManager=nametap-discovery", kind, text); status != http.StatusOK {
+			t.Fatalf("%s: %d: %s", path, status, answer)
+		}
+	}
+	patch(discoverySecrets+"nametap-discovery-tls", "application/merge-patch+json", map[string]any{"data": data})
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value,omitempty"`
+	}
+	patch(hookConfiguration, "application/json-patch+json", []operation{
+		{"add", "/webhooks/0/clientConfig/caBundle", data["ca.crt"]}, {"add", "/webhooks/1/clientConfig/caBundle", data["ca.crt"]},
+	})
+	// Replicas leave no owner of the field.
+	var hooks admissionregistrationv1.MutatingWebhookConfiguration
+	c.Get(hookConfiguration, &hooks)
+	owner := slices.IndexFunc(hooks.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == "nametap-discovery" })
+	patch(hookConfiguration, "application/json-patch+json", []operation{{Op: "remove", Path: "/metadata/managedFields/" + strconv.Itoa(owner)}})
+	return string(data["ca.crt"])
+}
+
+// serves checks that pods and an API server which trust a root certificate accept nametap-discovery, and returns its
+// certificate.
+func serves(t *testing.T, c *lab.Cluster, root string) string {
+	t.Helper()
+	data := secret(c, "nametap-discovery-cert")
+	pair, err := tls.X509KeyPair(data["tls.crt"], data["tls.key"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM([]byte(root))
+	if _, err := pair.Leaf.Verify(x509.VerifyOptions{Roots: roots, DNSName: discoveryName}); err != nil {
+		t.Error(err)
+	}
+	var settings corev1.ConfigMap
+	c.Get("/api/v1/namespaces/"+discoverySystem+"/configmaps/nametap-inject", &settings)
+	if diff := cmp.Diff([]string{root, root, root, root}, append(bundles(c), string(data["ca.crt"]), settings.Data["root-cert.pem"])); diff != "" {
+		t.Errorf("root certificates (-want +got):\n%s", diff)
+	}
+	return string(data["tls.crt"])
 }
 
 func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
@@ -66,26 +154,18 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	}
 	c.Helm(install, with([]string{"install", "nametap", by.chart}, "--create-namespace", "--set", "injection.webhook=true")...)
 	deploymentHas(c, 2, "--grpc-addr=:15010")
-	// What nametap-discovery itself makes.
-	process := discovery(c, "--inject-addr=127.0.0.1:16017", "--tls-addr=127.0.0.1:16012", "--tls-secret="+discoverySystem+"/nametap-discovery-tls")
-	wait.Until(t, "the root certificate is in the namespaces", func() bool {
-		return strings.Count(c.Kubectl("get", "configmaps", "--all-namespaces", "-o", "name", "--field-selector", "metadata.name="+rootConfigMap), "\n") >= 3
-	})
-	var made []string
-	wait.Until(t, "nametap-discovery has written the caBundle", func() bool {
-		made = bundles(c)
-		return len(made) == 2 && made[0] != "" && made[1] != ""
-	})
-	process.End(os.Interrupt) // so that it does not write the caBundle again
-	certificate := string(secret(c)["tls.crt"])
+	root, certificate := "", ""
+	if by.chart == chartDir {
+		root = string(secret(c, "nametap-discovery-ca")["tls.crt"])
+		certificate = serves(t, c, root)
+	} else {
+		root = madeByReplicas(t, c)
+	}
 	// Another program may change what the chart has no value for.
 	c.Kubectl("annotate", "deployment/nametap-discovery", "--namespace", discoverySystem, "example.com/note=kept")
 	c.Helm(upgrade, with(append([]string{"upgrade", "nametap", chartDir}, by.flags...), "--set", "injection.webhook=true,injection.ignoredNamespaces={other},discovery.replicas=3,discovery.plaintext=false")...)
-	if diff := cmp.Diff(made, bundles(c)); diff != "" {
-		t.Errorf("the caBundle before (-) and after the upgrade (+):\n%s", diff)
-	}
-	if got := string(secret(c)["tls.crt"]); got != certificate || got == "" {
-		t.Error("the upgrade has replaced the certificate")
+	if serves(t, c, root) == certificate {
+		t.Error("the upgrade has not renewed the certificate")
 	}
 	deploymentHas(c, 3, "--state-dir=")
 	var d appsv1.Deployment
@@ -99,6 +179,9 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	}
 	deploymentHas(c, 3, "--state-dir=")
 	c.Helm(upgrade, with([]string{"uninstall", "nametap"}, "--wait")...)
+	if by.chart != chartDir {
+		c.Kubectl("delete", "configmap", "--namespace=other", rootConfigMap)
+	}
 	for _, command := range uninstallCommands(t) {
 		c.Kubectl(strings.Fields(strings.TrimPrefix(command, "kubectl "))...)
 	}
@@ -142,7 +225,7 @@ func uninstallCommands(t *testing.T) []string {
 			commands = append(commands, "kubectl "+command)
 		}
 	}
-	if len(commands) != 2 {
+	if len(commands) != 1 {
 		t.Fatalf("docs/chart.md has the commands %q", commands)
 	}
 	return commands

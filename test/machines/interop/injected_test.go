@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
@@ -18,7 +17,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/nametap/nametap/discovery/pki"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 )
@@ -26,7 +24,7 @@ import (
 // The names in discovery.yaml and webhook.yaml, and of what injection adds.
 const (
 	discoverySystem   = "nametap-system"
-	discoverySecret   = "/api/v1/namespaces/" + discoverySystem + "/secrets/nametap-discovery-tls"
+	discoverySecrets  = "/api/v1/namespaces/" + discoverySystem + "/secrets/"
 	discoveryName     = "nametap-discovery." + discoverySystem + ".svc"
 	rootConfigMap     = "nametap-ca-root-cert"
 	hookConfiguration = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/nametap-inject"
@@ -81,7 +79,7 @@ func startReplica(c *lab.Cluster, args []string, digits string) replica {
 	// As in a pod, where it serves on for a while at its end.
 	r.Process = c.Discovery("discovery-"+digits, r.status, []string{"KUBERNETES_SERVICE_HOST=" + lab.ClusterAddr}, append(slices.Clone(args),
 		"--kubeconfig", access, "--state-dir", "", "--http-addr", r.status, "--tls-addr", ":"+r.tls, "--grpc-addr", ":"+digits+"10",
-		"--inject-addr", ":"+digits+"17", "--inject-config", c.Path("inject.yaml"))...)
+		"--tls-cert", c.Path("tls.crt"), "--tls-key", c.Path("tls.key"), "--inject-addr", ":"+digits+"17", "--inject-config", c.Path("inject.yaml"))...)
 	return r
 }
 
@@ -99,6 +97,7 @@ func newInjectedCluster(t *testing.T, flags ...string) *injectedCluster {
 	c := &injectedCluster{Cluster: lab.NewCluster(t)}
 	c.Boot(append(flags, "--enable-aggregator-routing=true")...)
 	c.Kubectl("apply", "-f", manifest("discovery.yaml"))
+	certify(c.Cluster)
 	_, c.args = readManifests(c.Cluster)
 	c.Write("inject.yaml", injectSettings)
 	for name, labels := range map[string]string{"enabled": injectLabel + ": enabled", "disabled": injectLabel + ": disabled", "none": ""} {
@@ -131,7 +130,14 @@ func (c *injectedCluster) startWebhook(digits ...string) {
 	}
 	c.endpoints(digits...)
 	c.Kubectl("apply", "--server-side", "--field-manager=helm", "-f", manifest("webhook.yaml"))
+	certify(c.Cluster, "--webhook")
 	c.awaitInjection(true)
+	// Applying the manifest again leaves the caBundle.
+	before := bundles(c.Cluster)
+	c.Kubectl("apply", "--server-side", "--field-manager=helm", "-f", manifest("webhook.yaml"))
+	if after := bundles(c.Cluster); before[0] == "" || !slices.Equal(before, after) {
+		c.TB.Errorf("the caBundle is %q, and was %q", after, before)
+	}
 }
 
 // awaitInjection waits until a pod is injected, or not any more.
@@ -219,36 +225,30 @@ func bundles(c *lab.Cluster) []string {
 	return all
 }
 
-// secret returns the data of the Secret with the certificate.
-func secret(c *lab.Cluster) map[string][]byte {
+// secret returns the data of a Secret of nametap-discovery; nil without it.
+func secret(c *lab.Cluster, name string) map[string][]byte {
 	c.TB.Helper()
 	var secret corev1.Secret
-	c.Get(discoverySecret, &secret)
+	if c.Do(http.MethodGet, discoverySecrets+name, nil, &secret) != nil {
+		return nil
+	}
 	return secret.Data
 }
 
-// setSecret puts data into the Secret with the certificate.
-func setSecret(c *lab.Cluster, data map[string][]byte) {
+// certify runs `nametap-discovery certificates` with more flags, of the authority that there is, and writes the files that
+// kubelet would.
+func certify(c *lab.Cluster, flags ...string) {
 	c.TB.Helper()
-	patch, err := json.Marshal(map[string]any{"data": data})
+	if secret(c, "nametap-discovery-ca") != nil {
+		file := c.Write("ca.yaml", c.Kubectl("get", "secret", "nametap-discovery-ca", "--namespace", discoverySystem, "-o", "yaml"))
+		flags = append(flags, "--authority", file)
+	}
+	output, err := exec.Command(lab.Program(c.TB, "nametap-discovery"), append([]string{"certificates"}, flags...)...).Output()
 	if err != nil {
 		c.TB.Fatal(err)
 	}
-	if status, answer := c.Request(http.MethodPatch, discoverySecret, "application/merge-patch+json", patch); status != http.StatusOK {
-		c.TB.Fatalf("changing the Secret: %d: %s", status, answer)
+	c.Kubectl("apply", "--server-side", "-f", c.Write("certificates.yaml", string(output)))
+	for name, text := range secret(c, "nametap-discovery-cert") {
+		c.Write(name, string(text))
 	}
-}
-
-// madeBefore returns the data of a Secret with a certificate and an authority of an age.
-func madeBefore(c *lab.Cluster, age time.Duration) map[string][]byte {
-	c.TB.Helper()
-	made, err := pki.NewPolicy([]string{discoveryName}).Renewed(nil, time.Now().Add(-age))
-	if err != nil {
-		c.TB.Fatal(err)
-	}
-	data, err := made.Data()
-	if err != nil {
-		c.TB.Fatal(err)
-	}
-	return data
 }

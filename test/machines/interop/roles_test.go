@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 
@@ -88,6 +87,7 @@ func TestRoles(t *testing.T) { // D7, D20
 	rules, args := readManifests(c)
 	c.Kubectl("apply", "-f", manifest("discovery.yaml"), "-f", manifest("webhook.yaml"))
 	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n")
+	certify(c, "--webhook", "--pods-in", "shop")
 	c.Apply(service("web", "10.96.1.1"))
 	first, second := startReplica(c, args, "160"), startReplica(c, args, "170")
 	h := newHost(c, dual)
@@ -100,7 +100,6 @@ func TestRoles(t *testing.T) { // D7, D20
 	a.Has("web.shop.svc.cluster.local", "10.96.1.1")
 
 	customResources(t, c, a)
-	sharedObjects(t, c)
 
 	// An API server that cannot stream lists, as before Kubernetes 1.34. While it starts, before it knows
 	// the roles, it would forbid the requests of replicas.
@@ -161,25 +160,6 @@ func customResources(t *testing.T, c *lab.Cluster, a *lab.Agent) {
 	c.Apply(strings.ReplaceAll(entryOf("more.example.com", "198.51.100.3"), "name: new", "name: more"))
 	a.Has("more.example.com", "198.51.100.3")
 	a.Has("new.example.com", "198.51.100.2")
-}
-
-// sharedObjects makes replicas write the objects that they share: the certificate is due, a namespace is
-// new, and a ConfigMap is changed.
-func sharedObjects(t *testing.T, c *lab.Cluster) {
-	t.Helper()
-	old := madeBefore(c, 80*24*time.Hour)
-	setSecret(c, old)
-	roots := string(old["ca.crt"])
-	wait.Until(t, "a replica has renewed the certificate", func() bool {
-		now := secret(c)
-		return string(now["ca.crt"]) == roots && string(now["tls.crt"]) != string(old["tls.crt"])
-	})
-	wait.Until(t, "the root certificate is replaced", func() bool { return root(c, "shop", rootConfigMap) == roots })
-	c.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: late}\n")
-	wait.Until(t, "a new namespace has it", func() bool { return root(c, "late", rootConfigMap) == roots })
-	if c.Do(http.MethodGet, "/api/v1/namespaces/kube-system/configmaps/"+rootConfigMap, nil, nil) == nil {
-		t.Error("kube-system has it")
-	}
 }
 
 // compareAudit compares the log of the API server with the rules.

@@ -1,12 +1,10 @@
 package interop
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/json"
 	"flag"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,9 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -31,7 +27,7 @@ var (
 )
 
 // TestWebhook has a real API server ask nametap-discovery about pods. See the subtests. The last ones end replicas.
-func TestWebhook(t *testing.T) { // I1, I2, I3, I5, I7, I8, I9, I11, I14, I16, I17, I18
+func TestWebhook(t *testing.T) { // I1, I2, I3, I5, I7, I9, I11, I14, I16, I17, I18
 	c := newInjectedCluster(t, "--enable-admission-plugins=AlwaysPullImages")
 	pods := podTable(t)
 	c.Kubectl("--namespace", "enabled", "apply", "-f", c.Write("limits.yaml", limits))
@@ -43,7 +39,6 @@ func TestWebhook(t *testing.T) { // I1, I2, I3, I5, I7, I8, I9, I11, I14, I16, I
 	c.startWebhook("160", "170")
 	t.Run("pods", func(t *testing.T) { c.in(t).testPods(t, pods, offline) })
 	t.Run("namespaces", func(t *testing.T) { c.in(t).testNamespaces(t) })
-	t.Run("caBundle", func(t *testing.T) { c.in(t).testBundle(t) })
 	t.Run("creations", func(t *testing.T) { c.testCreations(t) })
 	t.Run("away", func(t *testing.T) { c.in(t).testAway(t) })
 }
@@ -244,75 +239,7 @@ func (c *injectedCluster) testNamespaces(t *testing.T) {
 	}
 }
 
-// testBundle changes the caBundle in many ways. Replicas restore it, and programs that apply the manifest, as Helm 3
-// (three-way merge) and Helm 4 (server-side apply) do, have no conflict.
-func (c *injectedCluster) testBundle(t *testing.T) {
-	roots := string(secret(c.Cluster)["ca.crt"])
-	restored := func(what string) {
-		t.Helper()
-		wait.Until(t, what+": the caBundle is restored", func() bool {
-			all := bundles(c.Cluster)
-			return len(all) == 2 && all[0] == roots && all[1] == roots
-		})
-	}
-	path := manifest("webhook.yaml")
-	serverSide := []string{"apply", "--server-side", "--field-manager=helm", "-f"}
-	restored("at the start")
-	for _, patch := range []string{
-		`[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]`,
-		`[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}, {"op": "replace", "path": "/webhooks/1/clientConfig/caBundle", "value": "Cg=="}]`,
-	} {
-		if status, answer := c.Request(http.MethodPatch, hookConfiguration+"?fieldManager=other", "application/json-patch+json", []byte(patch)); status != http.StatusOK {
-			t.Fatalf("%d: %s", status, answer)
-		}
-		restored(patch)
-	}
-	changed := strings.ReplaceAll(c.Kubectl("create", "--dry-run=client", "--output=yaml", "-f", path), "timeoutSeconds: 10", "timeoutSeconds: 9")
-	for _, command := range [][]string{append(serverSide, path), append(serverSide, c.Write("webhook.yaml", changed)), {"apply", "-f", path}, {"replace", "-f", path}} {
-		c.Kubectl(command...)
-		restored(strings.Join(command, " "))
-	}
-	c.Kubectl("delete", "-f", path)
-	c.awaitInjection(false)
-	c.Kubectl(append(serverSide, path)...)
-	restored("deleted and created")
-
-	// No owner of the field keeps a webhook in the list that a manifest does not have any more.
-	var current admissionregistrationv1.MutatingWebhookConfiguration
-	wait.Until(t, "the field has no owner", func() bool {
-		c.Get(hookConfiguration, &current)
-		return !slices.ContainsFunc(current.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == "nametap-discovery" })
-	})
-	current.ObjectMeta = metav1.ObjectMeta{Name: current.Name}
-	current.TypeMeta = metav1.TypeMeta{APIVersion: "admissionregistration.k8s.io/v1", Kind: "MutatingWebhookConfiguration"}
-	current.Webhooks = current.Webhooks[:1]
-	current.Webhooks[0].ClientConfig.CABundle = nil
-	shorter, err := yaml.Marshal(current)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.Kubectl(append(serverSide, c.Write("webhook.yaml", string(shorter)))...)
-	if n := len(bundles(c.Cluster)); n != 1 {
-		t.Errorf("%d webhooks after one was removed", n)
-	}
-	c.Kubectl(append(serverSide, path)...)
-	restored("a webhook added again")
-
-	// The authority is eight of its ten years old, and a second one joins it.
-	setSecret(c.Cluster, madeBefore(c.Cluster, 8*365*24*time.Hour))
-	wait.Until(t, "a second authority has joined", func() bool { return strings.Count(string(secret(c.Cluster)["ca.crt"]), "BEGIN") == 2 })
-	roots = string(secret(c.Cluster)["ca.crt"])
-	restored("a second authority")
-	c.awaitInjection(true)
-	for _, r := range c.replicas {
-		if n := r.Logged("level=ERROR"); n > 0 {
-			t.Errorf("%d errors in %s", n, r.Log)
-		}
-	}
-}
-
-// testCreations creates pods at a rate, while the certificate is renewed, a second authority joins, and replicas are
-// replaced: no creation fails, and no pod is without the agent. It logs the times, also without injection.
+// testCreations creates pods at a rate, while the certificate is renewed, and replicas are replaced: no creation fails, and no pod is without the agent. It logs the times, also without injection.
 func (c *injectedCluster) testCreations(t *testing.T) {
 	c.awaitSettings(injectSettings, func(pod *corev1.Pod) bool { return strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"rules"`) })
 	c.namespace("created", "nametap.dev/inject: enabled", "")
@@ -361,24 +288,12 @@ func (c *injectedCluster) testCreations(t *testing.T) {
 	}
 	pause := func() {}
 	count("without injection", "none", pause)
-	due := madeBefore(c.Cluster, 80*24*time.Hour)
-	setSecret(c.Cluster, due)
-	wait.Until(t, "it is renewed, and in the caBundle", func() bool {
-		return !bytes.Equal(secret(c.Cluster)["tls.crt"], due["tls.crt"]) && bundles(c.Cluster)[1] == string(due["ca.crt"])
-	})
-	c.awaitInjection(true)
 	count("webhook, two replicas", "created", pause)
 	count("the certificate is renewed", "created", func() {
-		setSecret(c.Cluster, due) // of the same authority
-		wait.Until(t, "it is renewed", func() bool { return !bytes.Equal(secret(c.Cluster)["tls.crt"], due["tls.crt"]) })
-	})
-	count("a second authority joins", "created", func() {
-		data, more := secret(c.Cluster), madeBefore(c.Cluster, time.Hour)
-		for _, key := range []string{"ca.crt", "ca.key"} {
-			data[key] = slices.Concat(data[key], more[key])
+		certify(c.Cluster)
+		for _, r := range c.replicas {
+			wait.Until(t, "it is used", func() bool { return r.Logged("TLS files have changed") >= 2 }) // also at the start
 		}
-		setSecret(c.Cluster, data)
-		wait.Until(t, "it has joined", func() bool { return strings.Count(bundles(c.Cluster)[1], "BEGIN") == 2 })
 	})
 	// A pod that is deleted is removed from the endpoints after a second.
 	stop := func(remaining ...string) {

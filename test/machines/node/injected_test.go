@@ -35,7 +35,7 @@ func (in injection) inject(t *testing.T, namespace string, object, out any) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := in.Write("inject-"+namespace+".yaml", fmt.Sprintf("mode: %s\nnameservers: [%s]\ncontrolPlane: %q\nrootCert: nametap-ca-root-cert\n%s", in.mode, clusterIP, in.control, in.settings))
+	config := in.Write("inject-"+namespace+".yaml", fmt.Sprintf("mode: %s\nnameservers: [%s]\ncontrolPlane: %q\nrootCAFiles: [%q]\n%s", in.mode, clusterIP, in.control, in.Path("root-cert.pem"), in.settings))
 	cmd := exec.CommandContext(t.Context(), lab.Program(t, "nametap"), "inject", "--namespace", namespace, "--config", config)
 	var stdout, stderr strings.Builder
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(string(text)), &stdout, &stderr

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15
 	for _, command := range install {
 		c.kubectl(t, command)
 	}
+	c.certify()
 	c.available()
 	t.Run("newcomer", func(t *testing.T) { c.testNewcomer(t, try) })
 	t.Run("rollout", c.testRollout)
@@ -46,6 +48,7 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15
 	})
 	t.Run("injected delay", c.testInjectedDelay) // alone, for its figures
 	c.Apply(manifest(t, "webhook"))
+	c.certify("--webhook")
 	t.Run("injected", func(t *testing.T) {
 		for _, mode := range []string{"rules", "resolv", "webhook"} {
 			t.Run(mode, injection{c, mode, discoveryAddr, ""}.test)
@@ -83,6 +86,29 @@ func documented(t *testing.T, c *cluster) (install, try []string) {
 		t.Fatalf("README.md has the commands %q and %q", install, try)
 	}
 	return install, try
+}
+
+// certify makes the certificate of nametap-discovery, of the authority that there is.
+func (c *cluster) certify(flags ...string) {
+	c.TB.Helper()
+	flags = append([]string{"certificates", "--pods-in", "default"}, flags...)
+	if ca, err := c.TryKubectl("get", "secret", "nametap-discovery-ca", "--namespace", system, "-o", "yaml"); err == nil {
+		flags = append(flags, "--authority", c.Write("ca.yaml", ca))
+	}
+	text, err := exec.Command(lab.Program(c.TB, "nametap-discovery"), flags...).Output()
+	if err != nil {
+		c.TB.Fatal(err)
+	}
+	c.Kubectl("apply", "--server-side", "-f", c.Write("certificates.yaml", string(text)))
+	c.Write("root-cert.pem", c.root())
+}
+
+// root returns the root certificate of nametap-discovery.
+func (c *cluster) root() string {
+	c.TB.Helper()
+	var secret corev1.Secret
+	c.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-cert", &secret)
+	return string(secret.Data["ca.crt"])
 }
 
 // kubectl runs a command of a document in the directory of the project.
@@ -152,7 +178,7 @@ func (c *cluster) testRollout(t *testing.T) {
 	p := s.loaded(podOf(t, "discovery"), 500)
 	certificate := func() string {
 		var secret corev1.Secret
-		s.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-tls", &secret)
+		s.Get("/api/v1/namespaces/"+system+"/secrets/nametap-discovery-cert", &secret)
 		return string(secret.Data[corev1.TLSCertKey])
 	}
 	before := certificate()

@@ -59,6 +59,8 @@ func (c *cluster) space(t *testing.T, labels string) *space {
 	_, name, _ := strings.Cut(strings.ToLower(t.Name()), "/")
 	s := &space{c.in(t), t, strings.Trim(strings.Map(short, name[:min(len(name), 50)]), "-")}
 	s.Apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: " + s.name + ", labels: {" + labels + "}}\n")
+	// For the pod of discovery.yaml.
+	s.Apply(fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: nametap-ca-root-cert, namespace: %s}\ndata: {root-cert.pem: %q}\n", s.name, c.root()))
 	t.Cleanup(func() {
 		if t.Failed() {
 			s.keepLogs()

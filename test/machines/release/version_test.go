@@ -24,7 +24,7 @@ func namesOf(version, arch string) []string {
 	names := []string{
 		"SHA256SUMS", "nametap-" + version + ".tgz", "nametap-init-" + version + "-debian.tar",
 		"nametap-" + version + "-crds.yaml", "nametap-" + version + "-discovery.yaml", "nametap-" + version + "-istiod.yaml",
-		"nametap-" + version + "-policy.yaml", "nametap-" + version + "-webhook.yaml",
+		"nametap-" + version + "-webhook.yaml",
 	}
 	for _, name := range []string{"nametap", "nametap-discovery"} {
 		names = append(names, name+"_"+version+"-1_"+arch+".deb", name+"-linux-"+arch, name+"-linux-"+arch+".cdx.json")
