@@ -43,8 +43,6 @@ type objects struct {
 	account        corev1.ServiceAccount
 	clusterRole    rbacv1.ClusterRole
 	clusterBinding rbacv1.ClusterRoleBinding
-	role           rbacv1.Role
-	binding        rbacv1.RoleBinding
 	budget         policyv1.PodDisruptionBudget
 	network        networkingv1.NetworkPolicy
 	configMap      corev1.ConfigMap
@@ -61,7 +59,7 @@ func load(t *testing.T, variant string) objects {
 		into := map[string]any{
 			"Pod": &all.pod, "Deployment": &all.deployment, "Service": &all.service, "Namespace": &all.namespace,
 			"ServiceAccount": &all.account, "ClusterRole": &all.clusterRole, "ClusterRoleBinding": &all.clusterBinding,
-			"Role": &all.role, "RoleBinding": &all.binding, "PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.network,
+			"PodDisruptionBudget": &all.budget, "NetworkPolicy": &all.network,
 			"ConfigMap": &all.configMap, "MutatingWebhookConfiguration": &all.webhook,
 		}[kind.Kind]
 		if err == nil {
@@ -194,7 +192,7 @@ func TestDiscovery(t *testing.T) { // D20
 	pod := all.deployment.Spec.Template
 	server, labels := pod.Spec.Containers[0], pod.Labels
 	mounted(t, pod.Spec)
-	for _, o := range []metav1.Object{&all.account, &all.role, &all.binding, &all.deployment, &all.budget, &all.service, &all.network, &all.configMap} {
+	for _, o := range []metav1.Object{&all.account, &all.deployment, &all.budget, &all.service, &all.network, &all.configMap} {
 		agree(t, fact{"the namespace of " + o.GetName(), system, o.GetNamespace()})
 	}
 	for _, constraint := range pod.Spec.TopologySpreadConstraints {
@@ -216,7 +214,7 @@ func TestDiscovery(t *testing.T) { // D20
 		}
 	}
 	changed, read := map[string][]string{}, []string{}
-	for _, rule := range slices.Concat(all.clusterRole.Rules, all.role.Rules) {
+	for _, rule := range all.clusterRole.Rules {
 		if slices.Contains(rule.Verbs, "update") || slices.Contains(rule.Verbs, "patch") {
 			changed[rule.Resources[0]] = rule.ResourceNames
 		}
@@ -239,9 +237,7 @@ func TestDiscovery(t *testing.T) { // D20
 			[]any{port(server, server.ReadinessProbe.HTTPGet.Port.StrVal), port(server, server.LivenessProbe.HTTPGet.Port.StrVal), pod.Annotations["prometheus.io/port"]}},
 		fact{"the address in the pod", true, strings.Contains(all.pod.Annotations[proxyConfig], all.service.Name+"."+system+".svc:15012")},
 		fact{"the ClusterRoleBinding", subject, all.clusterBinding.Subjects},
-		fact{"the RoleBinding", subject, all.binding.Subjects},
 		fact{"the ClusterRole", all.clusterRole.Name, all.clusterBinding.RoleRef.Name},
-		fact{"the Role", all.role.Name, all.binding.RoleRef.Name},
 		fact{"the account", all.account.Name, pod.Spec.ServiceAccountName},
 		fact{"what may be changed", map[string][]string{}, changed},
 		fact{"too many rights", false, slices.ContainsFunc(read, func(s string) bool {
