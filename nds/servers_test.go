@@ -197,10 +197,10 @@ func (w *world) change() {
 		clear(w.hosts)
 		w.note("empty")
 	case n == 1:
-		for i := range 50 {
+		for i := range 30 {
 			w.put(fmt.Sprintf("bulk-%d.example.com", i))
 		}
-		w.note("50 hosts")
+		w.note("30 hosts")
 	case n < 9:
 		w.put(host)
 		w.note("put %s", host)
@@ -513,10 +513,8 @@ func kinds() []kind {
 		{name: "third-party-unversioned", layout: chosen, start: script(form{resource: plain, unversioned: true})},
 		{name: "linear", layout: chosen, start: newLinear},
 		{name: "linear-whole", layout: whole, start: newLinear},
-		{name: "linear-sotw", sotw: true, layout: whole, start: newLinear},
 		{name: "snapshots", layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
-		{name: "snapshots-sotw", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
-		{name: "snapshots-ttl", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(&ttl) }},
+		{name: "snapshots-sotw", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(&ttl) }},
 		{name: "third-party-sotw", sotw: true, layout: chosen, start: thirdParty(form{all: true})},
 	}
 }

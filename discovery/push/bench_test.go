@@ -36,6 +36,7 @@ func BenchmarkRebuild(b *testing.B) {
 				clients[i] = join(b, s, fmt.Sprintf("ns%d", i), bc.mode)
 				if bc.waiting {
 					clients[i].ack()
+					clients[i].send = func(any) error { return nil }
 				}
 			}
 			changed := services[0]
@@ -46,7 +47,9 @@ func BenchmarkRebuild(b *testing.B) {
 				if bc.waiting {
 					b.StopTimer()
 					for _, c := range clients {
-						c.ack()
+						if err := c.handle(&Request{typeURL: TypeURL, nonce: c.nonce}); err != nil {
+							b.Fatal(err)
+						}
 					}
 					b.StartTimer()
 				}

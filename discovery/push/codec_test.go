@@ -22,15 +22,15 @@ func TestCodec(t *testing.T) {
 		response encodedResponse
 		want     proto.Message
 	}{
-		{newResponse("", nil, nil, ""), &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL}},
-		{newResponse("v", newWhole(false, "v", nil), nil, "1"), &discoveryv3.DiscoveryResponse{
+		{newResponse(&push{}, ""), &discoveryv3.DiscoveryResponse{TypeUrl: TypeURL}},
+		{newResponse(&push{version: "v", resources: newWhole(false, "v", nil)}, "1"), &discoveryv3.DiscoveryResponse{
 			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{empty}}},
-		{newResponse("v", newWhole(false, "v", parts), nil, "1"), &discoveryv3.DiscoveryResponse{
+		{newResponse(&push{version: "v", resources: newWhole(false, "v", parts)}, "1"), &discoveryv3.DiscoveryResponse{
 			VersionInfo: "v", TypeUrl: TypeURL, Nonce: "1", Resources: []*anypb.Any{table}}},
-		{newResponse("", nil, nil, "2"), &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Nonce: "2"}},
-		{newResponse("v", newWhole(true, "v", parts), nil, "2"), &discoveryv3.DeltaDiscoveryResponse{
+		{newResponse(&push{}, "2"), &discoveryv3.DeltaDiscoveryResponse{TypeUrl: TypeURL, Nonce: "2"}},
+		{newResponse(&push{version: "v", resources: newWhole(true, "v", parts)}, "2"), &discoveryv3.DeltaDiscoveryResponse{
 			SystemVersionInfo: "v", TypeUrl: TypeURL, Nonce: "2", Resources: []*discoveryv3.Resource{{Version: "v", Resource: table}}}},
-		{newResponse("", []mem.Buffer{&one.resource}, []string{"3", ""}, "2"), &discoveryv3.DeltaDiscoveryResponse{
+		{newResponse(&push{resources: []mem.Buffer{&one.resource}, removed: []string{"3", ""}}, "2"), &discoveryv3.DeltaDiscoveryResponse{
 			TypeUrl: TypeURL, Nonce: "2", RemovedResources: []string{"3", ""}, Resources: []*discoveryv3.Resource{{Name: "7", Version: "v7", Resource: table}}}},
 	} {
 		data, err := Codec().Marshal(tt.response)

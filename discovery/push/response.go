@@ -31,18 +31,24 @@ const (
 // An encodedResponse is a DiscoveryResponse or a DeltaDiscoveryResponse. Streams share its parts.
 type encodedResponse mem.BufferSlice
 
-// newResponse returns a response with resources, which are encoded already. The parameter version is the version of the
-// table; it may be empty. The nonce is last: a client that knows the nonce has received the whole response.
-func newResponse(version string, resources []mem.Buffer, removed []string, nonce string) encodedResponse {
-	head := appendString(nil, fieldVersion, version)
-	head = appendString(head, fieldTypeURL, TypeURL)
+// A push has the fields from which a response is encoded.
+type push struct {
+	version   string       // of the whole table; may be empty
+	resources []mem.Buffer // encoded
+	removed   []string     // names of resources
+	made      int          // bytes of resources that were encoded for it
+}
+
+// newResponse returns the response of a push. The nonce is last: a client that knows the nonce has received the whole
+// response.
+func newResponse(p *push, nonce string) encodedResponse {
+	head := appendString(appendString(nil, fieldVersion, p.version), fieldTypeURL, TypeURL)
 	var tail []byte
-	for _, name := range removed {
+	for _, name := range p.removed {
 		tail = protowire.AppendString(protowire.AppendTag(tail, fieldRemoved, protowire.BytesType), name)
 	}
-	tail = appendString(tail, fieldNonce, nonce)
-	response := append(make(encodedResponse, 0, 2+len(resources)), mem.SliceBuffer(head))
-	return append(append(response, resources...), mem.SliceBuffer(tail))
+	response := append(make(encodedResponse, 0, 2+len(p.resources)), mem.SliceBuffer(head))
+	return append(append(response, p.resources...), mem.SliceBuffer(appendString(tail, fieldNonce, nonce)))
 }
 
 // encoded has the bytes of a shard: the resource in a response of the incremental variant, and the NameTable at the end

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	"google.golang.org/grpc/mem"
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -178,6 +177,10 @@ func (s *session) push() error {
 	return s.pushLocked()
 }
 
+// A push of which maxSmall bytes or more had to be encoded counts as large. Most pushes are smaller, and are sent without
+// a call of Config.Room.
+const maxSmall = 64 << 10
+
 // pushLocked sends what the client does not have, unless the client's answer to the last push is awaited.
 func (s *session) pushLocked() error {
 	if !s.joined || s.pending {
@@ -187,12 +190,7 @@ func (s *session) pushLocked() error {
 	if s.rejected != nil && now.equals(s.rejected) && !s.owed {
 		return nil
 	}
-	p := push{session: s, table: now, source: of}
-	if s.wanted && s.client.named {
-		p.addShards()
-	} else if s.wanted && (s.sent == nil || !now.equals(s.sent) || s.owed && !s.delta()) {
-		p.addWhole()
-	}
+	p := s.missing(now, of)
 	if len(p.resources)+len(p.removed) == 0 && !s.owed {
 		return nil
 	}
@@ -208,55 +206,36 @@ func (s *session) pushLocked() error {
 	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
 	s.service.pushed(s.variant)
 	s.timeout.Reset(s.service.cfg.AckTimeout)
-	return s.send(newResponse(p.version, p.resources, p.removed, s.nonce))
+	return s.send(newResponse(&p, s.nonce))
 }
 
-// A push that encoded maxSmall bytes or more counts as large. Most pushes are smaller, and are sent without a call of
-// Config.Room.
-const maxSmall = 64 << 10
-
-// A push is a push that is being made.
-type push struct {
-	*session
-	table     *table
-	source    *source
-	version   string
-	resources []mem.Buffer
-	removed   []string
-	made      int // bytes that were encoded for it
-}
-
-// encoded returns the bytes of a shard.
-func (p *push) encoded(number int) *encoded {
-	e, made := p.service.tables.encoded(p.source, p.table, number)
-	if made {
-		p.made += len(e.resource)
+// missing returns what the client lacks of a table.
+func (s *session) missing(now *table, of *source) (p push) {
+	encoded := func(number int) *encoded {
+		e, made := s.service.tables.encoded(of, now, number)
+		p.made += made
+		return e
 	}
-	return e
-}
-
-// addShards adds the shards that the client does not have, and the names of resources that it must remove.
-func (p *push) addShards() {
-	changed, removed := p.table.since(p.sent)
-	for _, i := range changed {
-		p.resources = append(p.resources, &p.encoded(i).resource)
-	}
-	p.removed = slices.Clone(p.foreign)
-	for _, i := range removed {
-		p.removed = append(p.removed, nameOf(i))
-	}
-}
-
-// addWhole adds the whole table.
-func (p *push) addWhole() {
-	var parts []mem.Buffer
-	for i := range digest.Count {
-		if p.table.shard(i) != nil {
-			parts = append(parts, &p.encoded(i).table)
+	switch changed, gone := now.since(s.sent); {
+	case !s.wanted:
+	case s.client.named:
+		p.removed = slices.Clone(s.foreign)
+		for _, i := range gone {
+			p.removed = append(p.removed, nameOf(i))
 		}
+		for _, i := range changed {
+			p.resources = append(p.resources, &encoded(i).resource)
+		}
+	case s.sent == nil, len(changed)+len(gone) > 0, s.owed && !s.delta():
+		for i := range digest.Count {
+			if now.shard(i) != nil {
+				p.resources = append(p.resources, &encoded(i).table)
+			}
+		}
+		p.version = now.digest()
+		p.resources = newWhole(s.delta(), p.version, p.resources)
 	}
-	p.version = p.table.digest()
-	p.resources = newWhole(p.delta(), p.version, parts)
+	return p
 }
 
 // end ends the session.

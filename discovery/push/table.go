@@ -184,13 +184,13 @@ type source struct {
 	base   hosts.Viewer // at its base
 }
 
-// encoded returns the bytes of a shard of a table, and whether it has made them now.
-func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made bool) {
+// encoded returns the bytes of a shard of a table, and how many bytes it has made now.
+func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made int) {
 	s := from.shard(number)
 	t.encoding.Lock()
 	defer t.encoding.Unlock()
 	if e = s.bytes.Value(); e != nil {
-		return e, false
+		return e, 0
 	}
 	v := &of.base
 	if _, own := from.own[number]; own {
@@ -199,5 +199,5 @@ func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made 
 	_, content := contentOf(v, of.hosts[number])
 	e = newEncoded(nameOf(number), s.text(), content)
 	s.bytes = weak.Make(e)
-	return e, true
+	return e, len(content)
 }

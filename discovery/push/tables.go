@@ -150,10 +150,10 @@ func (t *tables) update(changes []hosts.Change, report func(hosts.Update, hosts.
 	return u, t.moveLocked(affected, woken)
 }
 
-// changed returns the tables after an update: of all bases, and of the views that change. After an update that changes
-// the views themselves, it returns none.
+// changed returns the tables after an update: of all bases, and of the views that change. If no host has changed, or the
+// views themselves have, it returns none.
 func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*view]*table) {
-	if u.Views {
+	if len(u.Hosts) == 0 || u.Views {
 		return nil, nil
 	}
 	bases, views = map[*base]*table{}, map[*view]*table{}
@@ -166,7 +166,7 @@ func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*vi
 	t.mu.Unlock()
 	for b, some := range all {
 		next, changed := b.table, map[int]bool(nil)
-		if len(u.Hosts) > 0 && touched.Reaches(&b.viewer.Base) {
+		if touched.Reaches(&b.viewer.Base) {
 			next, changed = b.after(u.Hosts, t.shards)
 		}
 		bases[b] = next
