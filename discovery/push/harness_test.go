@@ -149,7 +149,7 @@ func (s *Service) updateAll(tb testing.TB, changes ...hosts.Change) {
 // shown returns what is shown of the client.
 func (c *fakeClient) shown() Agent {
 	c.tb.Helper()
-	a, open := c.state(c.info.Load())
+	a, open := c.state()
 	if !open {
 		c.tb.Fatal("the stream has ended")
 	}

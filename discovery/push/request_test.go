@@ -1,12 +1,16 @@
 package push
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 )
 
 // D61: what is kept of a node is bounded.
@@ -40,4 +44,27 @@ func TestLongNodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzRequest decodes requests in any bytes as protobuf does, unless one of the two refuses them.
+func FuzzRequest(f *testing.F) {
+	data, err := proto.Marshal(&discoveryv3.DeltaDiscoveryRequest{
+		Node: nodeOf(f, "id", map[string]any{"NAMESPACE": "shop"}), TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{"*"},
+		InitialResourceVersions: map[string]string{"": "1", "7": "sha256:AAAAAAAAAAA"}, ErrorDetail: &rpcstatus.Status{Message: "no"},
+	})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data, true)
+	f.Fuzz(func(t *testing.T, data []byte, delta bool) {
+		want, r, versions := new(discoveryv3.DeltaDiscoveryRequest), newRequest(delta), map[string]string{}
+		if r.decode(data) != nil || !delta || proto.Unmarshal(data, want) != nil {
+			return
+		}
+		r.eachVersion(func(name, version []byte) { versions[string(name)] = string(version) })
+		if r.bytes != len(data)+frameHead || r.nonce != want.GetResponseNonce() || !proto.Equal(r.node, want.GetNode()) || !maps.Equal(versions, want.GetInitialResourceVersions()) {
+			t.Errorf("got %+v with versions %q, want %v", r, versions, want)
+		}
+		announced(r, nil)
+	})
 }

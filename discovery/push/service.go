@@ -227,7 +227,7 @@ func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(vari
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
 		for _, one := range s.streams.sorted(namespace) {
-			if a, open := one.state(one.info); open && !yield(a) {
+			if a, open := one.state(); open && !yield(a) {
 				return
 			}
 		}

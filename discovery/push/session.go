@@ -266,9 +266,17 @@ func (s *session) wake(now time.Duration) {
 	}
 }
 
-// state returns the state of the client. The parameter info has what the client says of itself. The result open is
-// false if the stream has ended.
-func (s *session) state(info *subscriber) (a Agent, open bool) {
+// said returns what the client says of itself; nothing before the first request.
+func (s *session) said() *subscriber {
+	if info := s.info.Load(); info != nil {
+		return info
+	}
+	return &subscriber{}
+}
+
+// state returns the state of the client. The result open is false if the stream has ended.
+func (s *session) state() (a Agent, open bool) {
+	info := s.said()
 	select {
 	case <-s.done:
 		return a, false

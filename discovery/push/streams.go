@@ -2,6 +2,7 @@ package push
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 )
@@ -26,30 +27,17 @@ func (s *streams) remove(one *session) {
 	delete(s.open, one)
 }
 
-// A listed is a stream, with the info of its client at the time when the list was made.
-type listed struct {
-	*session
-	info *subscriber
-}
-
 // sorted returns the open streams of a namespace, sorted for [Service.Agents]. If namespace is "", it returns all.
-func (s *streams) sorted(namespace string) []listed {
+func (s *streams) sorted(namespace string) []*session {
 	s.mu.Lock()
-	all := make([]listed, 0, len(s.open))
-	for one := range s.open {
-		all = append(all, listed{session: one})
-	}
+	all := slices.Collect(maps.Keys(s.open))
 	s.mu.Unlock()
-	for i := range all {
-		if all[i].info = all[i].session.info.Load(); all[i].info == nil {
-			all[i].info = &subscriber{}
-		}
-	}
 	if namespace != "" {
-		all = slices.DeleteFunc(all, func(one listed) bool { return one.info.view.Namespace != namespace })
+		all = slices.DeleteFunc(all, func(one *session) bool { return one.said().view.Namespace != namespace })
 	}
-	slices.SortFunc(all, func(a, b listed) int {
-		return cmp.Or(cmp.Compare(a.info.view.Namespace, b.info.view.Namespace), cmp.Compare(a.info.name, b.info.name), cmp.Compare(a.connected, b.connected))
+	slices.SortFunc(all, func(a, b *session) int {
+		one, other := a.said(), b.said()
+		return cmp.Or(cmp.Compare(one.view.Namespace, other.view.Namespace), cmp.Compare(one.name, other.name), cmp.Compare(a.connected, b.connected))
 	})
 	return all
 }
