@@ -3,7 +3,6 @@ package nds
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -145,7 +144,7 @@ func (r sotwRPC) receive() (response, error) {
 		}
 		if resource.GetName() == "" {
 			if unnamed++; unnamed > 1 {
-				resource.Name = numbered + strconv.Itoa(unnamed)
+				resource.Name = fmt.Sprintf("\x00%d", unnamed)
 			}
 		}
 		converted.all = converted.all || resource.GetResource() != nil
@@ -153,9 +152,6 @@ func (r sotwRPC) receive() (response, error) {
 	}
 	return converted, nil
 }
-
-// numbered begins the names that receive gives to resources.
-const numbered = "\x00"
 
 func (r sotwRPC) answer(nonce, version string, rejection *rpcstatus.Status) error {
 	return r.client.Send(&discoveryv3.DiscoveryRequest{

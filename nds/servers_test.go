@@ -3,10 +3,13 @@ package nds_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,6 +62,7 @@ type world struct {
 	hosts  table
 	places map[string][]string // the resources with a host, where the kind has a choice
 	dir    string
+	older  snapshotFile // that the client wrote earlier
 	client *nds.Client
 	table  *fakeTable // the client's
 	tables [][]string // that the client has had since the last check
@@ -112,11 +116,35 @@ func (w *world) newPlane() {
 	w.wire.service = w.plane
 }
 
-// newClient starts a client in place of the one before.
-func (w *world) newClient() {
-	if w.stop != nil {
-		w.stop()
+// A snapshotFile is a snapshot and the resources that it has.
+type snapshotFile struct {
+	content []byte
+	have    map[string]used
+}
+
+// loseSnapshot removes the snapshot of a client that was stopped, or puts an older one in its place.
+func (w *world) loseSnapshot() {
+	path := filepath.Join(w.dir, "nametable.snapshot")
+	content, err := os.ReadFile(path)
+	next := snapshotFile{}
+	if w.random.IntN(2) == 0 {
+		next = w.older
 	}
+	if w.older = (snapshotFile{content, w.model.have}); next.content == nil {
+		err = errors.Join(err, os.Remove(path))
+	} else {
+		err = errors.Join(err, os.WriteFile(path, next.content, 0o600))
+	}
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if w.model.have = next.have; next.content != nil {
+		w.model.tables = append(w.model.tables, w.model.union())
+	}
+}
+
+// newClient starts a client.
+func (w *world) newClient() {
 	applied := &fakeTable{}
 	cfg := testConfig("127.0.0.1:15010")
 	cfg.Dial, cfg.StateDir, cfg.Node.AutoAllocate = w.wire.dial, w.dir, true
@@ -197,10 +225,10 @@ func (w *world) change() {
 		clear(w.hosts)
 		w.note("empty")
 	case n == 1:
-		for i := range 50 {
+		for i := range 30 {
 			w.put(fmt.Sprintf("bulk-%d.example.com", i))
 		}
-		w.note("50 hosts")
+		w.note("30 hosts")
 	case n < 9:
 		w.put(host)
 		w.note("put %s", host)
@@ -267,6 +295,11 @@ func (w *world) disturb() {
 	case 4:
 		w.note("client restarts")
 		w.settle()
+		w.stop()
+		if w.random.IntN(2) == 0 {
+			w.note("without its snapshot")
+			w.loseSnapshot()
+		}
 		w.newClient()
 		w.wire.stop()
 		w.wire.listen()
@@ -513,10 +546,8 @@ func kinds() []kind {
 		{name: "third-party-unversioned", layout: chosen, start: script(form{resource: plain, unversioned: true})},
 		{name: "linear", layout: chosen, start: newLinear},
 		{name: "linear-whole", layout: whole, start: newLinear},
-		{name: "linear-sotw", sotw: true, layout: whole, start: newLinear},
 		{name: "snapshots", layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
-		{name: "snapshots-sotw", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(nil) }},
-		{name: "snapshots-ttl", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(&ttl) }},
+		{name: "snapshots-sotw", sotw: true, layout: chosen, start: func() controlPlane { return newSnapshots(&ttl) }},
 		{name: "third-party-sotw", sotw: true, layout: chosen, start: thirdParty(form{all: true})},
 	}
 }

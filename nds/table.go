@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -220,7 +219,7 @@ func newResource(name, version string, value []byte) (*resource, error) {
 		}
 	}
 	if described {
-		if name == "" || strings.HasPrefix(name, numbered) {
+		if name == "" || name[0] == 0 { // a name of sotwRPC.receive
 			return nil, errors.New("a name_info in a resource without the name of its host")
 		}
 		entry := hostEntry(name, info)
