@@ -1,3 +1,4 @@
+// Package digest spreads the hosts of tables over shards. nds.proto defines the hash.
 package digest
 
 import (
@@ -142,92 +143,4 @@ func KeyOf(entry []byte) (key []byte, err error) {
 		body = body[tag+n:]
 	}
 	return key, nil
-}
-
-// Sums has the checksum of the entries of each shard.
-type Sums [Count]Sum
-
-// Digests has the first 8 bytes of the checksum of each shard. An agent sends its digests when it connects.
-type Digests [Count]uint64
-
-// DigestsSize is the length of encoded digests, in bytes.
-const DigestsSize = 8 * Count
-
-// Digests returns the digests of the shards.
-func (b *Sums) Digests() (d Digests) {
-	for i, s := range b {
-		d[i] = s.Prefix()
-	}
-	return d
-}
-
-// ParseDigests returns the digests in b; ok is true if b has DigestsSize bytes.
-func ParseDigests(b []byte) (d Digests, ok bool) {
-	if len(b) != DigestsSize {
-		return Digests{}, false
-	}
-	for i := range d {
-		d[i] = binary.BigEndian.Uint64(b[8*i:])
-	}
-	return d, true
-}
-
-// Bytes returns the DigestsSize bytes of the digests, big endian.
-func (d Digests) Bytes() []byte {
-	out := make([]byte, 0, DigestsSize)
-	for _, word := range d {
-		out = binary.BigEndian.AppendUint64(out, word)
-	}
-	return out
-}
-
-// Differing returns the shards whose digests differ.
-func (d *Digests) Differing(other *Digests) (s Set) {
-	for i := range d {
-		if d[i] != other[i] {
-			s.Add(i)
-		}
-	}
-	return s
-}
-
-// Sum returns the checksum of all shards.
-func (b *Sums) Sum() (all Sum) {
-	for _, s := range b {
-		all = all.Add(s)
-	}
-	return all
-}
-
-// SetSize is the length of an encoded set, in bytes.
-const SetSize = Count / 8
-
-// A Set is a set of shards, a bit each: the lowest bit of the first byte is shard 0.
-type Set [SetSize]byte
-
-// All returns the set of all shards.
-func All() (s Set) {
-	for i := range s {
-		s[i] = 0xff
-	}
-	return s
-}
-
-// ParseSet returns the set in b; an empty b means the empty set. ok is true if b is empty or has SetSize bytes.
-func ParseSet(b []byte) (s Set, ok bool) {
-	copy(s[:], b)
-	return s, len(b) == 0 || len(b) == SetSize
-}
-
-// Add adds a shard.
-func (s *Set) Add(shard int) { s[shard/8] |= 1 << (shard % 8) }
-
-// Has reports whether a shard is in the set.
-func (s *Set) Has(shard int) bool { return s[shard/8]&(1<<(shard%8)) != 0 }
-
-// Join adds all shards of another set.
-func (s *Set) Join(other Set) {
-	for i := range s {
-		s[i] |= other[i]
-	}
 }
