@@ -15,6 +15,7 @@ type Host struct {
 	claims []*claim // those of Services first, then the older ones
 	// contested is true if objects of several namespaces claim the host, and reserved if its name belongs to Services.
 	contested, reserved bool
+	shared              bool   // other namespaces see claims without an exportTo
 	slot                uint16 // of the automatic VIP
 	hasSlot             bool
 	aliases             []alias // what the claims stand for, each once
@@ -48,7 +49,7 @@ func (h *Host) Weight() (n int) {
 // listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
 func (h *Host) listed() int {
 	if h != nil && slices.ContainsFunc(h.claims, func(c *claim) bool {
-		return c.kubernetes() || c.addressed() || len(c.vips) > 0 || c.wantsVIP && h.hasSlot
+		return !c.dropped && (c.kubernetes() || c.addressed() || len(c.vips) > 0 || c.wantsVIP && h.hasSlot)
 	}) {
 		return 1
 	}

@@ -44,7 +44,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips, usage: newUsage(MaxShown),
+		vips: vips, usage: &usage{maxShown: MaxShown, maxOwn: MaxOwn, namespaces: map[string]taken{}},
 	}
 	h.Scene = h.newScene()
 	return h
@@ -75,8 +75,8 @@ type Update struct {
 	// Problems are hosts of objects that are left out now, with the reasons, in the same form: hosts of ServiceEntries whose
 	// names belong to Services, and aliases of themselves.
 	Problems []object.Error
-	// Hidden are the namespaces whose hosts are hidden from other namespaces now because they need more than [MaxShown];
-	// sorted. It is the same slice as in the update before if they have not changed.
+	// Hidden are the namespaces whose hosts are hidden now because of [MaxShown] or [MaxOwn]; sorted. It is the same slice
+	// as in the update before if they have not changed.
 	Hidden []Hidden
 }
 
@@ -90,7 +90,7 @@ type updating struct {
 // result.
 func (h *Hosts) Update(changes ...Change) Update {
 	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
-	root := h.mesh.RootNamespace
+	settings := h.mesh.Mesh
 	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
@@ -117,7 +117,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	}
 	var vips vipChange
 	changed := h.renewClaims(u.owners, &vips)
-	if h.mesh.RootNamespace != root { // the old one loses hosts, and the new one may have more
+	if !h.mesh.Equal(settings) { // the old root namespace loses hosts, and other hosts may be shown to other namespaces
 		for key := range h.byHost {
 			changed[key] = true
 		}
@@ -246,12 +246,18 @@ func wantsSlot(claims []claimOf) bool {
 	return slices.ContainsFunc(claims, func(c claimOf) bool { return c.wantsVIP && len(c.vips) == 0 })
 }
 
-// renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
+// renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed a bound of
 // usage. It returns all hosts that have changed.
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
 	changes := h.renewEach(changed)
 	if passed := h.usage.follow(changes); len(passed) > 0 {
-		changes = NewSpan(changes, h.renewEach(passed)).Changes
+		again := map[string]bool{}
+		for key, host := range h.hosts {
+			if slices.ContainsFunc(host.claims, func(c *claim) bool { return passed[c.namespace] }) {
+				again[key] = true
+			}
+		}
+		changes = NewSpan(changes, h.renewEach(again)).Changes
 	}
 	return changes
 }
@@ -285,9 +291,11 @@ func (h *Hosts) renew(key string) *Host {
 			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key}
+	host.shared, _, _ = h.mesh.Shows("")
+	host.shared = host.shared || slices.ContainsFunc(h.mesh.ExportTo, object.IsLabel)
 	for _, c := range claims {
 		if admitted := h.admit(key, c); admitted != nil {
-			host.claims = append(host.claims, admitted)
+			host.claims = append(host.claims, h.usage.limited(host, admitted))
 			host.contested = host.contested || admitted.namespace != host.claims[0].namespace
 		}
 	}
