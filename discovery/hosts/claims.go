@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -57,31 +59,30 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// size returns how many bytes a claim to the host needs in a table, at most: for names, for ports, for tags and lengths,
-// and for addresses. If some addresses of a host lack a port, the table has the addresses of each port. If merged is true,
-// the namespace has other claims to the host: addresses may lack ports, and the host may be an endpoint of its
-// destinations. The size does not depend on other namespaces.
+// size returns how many bytes a claim to the host needs in a table, at most. If some addresses of a host lack a port, the
+// table has the addresses of each port. If merged is true, the namespace has other claims to the host: addresses may lack
+// ports, and the host may be an endpoint of its destinations. The size does not depend on other namespaces.
 func (h *Host) size(c *claim, merged bool) int {
-	const fixed, service, vip, endpoint, longest = 24, 11, 31, 9, 41
-	n := fixed + len(c.host) + c.services.Size() + c.destinations.Size() + sizeOf(c.addrs) + sizeOf(c.literal) + sizeOf(c.vips)
+	const registry, service, vip, endpoint, longest = 10, 13, 31, 9, 41
+	n := registry + c.services.Size() + c.destinations.Size() + sizeOf(c.addrs) + sizeOf(c.literal) + sizeOf(c.vips)
 	if merged {
-		n += c.services.Len()*sizeOf(c.addrs) + c.destinations.Len()*(endpoint+len(c.host))
+		n += c.services.Len()*sizeOf(c.addrs) + len(c.destinations.List())*(endpoint+len(c.host))
 	}
 	for i, ports := range c.mixedPorts() {
 		n += ports.Size() + ports.Len()*sizeOf(c.addrs[i:i+1])
 	}
 	if c.alias != "" {
-		n += len(c.alias) + maxLent*longest
+		n += 3 + len(c.alias) + maxLent*longest
 	}
 	if c.kubernetes() {
 		n += service + len(c.shortname) + len(c.namespace)
 	} else if h.reserved {
-		n += len(c.namespace)
+		n += 2 + len(c.namespace)
 	}
 	if c.wantsVIP && len(c.vips) == 0 {
 		n += vip
 	}
-	return n
+	return 1 + protowire.SizeBytes(2+protowire.SizeBytes(len(c.host))+protowire.SizeBytes(n))
 }
 
 // sizeOf returns how many bytes addresses have in a table.

@@ -7,11 +7,11 @@ import (
 )
 
 // MaxShown bounds the size in tables of the hosts that all namespaces show to other namespaces, in bytes, and MaxOwn the
-// size of those that only one namespace sees. A table has at most both. Agents accept an eighth of their memory, which is
-// 24 MiB in a container of 192 MiB. 100,000 Services have about 10 MiB.
+// size of those that only one namespace sees. A table has at most both, so agents accept it in a container with the default
+// memory (docs/injection.md). 100,000 Services have about 9 MiB.
 const (
-	MaxShown = 16 << 20
-	MaxOwn   = 8 << 20
+	MaxShown = 12 << 20
+	MaxOwn   = 4 << 20
 )
 
 // usage has the size of the hosts of each namespace, and what is hidden because of it. It depends on the current objects

@@ -13,7 +13,7 @@ import (
 // D64: what all namespaces show to others is bounded, and what only one sees. The namespaces that show most give way, so
 // one cannot hide another that shows less than itself.
 func TestBounds(t *testing.T) {
-	const size = 24 + len("0.a.example") + 2 + len("192.0.2.1")
+	const size = 16 + len("0.a.example") + 2 + len("192.0.2.1")
 	some := func(namespace string, n int, exportTo object.ExportTo) (all []object.Object) {
 		for i := range n {
 			o := entry(fmt.Sprint(namespace, i, exportTo.Restricted), fmt.Sprintf("%d.%s.example", i, namespace), "192.0.2.1")

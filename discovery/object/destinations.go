@@ -131,14 +131,6 @@ func (d Destinations) Size() int {
 	return len(d.text.Value()) + 2*strings.Count(d.text.Value(), " ")
 }
 
-// Len returns the number of destinations.
-func (d Destinations) Len() int {
-	if d == (Destinations{}) {
-		return 0
-	}
-	return strings.Count(d.text.Value(), "\n")
-}
-
 // List returns the destinations in the order of [Destination.Compare]. Several destinations may have the same port.
 func (d Destinations) List() []Destination {
 	if d == (Destinations{}) {
