@@ -75,6 +75,9 @@ type Config struct {
 	// saved. It is created if it does not exist. If several clients have the same directory, only one of them uses
 	// it.
 	StateDir string
+	// MaxTable is how many bytes the entries of the table may have; 0 means 64 MiB. A push with which they would have
+	// more is rejected.
+	MaxTable int
 	// Clock measures the age of the table and the time for which the machine was suspended; nil means clock.New().
 	Clock *clock.Clock
 	// Logger receives the logs; nil discards them.
@@ -125,6 +128,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.Node = node
 	c.ServerName = cmp.Or(c.ServerName, serverName(c.Addr))
 	c.TrustDomain = cmp.Or(c.TrustDomain, defaultTrustDomain)
+	c.MaxTable = cmp.Or(c.MaxTable, maxPushBytes)
 	if c.Clock == nil {
 		c.Clock = clock.New()
 	}
