@@ -44,7 +44,7 @@ func New(clusterDomain string, sources int, vips *VIPs) *Hosts {
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		vips: vips, usage: &usage{maxShown: MaxShown, maxOwn: MaxOwn, namespaces: map[string]taken{}},
+		vips: vips, usage: &usage{maxShown: MaxShown, maxOwn: MaxOwn, namespaces: map[string]*taken{}},
 	}
 	h.Scene = h.newScene()
 	return h
@@ -295,7 +295,7 @@ func (h *Hosts) renew(key string) *Host {
 	host.shared = host.shared || slices.ContainsFunc(h.mesh.ExportTo, object.IsLabel)
 	for _, c := range claims {
 		if admitted := h.admit(key, c); admitted != nil {
-			host.claims = append(host.claims, h.usage.limited(host, admitted))
+			host.claims = append(host.claims, h.usage.limit(host, admitted))
 			host.contested = host.contested || admitted.namespace != host.claims[0].namespace
 		}
 	}

@@ -18,14 +18,20 @@ const (
 // only, so replicas agree. A host counts for the namespaces of its claims, each with its own claims.
 type usage struct {
 	maxShown, maxOwn int
-	namespaces       map[string]taken
+	namespaces       map[string]*taken
+	ordered          []*taken       // the namespaces; in order if limited is true
 	shown            int            // what all namespaces show to other namespaces
+	limited          bool           // shown was more than maxShown after the last changes
 	hidden           listed[Hidden] // the namespaces beyond a bound, each once
 }
 
 // taken is what a namespace takes in tables, in bytes: what it shows to other namespaces, or would show if it were not
 // hidden, and what only the namespace itself sees.
-type taken struct{ shown, own int }
+type taken struct {
+	shown, own int
+	beyond     bool // the hosts must be hidden from other namespaces
+	hides      Hidden
+}
 
 // Hidden is a namespace whose hosts are hidden, because they are too large.
 type Hidden struct {
@@ -38,39 +44,41 @@ type Hidden struct {
 // follow counts changed hosts. It returns the namespaces of which something else is hidden now: their hosts must be made
 // again.
 func (u *usage) follow(changes []HostChange) (passed map[string]bool) {
-	changed := map[string]bool{}
+	changed := map[*taken]bool{}
 	for _, c := range changes {
 		u.count(c.Old, -1, changed)
 		u.count(c.New, 1, changed)
 	}
-	beyond := u.beyond()
-	maps.Copy(changed, beyond)
-	for namespace := range u.hidden.byKey {
-		changed[namespace] = true
+	all := slices.Collect(maps.Keys(changed))
+	if u.limited || u.shown > u.maxShown { // otherwise a change costs nothing for other namespaces
+		u.order()
+		all = u.ordered
 	}
-	passed = map[string]bool{}
-	for namespace := range changed {
-		t := u.namespaces[namespace]
-		now := Hidden{Namespace: namespace, Size: t.own, Shown: beyond[namespace]}
-		if now.Shown {
+	passed, empty := map[string]bool{}, false
+	for _, t := range all {
+		now := Hidden{Namespace: t.hides.Namespace, Size: t.own, Shown: t.beyond}
+		if t.beyond {
 			now.Size += t.shown
 		}
-		now.Own = now.Size > u.maxOwn
-		if before := u.hides(namespace); now.Shown != before.Shown || now.Own != before.Own {
-			if u.hidden.set(namespace); now.Shown || now.Own {
-				u.hidden.set(namespace, now)
+		if now.Own = now.Size > u.maxOwn; now.Shown != t.hides.Shown || now.Own != t.hides.Own {
+			if u.hidden.set(now.Namespace); now.Shown || now.Own {
+				u.hidden.set(now.Namespace, now)
 			}
-			passed[namespace] = true
+			t.hides, passed[now.Namespace] = now, true
 		}
-		if t == (taken{}) {
-			delete(u.namespaces, namespace)
+		if t.shown+t.own == 0 {
+			delete(u.namespaces, now.Namespace)
+			empty = true
 		}
+	}
+	if empty {
+		u.ordered = slices.DeleteFunc(u.ordered, func(t *taken) bool { return t.shown+t.own == 0 })
 	}
 	return passed
 }
 
 // count adds the claims to a host, or removes them if sign is -1, and adds their namespaces to changed. h may be nil.
-func (u *usage) count(h *Host, sign int, changed map[string]bool) {
+func (u *usage) count(h *Host, sign int, changed map[*taken]bool) {
 	if h == nil {
 		return
 	}
@@ -80,37 +88,33 @@ func (u *usage) count(h *Host, sign int, changed map[string]bool) {
 	}
 	for _, c := range h.claims {
 		t := u.namespaces[c.namespace]
+		if t == nil {
+			t = &taken{hides: Hidden{Namespace: c.namespace}}
+			u.namespaces[c.namespace], u.ordered = t, append(u.ordered, t)
+		}
 		if size := sign * h.size(c, claims[c.namespace] > 1); h.shows(c) {
 			t.shown, u.shown = t.shown+size, u.shown+size
 		} else {
 			t.own += size
 		}
-		u.namespaces[c.namespace], changed[c.namespace] = t, true
+		changed[t] = true
 	}
 }
 
-// beyond returns the namespaces whose hosts are hidden from other namespaces: those that show most, and the later one by
+// order finds the namespaces whose hosts must be hidden from other namespaces: those that show most, and the later one by
 // name of two that show as much, until the others show at most maxShown. So one namespace can cause only one other to be
 // hidden, which shows more than itself.
-func (u *usage) beyond() map[string]bool {
-	hidden, rest := map[string]bool{}, u.shown
-	if rest <= u.maxShown {
-		return hidden // otherwise each change would cost as much as all namespaces
-	}
-	for _, namespace := range slices.SortedFunc(maps.Keys(u.namespaces), func(a, b string) int {
-		return cmp.Or(cmp.Compare(u.namespaces[b].shown, u.namespaces[a].shown), cmp.Compare(b, a))
-	}) {
-		if rest > u.maxShown {
-			hidden[namespace] = true
-			rest -= u.namespaces[namespace].shown
+func (u *usage) order() {
+	slices.SortFunc(u.ordered, func(a, b *taken) int {
+		return cmp.Or(cmp.Compare(b.shown, a.shown), cmp.Compare(b.hides.Namespace, a.hides.Namespace))
+	})
+	rest := u.shown
+	for _, t := range u.ordered {
+		if t.beyond = rest > u.maxShown; t.beyond {
+			rest -= t.shown
 		}
 	}
-	return hidden
-}
-
-// hides returns what is hidden of a namespace.
-func (u *usage) hides(namespace string) Hidden {
-	return append(u.hidden.byKey[namespace], Hidden{})[0]
+	u.limited = u.shown > u.maxShown
 }
 
 // shows reports whether a claim shows the host to other namespaces, or would if it were not hidden.
@@ -119,13 +123,13 @@ func (h *Host) shows(c *claim) bool {
 		slices.ContainsFunc(c.exportTo.Namespaces, func(n string) bool { return n != c.namespace }))
 }
 
-// limited returns a claim to a host as it counts: only its namespace sees it, or nobody, if it is hidden.
-func (u *usage) limited(h *Host, c *claim) *claim {
-	hides := u.hides(c.namespace)
-	if !hides.Shown && !hides.Own {
+// limit returns a claim to a host as it counts: only its namespace sees it, or nobody, if it is hidden.
+func (u *usage) limit(h *Host, c *claim) *claim {
+	t := u.namespaces[c.namespace]
+	if t == nil || !t.hides.Shown && !t.hides.Own {
 		return c
 	}
 	one := *c
-	one.hidden, one.dropped = hides.Shown, hides.Own && (hides.Shown || !h.shows(c))
+	one.hidden, one.dropped = t.hides.Shown, t.hides.Own && (t.hides.Shown || !h.shows(c))
 	return &one
 }
