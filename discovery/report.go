@@ -111,10 +111,16 @@ func (r *report) errors() []object.Error {
 	return errs
 }
 
-// hiddenMessage says why the hosts of a namespace are hidden.
+// hiddenMessage says why hosts of a namespace are hidden.
 func hiddenMessage(h hosts.Hidden) string {
-	return fmt.Sprintf("the hosts that the namespace shows to other namespaces have %d KiB in tables, more than %d KiB: only the namespace sees them "+
-		"until they have less; use fewer hosts or addresses, or an exportTo of \".\"", h.Size>>10, hosts.MaxShown>>10)
+	text := fmt.Sprintf("hosts of the namespace have %d KiB in tables, and are hidden until they have less: ", h.Size>>10)
+	if h.Shown {
+		text += fmt.Sprintf("all namespaces show more than %d KiB to other namespaces, and this one is among those that show most; ", hosts.MaxShown>>10)
+	}
+	if h.Own {
+		text += fmt.Sprintf("what only the namespace sees has more than %d KiB, and is in no table; ", hosts.MaxOwn>>10)
+	}
+	return text + "use fewer hosts or addresses, or show them to fewer namespaces (exportTo)"
 }
 
 // logLine logs a line about an object. It reports false if there are too many lines.
@@ -160,7 +166,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	}
 	// The namespace must not be able to hide this line behind others.
 	for _, h := range u.Hidden {
-		logNew("hidden "+h.Namespace, func() { r.logger.Error(hiddenMessage(h), "namespace", h.Namespace) })
+		logNew("hidden "+h.Namespace+" "+hiddenMessage(h), func() { r.logger.Error(hiddenMessage(h), "namespace", h.Namespace) })
 	}
 	for _, e := range all.Errors {
 		logNew("document "+e.Error(), func() { r.logger.Error("broken document", "error", e, "kept_last_good", e.Kept) })

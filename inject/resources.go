@@ -79,12 +79,13 @@ func (r Resources) requirements() corev1.ResourceRequirements {
 }
 
 // memory returns the parts of the memory limit, in MiB: for Go's runtime, and for the files in the volume of the state, which
-// are in memory, too. Without a limit, runtime is 0, which stands for no limit.
+// are in memory, too: two snapshots of the largest table (a twelfth of the limit) while one replaces the other. Without a
+// limit, runtime is 0, which stands for no limit.
 func (r Resources) memory() (runtime, files int64) {
 	limit, ok := r.Limits.list()[corev1.ResourceMemory]
 	if !ok {
 		return 0, 32
 	}
 	whole := limit.Value() >> 20
-	return whole * 5 / 6, whole / 6
+	return whole * 3 / 4, whole / 5
 }

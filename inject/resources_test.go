@@ -31,11 +31,11 @@ func TestResources(t *testing.T) { // I15
 		requests, limits map[string]string
 		runtime, state   string
 	}{
-		"defaults": {"", inject.Config{}, map[string]string{"cpu": "10m", "memory": "32Mi"}, map[string]string{"memory": "192Mi"}, "160MiB", "32Mi"},
-		"settings": {"", settings, map[string]string{"cpu": "5m", "memory": "32Mi"}, map[string]string{"cpu": "1", "memory": "96Mi"}, "80MiB", "16Mi"},
+		"defaults": {"", inject.Config{}, map[string]string{"cpu": "10m", "memory": "32Mi"}, map[string]string{"memory": "192Mi"}, "144MiB", "38Mi"},
+		"settings": {"", settings, map[string]string{"cpu": "5m", "memory": "32Mi"}, map[string]string{"cpu": "1", "memory": "96Mi"}, "72MiB", "19Mi"},
 		"annotations": {
 			"nametap.dev/cpu-request: 20m, nametap.dev/memory-request: 48Mi, nametap.dev/cpu-limit: 200m, nametap.dev/memory-limit: 384Mi", settings,
-			map[string]string{"cpu": "20m", "memory": "48Mi"}, map[string]string{"cpu": "200m", "memory": "384Mi"}, "320MiB", "64Mi",
+			map[string]string{"cpu": "20m", "memory": "48Mi"}, map[string]string{"cpu": "200m", "memory": "384Mi"}, "288MiB", "76Mi",
 		},
 		"none": {"nametap.dev/memory-limit: '', nametap.dev/cpu-request: ''", inject.Config{}, map[string]string{"memory": "32Mi"}, map[string]string{}, "", "32Mi"},
 	} {

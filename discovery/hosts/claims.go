@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/encoding/protowire"
+
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -35,6 +37,7 @@ type claim struct {
 	endpoints, clusterOnly bool
 	imported               bool // of a ServiceImport
 	private, hidden        bool // only the namespace of the claim sees it: see [Hosts.admit], and usage
+	dropped                bool // nobody sees it: see usage
 	cluster                clusterID
 
 	// alias is the externalName of a Service of type ExternalName: the name of the host whose
@@ -56,41 +59,37 @@ func (c *claim) pod() bool { return strings.Contains(c.shortname, ".") }
 // addressed reports whether the object itself gives the host an address.
 func (c *claim) addressed() bool { return len(c.addrs)+len(c.literal) > 0 }
 
-// About how many bytes an address has in a table.
-const sizeOf4, sizeOf6 = 16, 40
-
-// size returns about how many bytes the claim needs in a table: for names, for ports, for tags and lengths, and for
-// addresses. If some addresses of a host lack a port, the table has the addresses of each port.
-func (c *claim) size() int {
-	const fixed, vip = 24, 48
-	n := fixed + len(c.host) + c.services.Size() + c.destinations.Size() + sizeOf(c.literal) + sizeOf(c.vips)
-	for i := range c.addrs {
-		times := 1
-		if c.mixed != nil {
-			times += (*c.mixed)[i].Len()
-		}
-		n += times * sizeOf(c.addrs[i:i+1])
+// size returns how many bytes a claim to the host needs in a table, at most. If some addresses of a host lack a port, the
+// table has the addresses of each port. If merged is true, the namespace has other claims to the host: addresses may lack
+// ports, and the host may be an endpoint of its destinations. The size does not depend on other namespaces.
+func (h *Host) size(c *claim, merged bool) int {
+	const registry, service, vip, endpoint, longest = 10, 13, 48, 9, 41
+	n := registry + c.services.Size() + c.destinations.Size() + sizeOf(c.addrs) + sizeOf(c.literal) + sizeOf(c.vips)
+	if merged {
+		n += c.services.Len()*sizeOf(c.addrs) + len(c.destinations.List())*(endpoint+len(c.host))
+	}
+	for i, ports := range c.mixedPorts() {
+		n += ports.Size() + ports.Len()*sizeOf(c.addrs[i:i+1])
 	}
 	if c.alias != "" {
-		n += len(c.alias) + maxLent*sizeOf4
+		n += 3 + len(c.alias) + maxLent*longest
 	}
-	if c.shortname != "" {
-		n += len(c.shortname) + len(c.namespace)
+	if c.kubernetes() {
+		n += service + len(c.shortname) + len(c.namespace)
+	} else if h.reserved {
+		n += 2 + len(c.namespace)
 	}
 	if c.wantsVIP && len(c.vips) == 0 {
 		n += vip
 	}
-	return n
+	return 1 + protowire.SizeBytes(2+protowire.SizeBytes(len(c.host))+protowire.SizeBytes(n))
 }
 
-// sizeOf returns about how many bytes addresses have in a table.
+// sizeOf returns how many bytes addresses have in a table.
 func sizeOf(addrs []netip.Addr) (n int) {
+	var text [64]byte
 	for _, a := range addrs {
-		if a.Is4() {
-			n += sizeOf4
-		} else {
-			n += sizeOf6
-		}
+		n += 2 + len(a.AppendTo(text[:0]))
 	}
 	return n
 }

@@ -84,8 +84,8 @@ func merge(h *Host, claims []visibleClaim) (host string, info *api.NameTable_Nam
 }
 
 // maxLent bounds the addresses of its target that an alias has, so that the size of an alias depends on nothing that
-// another namespace can make. More do not fit into a response over UDP.
-const maxLent = 64
+// another namespace can make. Not many more fit into a response over UDP.
+const maxLent = 32
 
 // aliasOf makes the entry of the first of claims that is an alias of a name. The parameter target is the entry that
 // answers for that name; nil for a name outside the mesh, which agents forward.

@@ -14,6 +14,7 @@ type Host struct {
 	claims []*claim // those of Services first, then the older ones
 	// contested is true if objects of several namespaces claim the host, and reserved if its name belongs to Services.
 	contested, reserved bool
+	shared              bool         // other namespaces see claims without an exportTo
 	vips                []netip.Addr // the automatic VIPs, of both families; none if no claim wants one
 	aliases             []alias      // what the claims stand for, each once
 
@@ -30,7 +31,7 @@ type alias struct {
 // listed returns 1 if the host is in the table of some client, and 0 if it is not or is nil.
 func (h *Host) listed() int {
 	if h != nil && slices.ContainsFunc(h.claims, func(c *claim) bool {
-		return c.kubernetes() || c.addressed() || c.wantsVIP
+		return !c.dropped && (c.kubernetes() || c.addressed() || c.wantsVIP)
 	}) {
 		return 1
 	}

@@ -42,7 +42,7 @@ func New(clusterDomain string, sources int) *Hosts {
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
 		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
-		usage: newUsage(MaxShown),
+		usage: &usage{maxShown: MaxShown, maxOwn: MaxOwn, namespaces: map[string]*taken{}},
 	}
 	h.Scene = h.newScene()
 	return h
@@ -67,8 +67,8 @@ type Update struct {
 	// names belong to Services, and aliases of themselves. It is the same slice as in the update before if they have not
 	// changed.
 	Problems []object.Error
-	// Hidden are the namespaces whose hosts are hidden from other namespaces now because they need more than [MaxShown];
-	// sorted. It is the same slice as in the update before if they have not changed.
+	// Hidden are the namespaces whose hosts are hidden now because of [MaxShown] or [MaxOwn]; sorted. It is the same slice
+	// as in the update before if they have not changed.
 	Hidden []Hidden
 }
 
@@ -82,7 +82,7 @@ type updating struct {
 // result.
 func (h *Hosts) Update(changes ...Change) Update {
 	u := updating{Update{Sidecars: map[string]bool{}}, map[objectID]bool{}}
-	root, key := h.mesh.RootNamespace, h.vipKey
+	settings, key := h.mesh.Mesh, h.vipKey
 	var dropped []clusterID
 	for _, c := range changes {
 		id, known := h.clusterOf(c.Cluster)
@@ -108,8 +108,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 		}
 	}
 	changed := h.renewClaims(u.owners)
-	// The old root namespace loses hosts, and the new one may have more. All hosts have other VIPs with another key.
-	if h.mesh.RootNamespace != root || h.vipKey != key {
+	// The old root namespace loses hosts, and other hosts may be shown to other namespaces. All hosts have other VIPs with
+	// another key.
+	if !h.mesh.Equal(settings) || h.vipKey != key {
 		for key := range h.byHost {
 			changed[key] = true
 		}
@@ -215,12 +216,18 @@ func (h *Hosts) renewClaims(owners map[objectID]bool) (changed map[string]bool) 
 	return changed
 }
 
-// renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed the limit of
+// renewAll makes changed hosts and their aliases again, and then the hosts of each namespace that has passed a bound of
 // usage. It returns all hosts that have changed.
 func (h *Hosts) renewAll(changed map[string]bool) []HostChange {
 	changes := h.renewEach(changed)
 	if passed := h.usage.follow(changes); len(passed) > 0 {
-		changes = chained(changes, h.renewEach(passed))
+		again := map[string]bool{}
+		for key, host := range h.hosts {
+			if slices.ContainsFunc(host.claims, func(c *claim) bool { return passed[c.namespace] }) {
+				again[key] = true
+			}
+		}
+		changes = chained(changes, h.renewEach(again))
 	}
 	return changes
 }
@@ -254,9 +261,11 @@ func (h *Hosts) renew(key string) *Host {
 			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key}
+	host.shared, _, _ = h.mesh.Shows("")
+	host.shared = host.shared || slices.ContainsFunc(h.mesh.ExportTo, object.IsLabel)
 	for _, c := range claims {
 		if admitted := h.admit(key, c); admitted != nil {
-			host.claims = append(host.claims, admitted)
+			host.claims = append(host.claims, h.usage.limit(host, admitted))
 			host.contested = host.contested || admitted.namespace != host.claims[0].namespace
 		}
 	}

@@ -322,12 +322,12 @@ func (all objects) build() []Change {
 // to the new ones. Namespaces are often beyond the limit of usage.
 func TestUpdatesEqualBuild(t *testing.T) {
 	entries := newEntryCheck(t)
-	passed, hidden := 0, ""
+	passed, hidden, how := 0, "", map[Hidden]int{}
 	for seed := range uint64(8) {
 		w := world{rand.New(rand.NewPCG(seed, 0)), seed%2 == 1}
 		h := New(domain, 2)
-		if h.usage.limit = 200 + 300*int(seed/2); seed%4 == 3 {
-			h.usage.limit = MaxShown
+		if h.usage.maxShown, h.usage.maxOwn = 300+600*int(seed/2), 200+200*int(seed/2); seed%4 == 3 {
+			h.usage.maxShown, h.usage.maxOwn = MaxShown, MaxOwn
 		}
 		all := objects{}
 		before := shadow{}
@@ -342,14 +342,17 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			}
 			u := h.Update(changes...)
 			fresh := New(domain, 2)
-			fresh.usage.limit = h.usage.limit
+			fresh.usage.maxShown, fresh.usage.maxOwn = h.usage.maxShown, h.usage.maxOwn
 			fresh.Update(all.build()...)
-			if diff := cmp.Diff(fresh.usage, h.usage, cmp.AllowUnexported(usage{}, shown{}), cmpopts.IgnoreFields(usage{}, "hidden")); diff != "" {
+			if diff := cmp.Diff(fresh.usage, h.usage, cmp.AllowUnexported(usage{}, taken{}), cmpopts.IgnoreFields(usage{}, "hidden", "ordered"), cmpopts.IgnoreFields(Hidden{}, "Size")); diff != "" {
 				t.Fatalf("seed %d, step %d: usage -anew +updated\n%s", seed, step, diff)
 			}
 			if now := fmt.Sprint(sortedKeys(h.usage.hidden.byKey)); now != hidden {
 				hidden = now
 				passed++
+			}
+			for _, one := range u.Hidden {
+				how[Hidden{Shown: one.Shown, Own: one.Own}]++
 			}
 			if diff := cmp.Diff(fresh.Counts(), h.Counts()); diff != "" {
 				t.Fatalf("seed %d, step %d: counts -anew +updated\n%s", seed, step, diff)
@@ -368,14 +371,28 @@ func TestUpdatesEqualBuild(t *testing.T) {
 				if !maps.EqualFunc(entries.shown(fresh, fresh.Viewer(view)), shown, sameEntry) {
 					t.Fatalf("seed %d, step %d, %+v: -anew +updated\n%s", seed, step, view, cmp.Diff(seen(t, fresh, view), seen(t, h, view)))
 				}
+				size := 0
+				for key, e := range shown {
+					size += len(e.Encoded)
+					counted, claims := 0, h.hosts[key].claims
+					for _, c := range claims {
+						counted += h.hosts[key].size(c, len(claims) > 1)
+					}
+					if counted < len(e.Encoded) {
+						t.Errorf("seed %d, step %d, %+v: %s has %d bytes, and counts as %d %q", seed, step, view, key, len(e.Encoded), counted, e.Encoded)
+					}
+				}
+				if most := h.usage.maxShown + h.usage.maxOwn; size > most {
+					t.Fatalf("seed %d, step %d, %+v: %d bytes, want at most %d", seed, step, view, size, most)
+				}
 				if err := errors.Join(before.follow(view, viewer, u, shown), atBase(viewer, u, shards, special)); err != nil {
 					t.Fatalf("seed %d, step %d: %v", seed, step, err)
 				}
 			}
 		}
 	}
-	if passed < 25 {
-		t.Errorf("namespaces have passed the limit %d times, want more", passed)
+	if passed < 25 || len(how) < 3 {
+		t.Errorf("namespaces have passed a bound %d times, and %v were hidden; want more", passed, how)
 	}
 }
 

@@ -47,7 +47,7 @@ func (h *Hosts) admit(key string, c claimOf) *claim {
 			return &own
 		}
 	}
-	return h.usage.limited(c.claim)
+	return c.claim
 }
 
 // foreignMessage says why a ServiceEntry does not have a host whose name belongs to Services.

@@ -62,7 +62,7 @@ func (v *Viewer) sees(c *claim) bool {
 // isExported reports whether the namespace of the view may see what a claim says.
 func (v *Viewer) isExported(c *claim) bool {
 	switch {
-	case (c.private || c.hidden) && c.namespace != v.Namespace:
+	case c.dropped || (c.private || c.hidden) && c.namespace != v.Namespace:
 		return false
 	case c.exportTo.IsDefault():
 		return v.allVisible || v.ownVisible && c.namespace == v.Namespace

@@ -123,12 +123,12 @@ func (d *Destinations) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Size returns about how many bytes the destinations have in a table.
+// Size returns how many bytes the destinations have in a table, at most.
 func (d Destinations) Size() int {
 	if d == (Destinations{}) {
 		return 0
 	}
-	return len(d.text.Value())
+	return len(d.text.Value()) + 2*strings.Count(d.text.Value(), " ")
 }
 
 // List returns the destinations in the order of [Destination.Compare]. Several destinations may have the same port.

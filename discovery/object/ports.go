@@ -69,12 +69,12 @@ func (p Ports) Len() int {
 	return strings.Count(p.text.Value(), "\n")
 }
 
-// Size returns about how many bytes the ports have in a table.
+// Size returns how many bytes the ports have in a table, at most, without addresses.
 func (p Ports) Size() int {
 	if p == (Ports{}) {
 		return 0
 	}
-	return len(p.text.Value())
+	return len(p.text.Value()) + 4*p.Len()
 }
 
 // List returns the ports, sorted by name, number and protocol.
