@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -27,8 +28,11 @@ func WriteKubeconfig(path, address string) error {
 	return nil
 }
 
-// kindOf returns the version and the kind of the objects of a resource.
-func kindOf(resource string) (version, kind string) {
+// kindOf returns the version and the kind in which a client asks for the objects of a resource.
+func kindOf(resource, accepts string) (version, kind string) {
+	if strings.Contains(accepts, "PartialObjectMetadata") {
+		return "meta.k8s.io/v1", "PartialObjectMetadata"
+	}
 	switch resource {
 	case "services":
 		return "v1", "Service"
@@ -37,7 +41,7 @@ func kindOf(resource string) (version, kind string) {
 	case "endpointslices":
 		return "discovery.k8s.io/v1", "EndpointSlice"
 	}
-	return "meta.k8s.io/v1", "PartialObjectMetadata" // only the metadata of others is read
+	return "v1", "Namespace"
 }
 
 // serve answers a request for a watch, and refuses all others. Services are the only objects of the cluster.
@@ -111,7 +115,7 @@ func (c *Cluster) begin(out *bufio.Writer, r *http.Request, resource string) (ne
 			}
 		}
 	}
-	version, kind := kindOf(resource)
+	version, kind := kindOf(resource, r.Header.Get("Accept"))
 	writeEvent(out, "BOOKMARK", fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}`,
 		kind, version, next+1))
 	return next, nil
