@@ -40,7 +40,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 	m := &metrics{
 		hosts:    gauge("hosts", "Hosts in the tables of clients."),
 		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
-		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
+		broken:   gauge("errors", "Errors in objects, hosts that are left out, and namespaces whose hosts are hidden."),
 		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		vips:     gauge("vips", "Hosts with an automatic VIP."),

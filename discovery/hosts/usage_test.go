@@ -55,12 +55,13 @@ func TestBounds(t *testing.T) {
 		var hidden []string
 		for _, one := range u.Hidden {
 			text := one.Namespace
-			for what, is := range map[string]bool{" shown": one.Shown, " own": one.Own} {
-				if is {
-					text += what
-				}
+			if one.Shown {
+				text += " shown"
 			}
-			hidden = append(hidden, strings.Replace(text, " own shown", " shown own", 1))
+			if one.Own {
+				text += " own"
+			}
+			hidden = append(hidden, text)
 		}
 		sees := func(namespace string) string {
 			counts := map[string]int{}
