@@ -113,14 +113,12 @@ func (r *report) errors() []object.Error {
 
 // hiddenMessage says why hosts of a namespace are hidden.
 func hiddenMessage(h hosts.Hidden) string {
-	text := fmt.Sprintf("hosts of the namespace have %d KiB in tables, and are hidden until they have less: ", h.Size>>10)
-	if h.Shown {
-		text += fmt.Sprintf("all namespaces show more than %d KiB to other namespaces, and this one is among those that show most; ", hosts.MaxShown>>10)
-	}
+	why := fmt.Sprintf("all namespaces show more than %d KiB to other namespaces, and this one is among those that show most", hosts.MaxShown>>10)
 	if h.Own {
-		text += fmt.Sprintf("what only the namespace sees has more than %d KiB, and is in no table; ", hosts.MaxOwn>>10)
+		why = fmt.Sprintf("what only the namespace sees, also because it is hidden from others, has more than %d KiB, and is in no table", hosts.MaxOwn>>10)
 	}
-	return text + "use fewer hosts or addresses, or show them to fewer namespaces (exportTo)"
+	return fmt.Sprintf("hosts of the namespace have %d KiB in tables, and are hidden until they have less: %s; "+
+		"use fewer hosts or addresses, or show them to fewer namespaces (exportTo)", h.Size>>10, why)
 }
 
 // logLine logs a line about an object. It reports false if there are too many lines.

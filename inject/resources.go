@@ -78,9 +78,8 @@ func (r Resources) requirements() corev1.ResourceRequirements {
 	return corev1.ResourceRequirements{Requests: r.Requests.list(), Limits: r.Limits.list()}
 }
 
-// memory returns the parts of the memory limit, in MiB: for Go's runtime, and for the files in the volume of the state, which
-// are in memory, too: two snapshots of the largest table (a twelfth of the limit) while one replaces the other. Without a
-// limit, runtime is 0, which stands for no limit.
+// memory returns the parts of the memory limit, in MiB: for Go's runtime, or 0 without a limit; and for the files in the
+// volume of the state, which are in memory, too: two snapshots of the largest table, which is a twelfth of the limit.
 func (r Resources) memory() (runtime, files int64) {
 	limit, ok := r.Limits.list()[corev1.ResourceMemory]
 	if !ok {

@@ -35,10 +35,6 @@ const vmRootCA = "/etc/certs/root-cert.pem"
 // podReadyTimeout is agent.Config.ReadyTimeout in a pod. The containers of the pod wait for the agent.
 const podReadyTimeout = 3 * time.Second
 
-// tableShare is the part of the memory limit that a table may have. While a table replaces another one, the agent has
-// both, what has arrived, and two snapshots, which are in memory in a pod.
-const tableShare = 12
-
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
@@ -49,7 +45,7 @@ func (o *options) config() (agent.Config, error) {
 	cfg.Logger = o.logger()
 	cfg.StateDirRequired = o.flags.Changed(stateDirFlag)
 	cfg.Collectors = []prometheus.Collector{version.Metric("nametap_build_info")}
-	cfg.XDS.MaxTable = int(min(cgroup.MemoryLimit("/")/tableShare, 64<<20))
+	cfg.XDS.MaxTable = int(min(cgroup.MemoryLimit("/")/12, 64<<20)) // measured: while all of a table changes, with two snapshots
 	node := &cfg.XDS.Node
 	if node.PodName == "" {
 		hostname, err := os.Hostname()
@@ -65,10 +61,7 @@ func (o *options) config() (agent.Config, error) {
 			cfg.Identity += "." + node.Namespace
 		}
 	}
-	if err := o.completeDNS(&cfg); err != nil {
-		return cfg, err
-	}
-	if err := o.completeNode(&cfg); err != nil {
+	if err := errors.Join(o.completeDNS(&cfg), o.completeNode(&cfg)); err != nil {
 		return cfg, err
 	}
 	if o.carries {
