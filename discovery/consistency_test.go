@@ -53,32 +53,3 @@ func TestReplicasAgree(t *testing.T) { // D36, D37
 		})
 	}
 }
-
-// TestRestoreIsOvertaken checks that a replica serves what etcd has after it was restored from a
-// backup, even if, before the replica connects again, new changes reach the version that it has
-// heard of.
-func TestRestoreIsOvertaken(t *testing.T) { // D60
-	t.Parallel()
-	a := fakekube.Start(t)
-	a.Put(fakekube.Services, svcYAML("shop", "kept", "10.0.0.1"))
-	a.Put(fakekube.Services, svcYAML("shop", "removed", "10.0.0.2"))
-	r := start(t, onAPI(t, a))
-	c := openNaming(t, r, nil)
-	c.want("kept removed", "")
-	a.Put(fakekube.Services, svcYAML("shop", "kept", "10.0.0.3"))
-	c.want("kept", "")
-	a.Remove(fakekube.Services, "shop/removed")
-	c.want("", "removed")
-	a.Put(fakekube.Services, svcYAML("shop", "added", "10.0.0.4"))
-	c.want("added", "")
-	a.Restore(3, func() {
-		a.Put(fakekube.Services, svcYAML("shop", "missed", "10.0.0.5"))
-		for range 5 {
-			a.Put(fakekube.ConfigMaps, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: other, namespace: other}\n")
-		}
-	})
-	c.want("kept missed removed", "added")
-	if !c.has("kept", "10.0.0.1") {
-		t.Errorf("the client has %v", c.hosts())
-	}
-}

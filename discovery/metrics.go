@@ -85,7 +85,7 @@ func newResourceMetrics(resources func() []source.Status) *resourceMetrics {
 	}
 	return &resourceMetrics{
 		resources: resources,
-		heard:     desc("heard_timestamp_seconds", "When the Kubernetes API last sent something about a resource, in Unix time; 0 if never."),
+		heard:     desc("heard_timestamp_seconds", "When a request to the Kubernetes API for a resource last succeeded, in Unix time; 0 if never."),
 		failing:   desc("failing", "1 while requests to the Kubernetes API for a resource fail, otherwise 0."),
 		objects:   desc("objects", "Objects of a resource of the Kubernetes API in use."),
 	}

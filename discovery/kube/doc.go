@@ -5,11 +5,11 @@
 //
 //  1. source.go combines the feeds, one for each resource. Until each feed has all of its objects,
 //     [Source.Waiting] says which resources are missing.
-//  2. crd.go follows the definitions of custom resources. A missing definition is no error: when it is installed, the
-//     resource is read.
+//  2. crd.go asks the API server which custom resources it serves, and follows these. One that is not served is no
+//     error: crd.go asks again.
 //  3. feed.go holds the objects of one resource. client-go's Reflector lists and watches the resource, as a
 //     stream if the API server can, and passes each object to the feed as soon as the object is decoded. follow.go
-//     lists the resource again when no watch confirms the content of the feed.
+//     lists the resource again after at most 10 min.
 //  4. selection.go applies the discovery selectors of the mesh: only objects in the namespaces that they select count.
 //     A feed drops the objects of other namespaces before it reduces them. When such a namespace counts later, the feed
 //     lists its resource again.

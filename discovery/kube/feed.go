@@ -15,9 +15,6 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// maxDropped bounds the number of namespaces in feed.dropped.
-const maxDropped = 10_000
-
 // A feed holds the objects of one resource. It is the store of a Reflector.
 type feed struct {
 	notify    func()     // called after each change, without the lock; must not block
@@ -34,7 +31,7 @@ type feed struct {
 	dirty   map[object.Key]bool // objects that have changed since the last call of take
 	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
-	dropped map[string]bool     // namespaces whose objects were dropped since the last list; at most maxDropped
+	dropped map[string]bool     // namespaces whose objects were dropped since the last list
 
 	health
 }
@@ -110,9 +107,7 @@ func (f *feed) selectsLocked(namespace string) bool {
 	if f.selection == nil || f.selection.current().include(namespace) {
 		return true
 	}
-	if len(f.dropped) < maxDropped {
-		f.dropped[strings.Clone(namespace)] = true
-	}
+	f.dropped[strings.Clone(namespace)] = true
 	return false
 }
 
@@ -126,13 +121,14 @@ func (f *feed) reselect() {
 		}
 	}
 	f.keepErrsLocked(func(key object.Key) bool { return f.selectsLocked(key.Namespace) })
-	names, again := f.selection.current(), len(f.dropped) == maxDropped
+	names := f.selection.current()
 	for namespace := range f.dropped {
-		again = again || names.include(namespace)
-	}
-	if again {
+		if !names.include(namespace) {
+			continue
+		}
 		f.dropped = map[string]bool{}
 		f.relist()
+		break
 	}
 	f.mu.Unlock()
 	f.notify()
@@ -201,7 +197,6 @@ func (f *feed) Replace(list []any, _ string) error {
 			listed[s.object.Key] = true
 		}
 	}
-	f.complete()
 	f.mu.Lock()
 	defer f.done()
 	for _, s := range all {
@@ -245,8 +240,8 @@ func (f *feed) keepErrsLocked(keep func(object.Key) bool) {
 func (f *feed) Resync() error { return nil }
 
 // absent empties the feed of a resource that the API server does not have.
-func (f *feed) absent() {
-	f.noteRequest(context.Background(), nil)
+func (f *feed) absent(ctx context.Context) {
+	f.noteRequest(ctx, nil)
 	f.mu.Lock()
 	defer f.done()
 	f.listed = true

@@ -84,7 +84,6 @@ func (m *mirror[T]) Replace(list []any, _ string) error {
 		}
 		parts[name] = m.part(o)
 	}
-	m.complete()
 	m.update(func() { m.parts, m.synced = parts, true })
 	return nil
 }

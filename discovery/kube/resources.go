@@ -72,29 +72,30 @@ func typedClient(config *rest.Config, version schema.GroupVersion, add func(*run
 }
 
 // servedVersion returns the version of a custom resource that the API server serves; if there are several, the first in the
-// order of preference. The preferred version of the group may lack the resource.
-func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (schema.GroupVersionResource, error) {
+// order of preference. The preferred version of the group may lack the resource. If the resource is not served in any
+// version, served is false.
+func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (version schema.GroupVersionResource, served bool, err error) {
 	ask := func(path string, into any) error {
 		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
 		if err == nil {
 			err = json.Unmarshal(text, into)
 		}
-		return err
+		return ignore(err, apierrors.IsNotFound)
 	}
 	var group metav1.APIGroup
 	if err := ask("/apis/"+resource.Group, &group); err != nil {
-		return schema.GroupVersionResource{}, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
+		return version, false, fmt.Errorf("asking for the versions of %s: %w", resource.Group, err)
 	}
-	for _, version := range group.Versions { // preferred versions first
+	for _, v := range group.Versions { // preferred versions first
 		var list metav1.APIResourceList
-		if err := ask("/apis/"+version.GroupVersion, &list); err != nil {
-			return schema.GroupVersionResource{}, fmt.Errorf("asking for the resources of %s: %w", version.GroupVersion, err)
+		if err := ask("/apis/"+v.GroupVersion, &list); err != nil {
+			return version, false, fmt.Errorf("asking for the resources of %s: %w", v.GroupVersion, err)
 		}
 		if slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == resource.Resource }) {
-			return resource.WithVersion(version.Version), nil
+			return resource.WithVersion(v.Version), true, nil
 		}
 	}
-	return schema.GroupVersionResource{}, fmt.Errorf("the API server does not serve %s yet", resource)
+	return version, false, nil
 }
 
 // A lister lists and watches one resource, as client-go's ListWatch does.
@@ -151,12 +152,6 @@ func (c *clients) customLister(resource schema.GroupVersionResource) lister {
 		},
 		watch: r.Watch,
 	}
-}
-
-// definitionLister lists the metadata of one definition of a custom resource.
-func (c *clients) definitionLister(name string) lister {
-	definitions := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	return metadataLister(c.metadata.Resource(definitions), nameSelector(name))
 }
 
 // networkLister lists the metadata of one namespace. A label of this namespace names the network of the cluster.

@@ -24,7 +24,7 @@ type Source struct {
 	clients   *clients
 	selection *selection
 	feeds     []*resource
-	customs   []*customFeed
+	customs   []custom
 
 	// The fields below are owned by the goroutine that calls Read.
 	errs    []object.Error // the errors in objects, as they were last collected
@@ -61,9 +61,7 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 	if cfg.NetworkOf != "" {
 		s.feeds = append(s.feeds, &resource{newFeed("labels of the root namespace", nil, cfg), c.networkLister(cfg.NetworkOf)})
 	}
-	for _, custom := range customs(cfg.Cluster) {
-		s.customs = append(s.customs, newCustomFeed(custom, c, s.selection, cfg))
-	}
+	s.customs = newCustoms(c, s.selection, cfg)
 	return s, nil
 }
 

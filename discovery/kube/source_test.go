@@ -132,7 +132,7 @@ func TestRequests(t *testing.T) {
 	if e := r.Objects[0].Slice.Endpoints; len(e) != 1 || e[0].Hostname != "db-1" || e[0].Addrs[0].String() != "10.244.0.1" {
 		t.Errorf("%+v", e)
 	}
-	want := []string{fakekube.Namespaces, fakekube.Namespaces + "/istio-system/configmaps", fakekube.Services, fakekube.Definitions, fakekube.EndpointSlices}
+	want := []string{fakekube.Namespaces, fakekube.Namespaces + "/istio-system/configmaps", fakekube.Services, fakekube.EndpointSlices, "/apis/multicluster.x-k8s.io", "/apis/networking.istio.io"}
 	if diff := cmp.Diff(a.Asked(), want); diff != "" {
 		t.Errorf("requests (-got +want):\n%s", diff)
 	}
@@ -141,6 +141,7 @@ func TestRequests(t *testing.T) {
 // D14: a custom resource whose definition is missing is no error. It is read as soon as it is
 // installed, and its objects end with it.
 func TestLateDefinition(t *testing.T) {
+	t.Parallel()
 	a := fakekube.Start(t)
 	s := start(t, a)
 	s.want()
@@ -151,7 +152,6 @@ func TestLateDefinition(t *testing.T) {
 	s.want()
 	a.Put(fakekube.Definitions, definition)
 	s.want("ServiceEntry shop/api")
-	a.Put(fakekube.Definitions, definition+"spec: {changed: true}\n")
 	a.Put(fakekube.ServiceEntries, entry("more", "hosts: [more.example.com], addresses: [192.0.2.2], resolution: DNS"))
 	s.want("ServiceEntry shop/api", "ServiceEntry shop/more")
 	if lines := s.log.Count("level=ERROR"); lines > 0 {

@@ -103,7 +103,7 @@ type Status struct {
 	// Synced is true if all objects were read once, or if the API server does not have the
 	// resource.
 	Synced bool `json:"synced"`
-	// Heard is when the API server last sent something about the resource; the zero time if never.
+	// Heard is when a request for the resource last succeeded; the zero time if never.
 	Heard time.Time `json:"heard"`
 	// Failure is why requests to the API server have failed since FailingSince; "" if they succeed.
 	Failure      string    `json:"failure,omitempty"`

@@ -141,8 +141,11 @@ func (a *API) putLocked(path string, o *unstructured.Unstructured) {
 	a.objects[path][key] = o
 }
 
-// Remove deletes an object of the resource with a path; key is "namespace/name".
+// Remove deletes an object of the resource with a path; key is "namespace/name". With a definition, watches end.
 func (a *API) Remove(path, key string) {
+	if path == Definitions {
+		defer a.EndWatches()
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.changeLocked(change{path, a.objects[path][key], nil})
@@ -156,36 +159,6 @@ func (a *API) Forget(path string) {
 	a.changeLocked(change{path: path})
 	a.oldest = len(a.changes)
 	delete(a.objects, path)
-}
-
-// Restore undoes the last n changes, as if etcd was restored from a backup and the API server started again:
-// versions go back. Watches end. Before clients can connect again, Restore calls the function edit, which may change
-// objects.
-func (a *API) Restore(n int, edit func()) {
-	a.tb.Helper()
-	a.Leave()
-	defer a.Return()
-	a.undo(n)
-	edit()
-}
-
-// undo undoes the last n changes.
-func (a *API) undo(n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for range min(n, len(a.changes)) {
-		c := a.changes[len(a.changes)-1]
-		a.changes = a.changes[:len(a.changes)-1]
-		if c.oldObject != nil {
-			if a.objects[c.path] == nil {
-				a.objects[c.path] = map[string]*unstructured.Unstructured{}
-			}
-			a.objects[c.path][c.oldObject.GetNamespace()+"/"+c.oldObject.GetName()] = c.oldObject
-		} else if c.newObject != nil {
-			delete(a.objects[c.path], c.newObject.GetNamespace()+"/"+c.newObject.GetName())
-		}
-	}
-	a.oldest = len(a.changes)
 }
 
 func (a *API) changeLocked(c change) {
@@ -268,6 +241,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mu.Lock()
 	a.requests[r.URL.Path] = true
 	status := a.refused[r.URL.Path]
+	if status == 0 && a.undefinedLocked(r.URL.Path) {
+		status = http.StatusNotFound
+	}
 	a.mu.Unlock()
 	group, isGroup := a.groupOf(r.URL.Path)
 	w.Header().Set("Content-Type", "application/json")

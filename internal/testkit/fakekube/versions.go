@@ -60,6 +60,9 @@ func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, groupPath st
 			continue
 		}
 		for _, name := range version.Resources {
+			if a.undefinedLocked(r.URL.Path + "/" + name) {
+				continue
+			}
 			list.APIResources = append(list.APIResources, metav1.APIResource{Name: name})
 		}
 	}
@@ -71,4 +74,11 @@ func (a *API) serveVersions(w http.ResponseWriter, r *http.Request, groupPath st
 		return
 	}
 	_ = json.NewEncoder(w).Encode(list) // the client may have left
+}
+
+// undefinedLocked reports whether a path is one of a custom resource without a definition.
+func (a *API) undefinedLocked(resource string) bool {
+	group := path.Dir(path.Dir(resource))
+	_, custom := a.versions[group]
+	return custom && a.objects[Definitions]["/"+path.Base(resource)+"."+path.Base(group)] == nil
 }

@@ -34,7 +34,6 @@ rules:
 - {apiGroups: [""], resources: [services, namespaces], verbs: [list, watch]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch]}
 - {apiGroups: [multicluster.x-k8s.io], resources: [serviceimports], verbs: [list, watch]}
-- {apiGroups: [apiextensions.k8s.io], resources: [customresourcedefinitions], verbs: [list, watch]}
 - {apiGroups: [authentication.k8s.io], resources: [tokenreviews], verbs: [create]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
