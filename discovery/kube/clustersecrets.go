@@ -43,7 +43,7 @@ func NewClusterSecrets(access *Access, namespace string, changed func(), log *sl
 	return &ClusterSecrets{
 		lister: requestLister(&corev1.Secret{}, func(options metav1.ListOptions) *rest.Request {
 			options.LabelSelector = clusterSecrets
-			return c.core.Get().Resource(secrets).Namespace(namespace).VersionedParams(&options, metav1.ParameterCodec)
+			return c.core.Get().Resource("secrets").Namespace(namespace).VersionedParams(&options, metav1.ParameterCodec)
 		}),
 		mirror: newMirror("secrets of other clusters", log, changed, clusterSecretOf),
 	}, nil

@@ -24,5 +24,5 @@
 // clustersecrets.go, namespaces.go and selection.go read objects through a mirror (mirror.go), which holds a part of each
 // object. pace.go has the pauses between failed requests.
 //
-// access.go finds the API server. review.go asks it to review a client's token, and clock.go asks it for its time.
+// access.go finds the API server. review.go asks it to review a client's token.
 package kube

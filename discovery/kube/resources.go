@@ -77,10 +77,13 @@ func typedClient(config *rest.Config, version schema.GroupVersion, add func(*run
 func (c *clients) servedVersion(ctx context.Context, resource schema.GroupResource) (version schema.GroupVersionResource, served bool, err error) {
 	ask := func(path string, into any) error {
 		text, err := c.core.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).DoRaw(ctx)
-		if err == nil {
-			err = json.Unmarshal(text, into)
+		switch {
+		case apierrors.IsNotFound(err):
+			return nil
+		case err != nil:
+			return err
 		}
-		return ignore(err, apierrors.IsNotFound)
+		return json.Unmarshal(text, into)
 	}
 	var group metav1.APIGroup
 	if err := ask("/apis/"+resource.Group, &group); err != nil {

@@ -80,7 +80,7 @@ func (s *Source) meshResource() *resource {
 		s.cfg.Changed()
 	}
 	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)
-	return &resource{f, namedLister(s.clients.core, configMaps, name, &corev1.ConfigMap{})}
+	return &resource{f, namedLister(s.clients.core, "configmaps", name, &corev1.ConfigMap{})}
 }
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Before the first call, a Source of another

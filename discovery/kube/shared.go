@@ -1,7 +1,0 @@
-package kube
-
-// Resources that more than one file reads.
-const (
-	secrets    = "secrets"
-	configMaps = "configmaps"
-)
