@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,6 +36,7 @@ type Server struct {
 	vips        vips          // owned by the goroutine of serveChanges
 	writer      source.Writer // nil without a Lease
 	writeVIPs   chan struct{} // has an element when VIPs may have to be written
+	proxies     atomic.Value  // the map of ProxyMetadata
 
 	*report
 }
@@ -99,6 +101,12 @@ func (s *Server) Waiting() string {
 		return why
 	}
 	return s.waitingFor()
+}
+
+// ProxyMetadata returns the environment variables that all proxies of the mesh have (defaultConfig.proxyMetadata).
+func (s *Server) ProxyMetadata() map[string]string {
+	variables, _ := s.proxies.Load().(map[string]string)
+	return variables
 }
 
 // Replica returns the name of this replica.
@@ -217,6 +225,7 @@ func (s *Server) publish(all source.Reading) {
 		s.log(all, u)
 		s.metrics.observe(all.Kept, n)
 	})
+	s.proxies.Store(s.push.ProxyMetadata())
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
 	if slices.ContainsFunc(all.Changes, hosts.Change.HasEntry) || len(update.Hosts) > 0 {

@@ -67,6 +67,10 @@ type Config struct {
 	// get them.
 	Settings map[string]string `yaml:"settings"`
 
+	// ProxyMetadata has the environment variables of defaultConfig.proxyMetadata in Istio's mesh config. Pods get those
+	// about DNS, unless their annotation proxy.istio.io/config sets them.
+	ProxyMetadata map[string]string `yaml:"-"`
+
 	// IgnoredNamespaces are namespaces whose pods are never injected, even if they are labelled.
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }

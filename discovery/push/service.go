@@ -135,6 +135,13 @@ func (s *Service) Statuses(source int) map[object.Key]object.VIPStatus {
 	return s.tables.hosts.Statuses(source)
 }
 
+// ProxyMetadata returns the environment variables that all proxies of the mesh have.
+func (s *Service) ProxyMetadata() map[string]string {
+	s.tables.building.Lock()
+	defer s.tables.building.Unlock()
+	return s.tables.hosts.ProxyMetadata()
+}
+
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
 func (s *Service) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, s.stop)()
