@@ -140,7 +140,7 @@ func (c Config) validate() error {
 	if c.Lease != (source.Name{}) && c.Kubernetes == nil {
 		return errors.New("automatic VIPs are written to objects of the Kubernetes API only: name a file with its access (--kubeconfig), or leave --lease away")
 	}
-	if !object.IsHost(c.ClusterDomain) {
+	if !object.IsHost(c.ClusterDomain) || object.IsWildcard(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
 	if c.ClustersNamespace != "" && c.Kubernetes == nil {

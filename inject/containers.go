@@ -120,13 +120,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if runtime, _ := cfg.Resources.memory(); runtime > 0 {
 		list.set(goMemory, strconv.FormatInt(runtime, 10)+"MiB")
 	}
-	for _, name := range []string{dnsCapture, dnsAutoAllocate} {
-		// Connections to automatic VIPs need Envoy or the agent's egress. With a malformed value, no agent would start.
-		useful := name == dnsCapture || p.hasIstio() || carriesVIPs(cfg)
-		if _, err := strconv.ParseBool(cfg.ProxyMetadata[name]); err == nil && useful && !proxySets(p, name) {
-			list.set(name, cfg.ProxyMetadata[name])
-		}
-	}
+	list.mesh(p, cfg)
 	if cfg.ControlPlane != "" && !proxySets(p, "discoveryAddress") {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}
@@ -160,6 +154,17 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 
 // An environ is a list of environment variables. Each name occurs once.
 type environ []corev1.EnvVar
+
+// mesh sets the switches of the mesh config, unless the pod's proxyConfig does.
+func (e *environ) mesh(p *pod, cfg Config) {
+	for _, name := range []string{dnsCapture, dnsAutoAllocate} {
+		// Connections to automatic VIPs need Envoy or the agent's egress. With a malformed value, no agent would start.
+		useful := name == dnsCapture || p.hasIstio() || carriesVIPs(cfg)
+		if _, err := strconv.ParseBool(cfg.ProxyMetadata[name]); err == nil && useful && !proxySets(p, name) {
+			e.set(name, cfg.ProxyMetadata[name])
+		}
+	}
+}
 
 func (e *environ) field(name, path string) {
 	*e = append(*e, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}})
