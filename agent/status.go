@@ -412,8 +412,8 @@ func (s *statusServer) handleCacheFlush(w http.ResponseWriter, r *http.Request) 
 	writeJSON(w, Flushed{Flushed: n})
 }
 
-// handleTail sends queries after they were answered, one line of JSON for each, until the client disconnects or the
-// agent ends.
+// handleTail sends queries after they were answered, one line of JSON for each, until the client disconnects or gives
+// way to another one, or the agent ends.
 func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 	params := r.URL.Query()
 	filter, err := seen.ParseFilter(params)
@@ -426,11 +426,7 @@ func (s *statusServer) handleTail(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	reader, err := s.core.proxy.Read(filter)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		return
-	}
+	reader := s.core.proxy.Read(filter)
 	defer reader.Close()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

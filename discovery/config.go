@@ -132,7 +132,7 @@ func (c Config) validate() error {
 		return errors.New("no source of objects: name the directory with your Services and ServiceEntries (--config-dir), " +
 			"or the file with the access to the Kubernetes API (--kubeconfig)")
 	}
-	if !object.IsHost(c.ClusterDomain) {
+	if !object.IsHost(c.ClusterDomain) || object.IsWildcard(c.ClusterDomain) {
 		return fmt.Errorf("cluster domain %q: want a DNS name such as %s (--cluster-domain)", c.ClusterDomain, defaultClusterDomain)
 	}
 	if c.ClustersNamespace != "" && c.Kubernetes == nil {

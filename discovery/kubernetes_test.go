@@ -128,6 +128,24 @@ func TestEditOfAPI(t *testing.T) { // D3, D4, D5, D14
 	}
 }
 
+// TestProxyMetadata checks that injection gets the variables in the mesh config before the server is ready, and changes.
+func TestProxyMetadata(t *testing.T) { // I12
+	t.Parallel()
+	a := fakekube.Start(t)
+	put := func(value string) {
+		a.Put(fakekube.ConfigMaps, fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: istio, namespace: istio-system}\n"+
+			"data: {mesh: 'defaultConfig: {proxyMetadata: {ISTIO_META_DNS_CAPTURE: %q}}'}\n", value))
+	}
+	put("true")
+	s := start(t, onAPI(t, a))
+	wait.For(t, "the server is ready", s.Ready())
+	if got := s.ProxyMetadata()["ISTIO_META_DNS_CAPTURE"]; got != "true" {
+		t.Errorf("at the start: %q", got)
+	}
+	put("false")
+	wait.Until(t, "the change is known", func() bool { return s.ProxyMetadata()["ISTIO_META_DNS_CAPTURE"] == "false" })
+}
+
 func sliceYAML(ip string, ready bool) string {
 	return fmt.Sprintf("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
 		"metadata: {name: db-0, namespace: shop, labels: {kubernetes.io/service-name: db, service.kubernetes.io/headless: ''}}\n"+

@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -33,6 +34,7 @@ type Server struct {
 	ads         *adsServer
 	inputs      *inputs
 	state       *statedir.Dir // locked; nil for none
+	proxies     atomic.Value  // the map of ProxyMetadata
 
 	*report
 }
@@ -104,6 +106,12 @@ func (s *Server) Problem() error {
 		return nil
 	}
 	return s.certificate.Problem()
+}
+
+// ProxyMetadata returns the environment variables that all proxies of the mesh have (defaultConfig.proxyMetadata).
+func (s *Server) ProxyMetadata() map[string]string {
+	variables, _ := s.proxies.Load().(map[string]string)
+	return variables
 }
 
 // Replica returns the name of this replica.
@@ -216,6 +224,7 @@ func (s *Server) publish(all source.Reading) {
 		s.log(all, u)
 		s.metrics.observe(all.Kept, n)
 	})
+	s.proxies.Store(s.push.ProxyMetadata())
 	s.inputs.served()
 	s.push.SetMissing(all.Missing)
 	if !s.isServing() {

@@ -221,7 +221,7 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 }
 
 // Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
-func (s *Server) Read(filter *seen.Filter) (*seen.Reader, error) { return s.handler.seen.Read(filter) }
+func (s *Server) Read(filter *seen.Filter) *seen.Reader { return s.handler.seen.Read(filter) }
 
 // Failures is [seen.Recorder.Failures].
 func (s *Server) Failures(start time.Time) []seen.Record { return s.handler.seen.Failures(start) }

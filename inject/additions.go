@@ -56,7 +56,9 @@ func mergeContainer(container, generated *yaml.Node, previous string) {
 		next, old := part(generated, path), part(container, path)
 		switch path {
 		case "env":
-			next = withOthers(next, old, "name", func(name string) bool { return strings.HasPrefix(name, "NAMETAP_") || name == goMemory })
+			next = withOthers(next, old, "name", func(name string) bool {
+				return strings.HasPrefix(name, "NAMETAP_") || slices.Contains([]string{goMemory, dnsCapture, dnsAutoAllocate}, name)
+			})
 		case "volumeMounts":
 			next = withOthers(next, old, "mountPath", func(string) bool { return false })
 		case "securityContext":

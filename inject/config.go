@@ -74,6 +74,10 @@ type Config struct {
 	// get them.
 	Settings map[string]string `yaml:"settings"`
 
+	// ProxyMetadata has the environment variables of defaultConfig.proxyMetadata in Istio's mesh config. Pods get those
+	// about DNS, unless their annotation proxy.istio.io/config sets them.
+	ProxyMetadata map[string]string `yaml:"-"`
+
 	// IgnoredNamespaces are namespaces whose pods are never injected, even if they are labelled.
 	IgnoredNamespaces []string `yaml:"ignoredNamespaces"`
 }
@@ -238,8 +242,12 @@ func (c Config) checkAddresses() error {
 	if c.ControlPlane != "" {
 		host, port, err := net.SplitHostPort(c.ControlPlane)
 		number, err2 := strconv.ParseUint(port, 10, 16)
-		_, err3 := netip.ParseAddr(host)
-		if err != nil || err2 != nil || number == 0 || err3 != nil && !hostName.MatchString(host) {
+		valid := len(host) <= maxName && domainName.MatchString(strings.TrimSuffix(host, ".")) // IPv4 addresses, too
+		if strings.HasPrefix(c.ControlPlane, "[") {
+			addr, _ := netip.ParseAddr(host)
+			valid = addr.Is6() && addr.Zone() == ""
+		}
+		if err != nil || err2 != nil || number == 0 || port[0] == '0' || !valid {
 			return fmt.Errorf("controlPlane %.100q: want host:port, for example istiod.istio-system.svc:15012", c.ControlPlane)
 		}
 	}

@@ -101,9 +101,12 @@ func confined(user int64) *corev1.SecurityContext {
 // proxyConfig is Istio's annotation with settings of a pod, in YAML.
 const proxyConfig = "proxy.istio.io/config"
 
-// discoveryAddress matches a proxyConfig with an address of the control plane, which replaces the address in the
-// Config. The annotation is not parsed, because it may have errors, which the agent reports.
-var discoveryAddress = regexp.MustCompile(`(^|[\n{,])[ \t]*["']?discoveryAddress["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
+// proxySets reports whether the pod's proxyConfig sets a key, which then precedes the Config. The annotation is not
+// parsed, because it may have errors, which the agent reports.
+func proxySets(p *pod, key string) bool {
+	set := regexp.MustCompile(`(^|[\n{,])[ \t]*["']?` + key + `["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
+	return set.MatchString(p.Metadata.Annotations[proxyConfig])
+}
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.
 func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
@@ -121,7 +124,8 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	if runtime, _ := cfg.Resources.memory(); runtime > 0 {
 		list.set(goMemory, strconv.FormatInt(runtime, 10)+"MiB")
 	}
-	if cfg.ControlPlane != "" && !discoveryAddress.MatchString(p.Metadata.Annotations[proxyConfig]) {
+	list.mesh(p, cfg)
+	if cfg.ControlPlane != "" && !proxySets(p, "discoveryAddress") {
 		list.set(variable("xds-addr"), cfg.ControlPlane)
 	}
 	if cfg.ClusterID != "" {
@@ -154,6 +158,17 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 
 // An environ is a list of environment variables. Each name occurs once.
 type environ []corev1.EnvVar
+
+// mesh sets the switches of the mesh config, unless the pod's proxyConfig does.
+func (e *environ) mesh(p *pod, cfg Config) {
+	for _, name := range []string{dnsCapture, dnsAutoAllocate} {
+		// Connections to automatic VIPs need Envoy or the agent's egress. With a malformed value, no agent would start.
+		useful := name == dnsCapture || p.hasIstio() || carriesVIPs(cfg)
+		if _, err := strconv.ParseBool(cfg.ProxyMetadata[name]); err == nil && useful && !proxySets(p, name) {
+			e.set(name, cfg.ProxyMetadata[name])
+		}
+	}
+}
 
 func (e *environ) field(name, path string) {
 	*e = append(*e, corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}})

@@ -24,8 +24,8 @@ type edits struct {
 
 // dnsCapture is the environment variable that switches on the DNS capture of Istio's agent: its
 // listener on port 15053 in istio-proxy, and the rules in istio-init or in Istio's CNI plugin, which
-// reads the environment of istio-proxy.
-const dnsCapture = "ISTIO_META_DNS_CAPTURE"
+// reads the environment of istio-proxy. dnsAutoAllocate asks the control plane for automatic VIPs.
+const dnsCapture, dnsAutoAllocate = "ISTIO_META_DNS_CAPTURE", "ISTIO_META_DNS_AUTO_ALLOCATE"
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
 func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {

@@ -238,6 +238,41 @@ func TestControlPlaneOfPod(t *testing.T) { // I1
 	}
 }
 
+// TestMeshConfig checks that the settings of the mesh config about DNS reach the agent, that those of the pod's annotation
+// and of injection precede them, and that they go with the mesh config.
+func TestMeshConfig(t *testing.T) { // I12
+	t.Parallel()
+	const off, vips = "ISTIO_META_DNS_CAPTURE=false", "ISTIO_META_DNS_AUTO_ALLOCATE=true"
+	mesh := map[string]string{"ISTIO_META_DNS_CAPTURE": "false", "ISTIO_META_DNS_AUTO_ALLOCATE": "true", "OTHER": "x"}
+	for _, test := range []struct {
+		annotation, sidecar string
+		mesh                map[string]string
+		want                []string
+	}{
+		{"", "", mesh, []string{off}}, // nothing carries connections to VIPs
+		{"", ", {name: istio-proxy}", mesh, []string{vips, off}},
+		{"proxyMetadata: {ISTIO_META_DNS_CAPTURE: 'true'}", ", {name: istio-proxy}", mesh, []string{vips}},
+		{"proxyMetadata:\n  ISTIO_META_DNS_AUTO_ALLOCATE: 'false'", ", {name: istio-proxy}", mesh, []string{off}},
+		{"", "", map[string]string{"ISTIO_META_DNS_CAPTURE": "maybe"}, nil}, // the agent would not start
+	} {
+		text := fmt.Sprintf("metadata: {name: app, annotations: {proxy.istio.io/config: %q}}\nspec: {containers: [{name: app}%s]}\n", test.annotation, test.sidecar)
+		first := injectText(t, text, inject.Config{ProxyMetadata: test.mesh})
+		var got []string
+		for name, value := range variables(typed(t, first).Spec.InitContainers[0]) {
+			if strings.HasPrefix(name, "ISTIO_") || name == "OTHER" {
+				got = append(got, name+"="+value)
+			}
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", test, diff)
+		}
+		if diff := cmp.Diff(injectText(t, text, inject.Config{}), injectText(t, first, inject.Config{})); diff != "" {
+			t.Errorf("%+v, without a mesh config: %s", test, diff)
+		}
+	}
+}
+
 // TestResolv checks resolv.conf of mode resolv, and that mode rules restores what the pod had.
 func TestResolv(t *testing.T) { // I0, I11
 	t.Parallel()

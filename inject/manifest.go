@@ -65,48 +65,41 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	}
 	root := clone(d.root)
 	var failures []error
-	changed, aliased := false, false
-	visit(root, func(n *yaml.Node) { aliased = aliased || n.Kind == yaml.AliasNode })
+	var changing []workload
 	for _, w := range workloads(root.Content[0]) {
-		replaced, err := m.injectWorkload(root, w, aliased)
+		if w.pod == nil {
+			m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
+			continue
+		}
+		result, err := m.pod(w)
 		if err != nil {
 			failures = append(failures, fmt.Errorf("line %d: %s: %w", w.object.Line, w.name(m.namespace), err))
+			continue
 		}
-		changed = changed || replaced
+		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, result.Outcome, result.Reasons})
+		if result.Outcome == Injected && !sameTree(w.pod, result.Pod, true) {
+			changing = append(changing, w)
+		}
 	}
-	if len(failures) > 0 || !changed {
+	if len(failures) > 0 || len(changing) == 0 {
 		return d.Body, errors.Join(failures...)
+	}
+	detach(root, changing)
+	for _, w := range changing {
+		result, err := m.pod(w)
+		if err != nil {
+			return d.Body, err
+		}
+		*w.pod = *result.Pod
 	}
 	return d.render(root)
 }
 
-// injectWorkload injects one pod of a document, and reports whether the pod has changed. aliased is true if the document
-// has aliases.
-func (m *manifest) injectWorkload(root *yaml.Node, w workload, aliased bool) (bool, error) {
-	if w.pod == nil {
-		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
-		return false, nil
-	}
+// pod injects the pod of a workload. It does not change the workload.
+func (m *manifest) pod(w workload) (Result, error) {
 	namespace := m.namespaces[w.namespace(m.namespace)]
 	namespace.Name, namespace.Requested = w.namespace(m.namespace), true
-	result, err := Pod(w.pod, namespace, m.cfg)
-	if err != nil {
-		return false, err
-	}
-	m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, result.Outcome, result.Reasons})
-	if result.Outcome != Injected || sameTree(w.pod, result.Pod, true) {
-		return false, nil
-	}
-	if aliased {
-		// An alias elsewhere in the document may name a part that injection changes. Its value must stay, so detach
-		// replaces the alias by a copy of that part.
-		detach(root, w.path)
-		if result, err = Pod(w.pod, namespace, m.cfg); err != nil {
-			return false, err
-		}
-	}
-	*w.pod = *result.Pod
-	return true, nil
+	return Pod(w.pod, namespace, m.cfg)
 }
 
 // readNamespaces notes the Namespaces in a document.

@@ -185,7 +185,7 @@ func TestUnchanged(t *testing.T) { // I13
 	if diff := cmp.Diff(string(texts["unchanged.yaml"]), string(out)); diff != "" {
 		t.Error(diff)
 	}
-	if strings.Contains(lines, ": injected") || strings.Count(lines, ": skipped: ") != 6 {
+	if strings.Contains(lines, ": injected") || strings.Count(lines, ": skipped: ") != 8 {
 		t.Errorf("the reports are\n%s", lines)
 	}
 	out, _ = manifest(t, slices.Concat(texts["unchanged.yaml"], texts["workloads.yaml"]), inject.Config{})

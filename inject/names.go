@@ -57,7 +57,6 @@ var (
 	// imageName matches all names of images that the API server and engines accept, and some others.
 	imageName  = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._/-]*|\[[0-9a-fA-F:]+\])(:[0-9]+/[A-Za-z0-9._/-]+)?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@[a-z0-9]+:[0-9a-f]{32,})?$`)
 	objectName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
-	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?[.]?$`)
-	hostName   = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?$`)
+	domainName = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?([.][A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*$`)
 	printable  = regexp.MustCompile(`^[^\x00-\x1f\x7f]*$`)
 )

@@ -51,14 +51,15 @@ func workloads(root *yaml.Node) []workload {
 	return all
 }
 
-// hasTemplate reports whether an object has a template of pods at the place where most workloads have it.
-func hasTemplate(object *yaml.Node) bool {
-	for _, key := range []string{"spec", "template", "spec", "containers"} {
-		if object = lookup(object, key); object == nil {
-			return false
+// hasTemplate reports whether an object, or an object in it, has the form of a pod: a spec with containers.
+func hasTemplate(object *yaml.Node) (found bool) {
+	visit(object, func(n *yaml.Node) {
+		if spec := lookup(n, "spec"); !found && spec != nil {
+			containers := lookup(spec, "containers")
+			found = containers != nil && containers.Kind == yaml.SequenceNode
 		}
-	}
-	return object.Kind == yaml.SequenceNode
+	})
+	return found
 }
 
 // An object is a Kubernetes object in a document.
@@ -110,14 +111,14 @@ func (w workload) name(other string) string {
 	return w.kind + " " + w.namespace(other) + "/" + name
 }
 
-// detach replaces aliases in a document by copies, if they name parts that injection changes. path leads to the pod.
-func detach(root *yaml.Node, path []*yaml.Node) {
+// detach replaces aliases in a document by copies, if they name parts that injection changes in the workloads: the values
+// of the aliases must stay.
+func detach(root *yaml.Node, workloads []workload) {
 	changing := map[*yaml.Node]bool{}
-	for _, n := range path {
-		changing[n] = true
-	}
-	for _, n := range changed(path[len(path)-1]) {
-		changing[n] = true
+	for _, w := range workloads {
+		for _, n := range slices.Concat(w.path, changed(w.pod)) {
+			changing[n] = true
+		}
 	}
 	visit(root, func(n *yaml.Node) {
 		for i, child := range n.Content {

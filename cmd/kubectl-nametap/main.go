@@ -38,17 +38,14 @@ POD may also be TYPE/NAME, as for kubectl exec, which takes one pod of it. What 
 pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
 
 Flags:
-  -n, --namespace NS        the namespace of the pod; with agents, the namespace of the agents to show
+  -n, --namespace NS        the namespace of the pod; with agents, the namespace of the agents to show. So the number of
+                            queries that tail and top show is --count here
   -c, --container NAME      the container of the agent (default nametap)
   --discovery-namespace NS  the namespace of nametap-discovery (default nametap-system)
   --context, --kubeconfig, --cluster, --user, --as, --as-group, --request-timeout: as for kubectl
 `
 
-// Exit codes, as nametap has them.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
+const exitFailed, exitUsage = 1, 2 // exit codes, as nametap has them
 
 // agents is a command of nametap-discovery; all other commands are of nametap.
 const agents = "agents"
@@ -102,6 +99,9 @@ func parse(args []string) (r request, err error) {
 	passed := false // whether further arguments, except for flags of the plugin, are for the command in the pod
 	for i := 0; i < len(args); i++ {
 		name, value, joined := strings.Cut(args[i], "=")
+		if len(name) > 2 && (name[:2] == "-n" || name[:2] == "-c") { // such as -nshop
+			name, value, joined = args[i][:2], args[i][2:], true
+		}
 		to := r.flag(name)
 		switch {
 		case args[i] == "--":

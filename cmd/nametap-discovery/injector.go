@@ -21,6 +21,7 @@ type injector struct {
 	config string
 
 	namespaces source.Namespaces // reads the namespaces of the pods; nil without an API server
+	server     *discovery.Server // has the settings of the mesh
 }
 
 func (i *injector) addFlags(g settings.Group) {
@@ -40,7 +41,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-cert and --tls-key")}
 	}
 	cfg.Certificate = true
-	settings := webhook.Config{File: i.config, Logger: logger}
+	settings := webhook.Config{File: i.config, Logger: logger, ProxyMetadata: func() map[string]string { return i.server.ProxyMetadata() }}
 	if cfg.Kubernetes != nil {
 		var err error
 		if i.namespaces, err = cfg.Kubernetes.NewNamespaces(logger); err != nil {
@@ -59,6 +60,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 
 // serve opens the listener of the webhook, and serves it in the group until ctx ends.
 func (i *injector) serve(ctx context.Context, group *errgroup.Group, hook *webhook.Webhook, server *discovery.Server) error {
+	i.server = server
 	var lc net.ListenConfig
 	ln, err := lc.Listen(ctx, "tcp", i.addr)
 	if err != nil {

@@ -93,8 +93,8 @@ func readRecent(ctx context.Context, status *statusClient, name string) (*recent
 	recent := &recentQueries{Rcodes: map[string]int{}}
 	err := status.tail(ctx, url.Values{
 		seen.ParamName: {name}, agent.ParamSince: {traceBack.String()}, agent.ParamOnce: {"true"},
-	}, func(line *agent.TailLine) (more bool, err error) {
-		if r := line.Record; r != nil && strings.EqualFold(r.Name, name) {
+	}, new(uint64), func(r *seen.Record) (more bool, err error) {
+		if strings.EqualFold(r.Name, name) {
 			recent.Count++
 			recent.Rcodes[tailResult(r)]++
 			recent.Last = r

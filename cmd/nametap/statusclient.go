@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -142,10 +143,10 @@ func (c *statusClient) read(ctx context.Context, method, path string, query url.
 	return body, nil
 }
 
-// tail requests queries, and calls the function take with each line of the reply until take returns false or an error.
-// At the end of the reply the error is [io.EOF].
+// tail requests queries, and calls the function take with each query until take returns false or an error. It adds the
+// number of queries that were lost to lost. At the end of the reply the error is [io.EOF].
 func (c *statusClient) tail(
-	ctx context.Context, params url.Values, take func(line *agent.TailLine) (more bool, err error),
+	ctx context.Context, params url.Values, lost *uint64, take func(*seen.Record) (more bool, err error),
 ) error {
 	resp, err := c.request(ctx, http.MethodGet, "/debug/tail", params)
 	if err != nil {
@@ -157,7 +158,11 @@ func (c *statusClient) tail(
 		if err := lines.Decode(&line); err != nil {
 			return err
 		}
-		if more, err := take(&line); err != nil || !more {
+		*lost += line.Lost
+		if line.Record == nil {
+			continue
+		}
+		if more, err := take(line.Record); err != nil || !more {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
@@ -22,7 +24,8 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// allOf is how far back `nametap tail --no-follow` begins if --since is not set. No agent runs that long.
+// allOf is how far back `nametap tail --no-follow` begins if --since is not set, and how long it follows without --for.
+// No agent runs that long.
 const allOf = 10 * 365 * 24 * time.Hour
 
 // A seenQueries has the flags and the state that `nametap tail` and `nametap top` have in common.
@@ -88,29 +91,23 @@ func (s *seenQueries) params(args []string) (url.Values, error) {
 	return params, nil
 }
 
-// limited returns a context that ends with ctx, or after the time of --for.
-func (s *seenQueries) limited(ctx context.Context) (context.Context, context.CancelFunc) {
-	if s.limit == 0 {
-		return context.WithCancel(ctx)
+// limited returns a context that ends with ctx, after the time of --for, or when nobody can read the output w any more:
+// where no query comes, no write would fail.
+func (s *seenQueries) limited(ctx context.Context, w io.Writer) (context.Context, context.CancelFunc) {
+	limited, cancel := context.WithTimeout(ctx, cmp.Or(s.limit, allOf))
+	if file, ok := w.(*os.File); ok {
+		output := []unix.PollFd{{Fd: int32(file.Fd())}} //nolint:gosec // a descriptor
+		go func() {
+			defer cancel()
+			for err := error(unix.EINTR); errors.Is(err, unix.EINTR); {
+				_, err = unix.Poll(output, -1) // reports POLLERR of a pipe, or POLLHUP of a socket or a terminal
+			}
+		}()
 	}
-	return context.WithTimeout(ctx, s.limit)
+	return limited, cancel
 }
 
-// read requests queries, and calls the function take with each query until take returns false or an error. It counts
-// the queries that were lost. It returns the error of [statusClient.tail].
-func (s *seenQueries) read(
-	ctx context.Context, params url.Values, take func(*seen.Record) (more bool, err error),
-) error {
-	return s.status.tail(ctx, params, func(line *agent.TailLine) (more bool, err error) {
-		s.lost += line.Lost
-		if line.Record == nil {
-			return true, nil
-		}
-		return take(line.Record)
-	})
-}
-
-// tailEnded returns the error that the command shows for err, an error of read. It returns errTailEnded if the agent
+// tailEnded returns the error that the command shows for err, an error of [statusClient.tail]. It returns errTailEnded if the agent
 // has ended the response, even in the middle of a line.
 func tailEnded(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -200,21 +197,19 @@ func (t *tailCommand) params(args []string) (url.Values, error) {
 
 // errTailEnded is the error if the agent ends while its queries are shown.
 var errTailEnded = errors.New(
-	"the agent has ended the connection: it was restarted, or this command read nothing for a minute")
+	"the agent has ended the connection: it was restarted, 8 other commands read queries, or this one read nothing for a minute")
 
 func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error {
 	params, err := t.params(args)
 	if err != nil {
 		return err
 	}
-	limited, cancel := t.limited(ctx)
+	limited, cancel := t.limited(ctx, w)
 	defer cancel()
 	t.began = time.Now()
-	err = t.read(limited, params, func(r *seen.Record) (more bool, err error) { return t.show(w, r) })
-	switch {
-	case limited.Err() != nil: // --for, or a signal
-	case errors.Is(err, io.EOF) && t.noFollow, err == nil:
-	default:
+	err = t.status.tail(limited, params, &t.lost, func(r *seen.Record) (more bool, err error) { return t.show(w, r) })
+	stopped := limited.Err() != nil // --for, a signal, or no reader
+	if !stopped && err != nil && (!t.noFollow || !errors.Is(err, io.EOF)) {
 		return tailEnded(err)
 	}
 	if t.shown == 0 && (t.noFollow || t.limit > 0) && ctx.Err() == nil {

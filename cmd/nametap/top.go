@@ -93,7 +93,7 @@ func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error 
 	if err != nil {
 		return err
 	}
-	limited, cancel := t.limited(ctx)
+	limited, cancel := t.limited(ctx, w)
 	defer cancel()
 	return t.countQueries(ctx, limited, w, params)
 }
@@ -103,7 +103,7 @@ func (t *topCommand) countQueries(ctx, limited context.Context, w io.Writer, par
 	live := t.output != outputJSON && isTerminal(w)
 	records, ended := make(chan *seen.Record), make(chan error, 1)
 	go func() {
-		ended <- t.read(limited, params, func(r *seen.Record) (more bool, err error) {
+		ended <- t.status.tail(limited, params, &t.lost, func(r *seen.Record) (more bool, err error) {
 			select {
 			case records <- r:
 				return true, nil

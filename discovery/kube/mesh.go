@@ -22,6 +22,9 @@ type meshConfig struct {
 	RootNamespace          string                  `json:"rootNamespace"`
 	DefaultServiceExportTo []string                `json:"defaultServiceExportTo"`
 	DiscoverySelectors     []*metav1.LabelSelector `json:"discoverySelectors"`
+	DefaultConfig          struct {
+		ProxyMetadata map[string]string `json:"proxyMetadata"`
+	} `json:"defaultConfig"`
 }
 
 // parseMesh parses the text of a MeshConfig. As in istiod, it converts the text to JSON first, so an unquoted "true"
@@ -43,7 +46,7 @@ func reduceMesh(o *corev1.ConfigMap) *slim {
 		s.fail(field, "%v", err)
 		return s
 	}
-	mesh := &object.Mesh{RootNamespace: from.RootNamespace, ExportTo: from.DefaultServiceExportTo}
+	mesh := &object.Mesh{RootNamespace: from.RootNamespace, ExportTo: from.DefaultServiceExportTo, ProxyMetadata: from.DefaultConfig.ProxyMetadata}
 	s.object.Mesh = mesh
 	if mesh.RootNamespace != "" && !object.IsLabel(mesh.RootNamespace) {
 		s.fail(field+".rootNamespace", "want the name of a namespace, got %q", mesh.RootNamespace)

@@ -57,8 +57,8 @@ func TestMeshSettings(t *testing.T) {
 	a.Put(fakekube.ConfigMaps, mesh("defaultServiceExportTo: ['bad scope']"))
 	wait.Until(t, "the broken settings are named", func() bool { return len(s.Read().Errors) == 1 })
 	s.want()
-	a.Put(fakekube.ConfigMaps, mesh("trustDomain: mesh.example", "defaultConfig: {discoveryAddress: 'x:15012'}"))
-	want(object.Mesh{})
+	a.Put(fakekube.ConfigMaps, mesh("trustDomain: mesh.example", "defaultConfig: {discoveryAddress: 'x:15012', proxyMetadata: {A: b}}"))
+	want(object.Mesh{ProxyMetadata: map[string]string{"A": "b"}})
 	a.Put(fakekube.ConfigMaps, mesh(
 		"rootNamespace: root", "defaultServiceExportTo: ['.', shop]", "discoverySelectors:",
 		"- matchLabels: {mesh: enabled}", "- matchExpressions: [{key: team, operator: In, values: [b, a]}, {key: mesh, operator: Exists}]", "- {}"))

@@ -1,6 +1,9 @@
 package object
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // DefaultRootNamespace is the root namespace of a mesh whose settings have none.
 const DefaultRootNamespace = "istio-system"
@@ -16,6 +19,8 @@ type Mesh struct {
 	// Selectors select, by labels, the namespaces that count. They have the form of kubectl's
 	// --selector. A namespace counts if a selector matches its labels, or if there are no selectors.
 	Selectors []string
+	// ProxyMetadata are the environment variables that all proxies have.
+	ProxyMetadata map[string]string
 }
 
 // Or returns m, with the settings of other for settings that m does not have.
@@ -48,5 +53,6 @@ func (m Mesh) Shows(namespace string) (allVisible, named, ownVisible bool) {
 
 // Equal reports whether two settings are the same.
 func (m Mesh) Equal(other Mesh) bool {
-	return m.RootNamespace == other.RootNamespace && slices.Equal(m.ExportTo, other.ExportTo) && slices.Equal(m.Selectors, other.Selectors)
+	return m.RootNamespace == other.RootNamespace && slices.Equal(m.ExportTo, other.ExportTo) && slices.Equal(m.Selectors, other.Selectors) &&
+		maps.Equal(m.ProxyMetadata, other.ProxyMetadata)
 }

@@ -101,6 +101,13 @@ func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts
 	return u
 }
 
+// ProxyMetadata returns the environment variables that all proxies of the mesh have.
+func (s *Service) ProxyMetadata() map[string]string {
+	s.tables.building.Lock()
+	defer s.tables.building.Unlock()
+	return s.tables.hosts.ProxyMetadata()
+}
+
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
 func (s *Service) Run(ctx context.Context) {
 	defer context.AfterFunc(ctx, s.stop)()

@@ -20,7 +20,7 @@ const gatherTime = 20 * time.Millisecond
 type Reader struct {
 	recorder *Recorder
 	filter   *Filter
-	limited  bool // it counts as one of maxReaders
+	gaveWay  chan struct{} // closed when the reader has given way to another client; nil for a reader of the agent
 	live     ring
 	wake     chan struct{} // has an element when there may be a new query
 	halfFull chan struct{} // has an element when live may be half full of new queries
@@ -108,7 +108,7 @@ func (r *Reader) appendOverdue(records []Record) (all []Record, due time.Time) {
 // Next waits for queries and returns them, in the order in which they were answered. For a reader that only wants
 // noteworthy queries, truncated responses come later, when they have become noteworthy. lost is how many queries were
 // lost that the filter selects, or might have selected. After the end of ctx, Next returns the queries that it still
-// finds. If it finds none, it returns the error of ctx.
+// finds. If it finds none, it returns the error of ctx. For a reader that has given way, that is [ErrGaveWay].
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
 		var due time.Time
@@ -133,6 +133,8 @@ func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err e
 				r.number++
 				r.lost++
 			}
+		case <-r.gaveWay:
+			return nil, 0, ErrGaveWay
 		case <-ctx.Done():
 			return nil, 0, ctx.Err()
 		}

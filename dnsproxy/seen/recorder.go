@@ -23,8 +23,8 @@ const (
 	maxReaders = 8
 )
 
-// ErrReaders is the error of [Recorder.Read] while there are maxReaders readers of clients.
-var ErrReaders = errors.New("8 clients read queries already, which is the limit: end one of them")
+// ErrGaveWay is the error of [Reader.Next] after maxReaders clients have begun to read later.
+var ErrGaveWay = errors.New("8 other clients have begun to read queries")
 
 // A Recorder records queries. Make one with [New]. Its methods are safe for concurrent use.
 type Recorder struct {
@@ -150,18 +150,20 @@ func (r *Recorder) Failures(start time.Time) []Record {
 	return newReader(r, Failures()).Past(start)
 }
 
-// Read adds a reader for a client. The caller must close the reader.
-func (r *Recorder) Read(filter *Filter) (*Reader, error) {
+// Read adds a reader for a client. If there are maxReaders already, the oldest one gives way, because a client may have
+// been left behind: a command that `kubectl exec` started runs on after it. The caller must close the reader.
+func (r *Recorder) Read(filter *Filter) *Reader {
 	reader := newReader(r, filter)
-	reader.limited = true
-	return reader, r.add(reader)
+	reader.gaveWay = make(chan struct{})
+	r.add(reader)
+	return reader
 }
 
 // ReadOwn adds a reader for the agent itself. The limit of readers does not apply to it. The caller must close the
 // reader.
 func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	reader := newReader(r, filter)
-	_ = r.add(reader) // without a limit there is no error
+	r.add(reader)
 	return reader
 }
 
@@ -170,7 +172,7 @@ func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exchanges {
 	reader := newReader(r, filter)
 	reader.exchanges = newExchanges(reader, onDrop)
-	_ = r.add(reader)
+	r.add(reader)
 	return reader.exchanges
 }
 
@@ -180,25 +182,20 @@ func newReader(r *Recorder, filter *Filter) *Reader {
 	return reader
 }
 
-// add adds a reader.
-func (r *Recorder) add(reader *Reader) error {
+// add adds a reader after all others.
+func (r *Recorder) add(reader *Reader) {
 	r.changing.Lock()
 	defer r.changing.Unlock()
-	var others []*Reader
+	all := []*Reader{reader}
 	if readers := r.readers.Load(); readers != nil {
-		others = *readers
+		all = append(slices.Clone(*readers), reader)
 	}
-	limited := 0
-	for _, other := range others {
-		if other.limited {
-			limited++
-		}
+	clients := slices.DeleteFunc(slices.Clone(all), func(r *Reader) bool { return r.gaveWay == nil })
+	if len(clients) > maxReaders {
+		close(clients[0].gaveWay)
+		all = slices.DeleteFunc(all, func(r *Reader) bool { return r == clients[0] })
 	}
-	if reader.limited && limited >= maxReaders {
-		return ErrReaders
-	}
-	r.useLocked(append(slices.Clone(others), reader))
-	return nil
+	r.useLocked(all)
 }
 
 // remove removes a reader.

@@ -83,6 +83,7 @@ type reviewer struct {
 	log      *slog.Logger
 	settings *settings
 	read     func(ctx context.Context, namespace string) (labels, annotations map[string]string, err error) // Config.Namespace, which may be nil
+	proxy    func() map[string]string                                                                       // Config.ProxyMetadata, which may be nil
 }
 
 // review answers a question about a pod. labelled is true if the pod's namespace has the label Enabled.
@@ -131,6 +132,9 @@ func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (
 		return refusal(http.StatusInternalServerError, metav1.StatusReasonInternalError, fmt.Sprintf("reading its namespace: %v", err)), string(inject.Refused)
 	}
 	cfg, problem := r.settings.current()
+	if r.proxy != nil {
+		cfg.ProxyMetadata = r.proxy()
+	}
 	result, patch, err := inject.Admit(request.Object, namespace, cfg)
 	if len(patch) > maxPatch {
 		err = fmt.Errorf("not a valid pod: want one whose changes need at most %d MiB: shorten what it has in the fields that nametap changes", maxPatch>>20)

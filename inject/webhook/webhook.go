@@ -72,6 +72,8 @@ type Config struct {
 	// Namespace returns the labels and annotations of a namespace; nil if they are not known. It is called for each
 	// question: a new annotation counts at once.
 	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
+	// ProxyMetadata returns [inject.Config.ProxyMetadata]; nil if there is no mesh config.
+	ProxyMetadata func() map[string]string
 	// Logger is for logs; nil discards them.
 	Logger *slog.Logger
 }
@@ -101,7 +103,7 @@ func New(cfg Config) *Webhook {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
 	return &Webhook{
-		log: cfg.Logger, reviewer: reviewer{cfg.Logger, s, cfg.Namespace}, limit: connlimit.New("webhook", maxConns, maxHeld),
+		log: cfg.Logger, reviewer: reviewer{cfg.Logger, s, cfg.Namespace, cfg.ProxyMetadata}, limit: connlimit.New("webhook", maxConns, maxHeld),
 		pods: semaphore.NewWeighted(maxPods), largePods: semaphore.NewWeighted(maxLargePods),
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts(name("requests_total",
 			"Pods that the webhook was asked about, by outcome: injected, skipped, refused, ignored, invalid or busy.")), []string{"outcome"}),

@@ -330,6 +330,18 @@ func testBadSettings(t *testing.T) {
 	}
 }
 
+// TestProxyMetadata injects a pod in a mesh whose config switches capture off.
+func TestProxyMetadata(t *testing.T) { // I12
+	t.Parallel()
+	hook := webhook.New(webhook.Config{ProxyMetadata: func() map[string]string { return map[string]string{"ISTIO_META_DNS_CAPTURE": "false"} }})
+	recorder := httptest.NewRecorder()
+	hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathNamespace, strings.NewReader(question("pods", "CREATE", pod))))
+	var review admissionv1.AdmissionReview
+	if err := json.Unmarshal(recorder.Body.Bytes(), &review); err != nil || !strings.Contains(string(review.Response.Patch), `{"name":"ISTIO_META_DNS_CAPTURE","value":"false"}`) {
+		t.Errorf("%v: %s", err, review.Response.Patch)
+	}
+}
+
 // TestDrain stops the webhook while questions come: each is answered, and connections end with an answer
 // once it drains.
 func TestDrain(t *testing.T) { // I7

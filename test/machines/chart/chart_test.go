@@ -292,18 +292,23 @@ func TestRefused(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
 		for values, parts := range map[string][]string{
-			`{replicas: 3}`:                                             {"replicas"},
-			`{discovery: {replica: 3}}`:                                 {"discovery", "replica"},
-			`{discovery: {replicas: 0}}`:                                {"discovery", "replicas"},
-			`{discovery: {replicas: two}}`:                              {"discovery", "replicas"},
-			`{discovery: {settings: {tls-addr: ":1"}}}`:                 {"tls-addr"},
-			`{discovery: {settings: {--log-level: debug}}}`:             {"--log-level"},
-			`{discovery: {settings: {log-level: [debug]}}}`:             {"discovery", "settings", "log-level"},
-			`{discovery: {podLabels: {app: other}}}`:                    {"'app'"},
-			`{discovery: {networkPolicy: {client: [192.0.2.0/24]}}}`:    {"discovery", "networkPolicy", "client"},
-			`{discovery: {networkPolicy: {clients: [vm.example.com]}}}`: {"discovery", "networkPolicy", "clients"},
-			`{discovery: {networkPolicy: {apiServerPorts: []}}}`:        {"discovery", "networkPolicy", "apiServerPorts"},
-			`{discovery: {settings: {kubeconfig: /etc/k/config}}}`:      {`discovery.settings.kubeconfig is "/etc/k/config"`, "discovery.extraVolumeMounts"},
+			`{replicas: 3}`:                                                {"replicas"},
+			`{discovery: {replica: 3}}`:                                    {"discovery", "replica"},
+			`{discovery: {replicas: 0}}`:                                   {"discovery", "replicas"},
+			`{discovery: {replicas: two}}`:                                 {"discovery", "replicas"},
+			`{discovery: {settings: {tls-addr: ":1"}}}`:                    {"tls-addr"},
+			`{discovery: {settings: {--log-level: debug}}}`:                {"--log-level"},
+			`{discovery: {settings: {log-level: [debug]}}}`:                {"discovery", "settings", "log-level"},
+			`{discovery: {podLabels: {app: other}}}`:                       {"'app'"},
+			`{discovery: {networkPolicy: {client: [192.0.2.0/24]}}}`:       {"discovery", "networkPolicy", "client"},
+			`{discovery: {networkPolicy: {clients: [vm.example.com]}}}`:    {"discovery", "networkPolicy", "clients"},
+			`{discovery: {networkPolicy: {clients: [192.0.2.0/33]}}}`:      {"discovery", "networkPolicy", "clients"},
+			`{discovery: {tolerations: [{operator: Exists, value: a}]}}`:   {"tolerations"},
+			`{discovery: {tolerations: [{operator: Equal, value: a}]}}`:    {"tolerations"},
+			`{discovery: {tolerations: [{key: a b}]}}`:                     {"tolerations"},
+			`{discovery: {tolerations: [{key: a, tolerationSeconds: 1}]}}`: {"tolerations"},
+			`{discovery: {networkPolicy: {apiServerPorts: []}}}`:           {"discovery", "networkPolicy", "apiServerPorts"},
+			`{discovery: {settings: {kubeconfig: /etc/k/config}}}`:         {`discovery.settings.kubeconfig is "/etc/k/config"`, "discovery.extraVolumeMounts"},
 			`{discovery: {settings: {state-dir: /s}, extraVolumes: [{name: s, emptyDir: {}}], extraVolumeMounts: [{name: s, mountPath: /sa}]}}`: {`discovery.settings.state-dir is "/s"`},
 			`{discovery: {extraVolumeMounts: [{name: s, mountPath: /s}]}}`:                                                                      {`mounts "s"`, "discovery.extraVolumes: add it"},
 			`{discovery: {extraVolumes: [{name: inject, emptyDir: {}}]}}`:                                                                       {"extraVolumes"},
@@ -387,7 +392,7 @@ func TestRefused(t *testing.T) { // P9
 				}
 			}
 		}
-		all := h.render(`{injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
+		all := h.render(`{discovery: {tolerations: [{operator: Exists}, {key: a.example/b, value: c, effect: NoExecute, tolerationSeconds: 0}]}, injection: {mode: resolv, nameservers: [10.96.0.10, "fd00:96::a", "::ffff:10.0.0.1"], settings: {drain: 0, serve-stale: 1.5h, log-level: INFO+4,
 			query-log: "off", workload-cert: "off", cache-size: 8388608, egress-mark: "0", xds-plaintext: "true", capture-resolved: false}}}`)
 		if cfg := injection(t, all); cfg.Check() != nil || cfg.Settings["cache-size"] != "8388608" || len(cfg.Settings) != 9 {
 			t.Errorf("%+v: %v", cfg, cfg.Check())

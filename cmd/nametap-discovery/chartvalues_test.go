@@ -1,0 +1,165 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/inject"
+)
+
+// chartPatterns returns the patterns of the chart's schema that read addresses and names. They are in the schema as they
+// are here, because JSON Schema cannot put patterns together.
+func chartPatterns() map[string]string {
+	const (
+		label = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+		names = label + "([.]" + label + ")*"
+		port  = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+		octet = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+		v4    = octet + "([.]" + octet + "){3}"
+		group = "[0-9a-fA-F]{1,4}"
+	)
+	// groups returns the pattern of least to most groups with colons between them.
+	groups := func(least, most int) string {
+		switch {
+		case most == 0:
+			return ""
+		case least == 0:
+			return fmt.Sprintf("(%s(:%s){0,%d})?", group, group, most-1)
+		}
+		return fmt.Sprintf("%s(:%s){%d,%d}", group, group, least-1, most-1)
+	}
+	forms := []string{groups(8, 8), groups(6, 6) + ":" + v4}
+	for before := range 8 { // groups before ::, which stands for one or more
+		forms = append(forms, groups(before, before)+"::"+groups(0, 7-before))
+		if before < 6 {
+			forms = append(forms, fmt.Sprintf("%s::(%s:){0,%d}%s", groups(before, before), group, 5-before, v4))
+		}
+	}
+	v6 := "(" + strings.Join(forms, "|") + ")"
+	return map[string]string{
+		"domain":   "^" + names + "$",
+		"hostPort": `^$|^(` + names + `[.]?|\[` + v6 + `\]):` + port + "$",
+		"address":  "^(" + v4 + "|" + v6 + ")$",
+		"cidr":     "^(" + v4 + "/(3[0-2]|[12]?[0-9])|" + v6 + "/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$",
+	}
+}
+
+// TestChartValues checks that the chart and the programs judge values alike: what the chart accepts, injection,
+// nametap-discovery and the API server accept.
+func TestChartValues(t *testing.T) { // P9
+	text, err := os.ReadFile("../../deploy/chart/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type rule struct {
+		Pattern   string
+		MaxLength int
+		Not       *struct{ Pattern string }
+	}
+	var schema struct{ Definitions map[string]json.RawMessage }
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	long := strings.Repeat("a", 63)
+	for name, test := range map[string]struct {
+		right, wrong []string
+		read         map[string]func(value string) error
+	}{
+		"domain": {
+			[]string{"cluster.local", "a", "1.5", "_a.b_c", long + ".b", strings.Repeat(long+".", 3) + long[:61]},
+			[]string{".", "a..b", ".a", "a.", "*.a", "-a", "a-.b", "a b", "a\n", "\u00e4", long + "a", strings.Repeat(long+".", 3) + long[:62]},
+			map[string]func(string) error{
+				"injection": func(value string) error { return inject.Config{ClusterDomain: value}.Check() },
+				"nametap-discovery": func(value string) error {
+					_, err := discovery.New(discovery.Config{ConfigDir: dir, ClusterDomain: value})
+					return err
+				},
+			},
+		},
+		"hostPort": {
+			[]string{"", "istiod.istio-system.svc:15012", "a.:1", "192.0.2.1:65535", "[fd00::1]:15012", "[::ffff:192.0.2.1]:1"},
+			[]string{"a", "a:", ":1", "a:0", "a:01", "a:65536", "a:+1", "a..b:1", "fd00::1:15012", "[a]:1", "[192.0.2.1]:1", "[fd00::1%eth0]:1", "[fd00::1]", "[:::]:1", "a b:1", "a:1\n", long + "a:1"},
+			map[string]func(string) error{"injection": func(value string) error { return inject.Config{ControlPlane: value}.Check() }},
+		},
+		"address": {
+			[]string{"10.96.0.10", "fd00:96::a", "::ffff:10.0.0.1", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:192.0.2.1"},
+			[]string{"", "999.1.1.1", "1.2.3", "1.2.3.4.5", "01.2.3.4", "a", "1.2.3.4:53", "fe80::1%eth0", "1::2::3", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7:192.0.2.1", ":::", "12345::", "127.0.0.1", "::1", "::", "0:0:0:0:0:0:0:1", "0.0.0.0", "224.0.0.1", "ff02::fb", "::ffff:127.0.0.1", "::ffff:7f00:1"},
+			map[string]func(string) error{"injection": func(value string) error {
+				return inject.Config{Mode: inject.Resolv, Nameservers: []string{value}}.Check()
+			}},
+		},
+		"cidr": {
+			[]string{"192.0.2.0/24", "0.0.0.0/0", "10.0.0.1/32", "fd00::/8", "::/0", "fd00::1/128"},
+			[]string{"", "192.0.2.0", "192.0.2.0/33", "192.0.2.0/024", "999.0.0.0/8", "10.0.0/8", "fd00::/129", "fd00:/8", "/8", "vm.example.com/8"},
+			map[string]func(string) error{"the API server": func(value string) error {
+				_, err := netip.ParsePrefix(value)
+				return err
+			}},
+		},
+	} {
+		var got rule
+		if err := json.Unmarshal(schema.Definitions[name], &got); err != nil {
+			t.Fatal(err)
+		}
+		if want := chartPatterns()[name]; got.Pattern != want {
+			quoted, _ := json.Marshal(want)
+			t.Errorf("definitions.%s.pattern: want %s", name, quoted)
+		}
+		pattern, except := regexp.MustCompile(got.Pattern), regexp.MustCompile(`^\b$`) // matches nothing
+		if got.Not != nil {
+			except = regexp.MustCompile(got.Not.Pattern)
+		}
+		accepts := func(value string) bool {
+			return pattern.MatchString(value) && (got.MaxLength == 0 || len(value) <= got.MaxLength) && !except.MatchString(value)
+		}
+		for value, right := range judged(test.right, test.wrong) {
+			if accepts(value) != right {
+				t.Errorf("%s %q: accepted by the chart is %v", name, value, !right)
+			}
+			for reader, read := range test.read {
+				if err := read(value); (err == nil) != right {
+					t.Errorf("%s %q: %s says %v", name, value, reader, err)
+				}
+			}
+		}
+		if name == "address" {
+			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same texts each time
+			for range 20_000 {
+				value := randomAddress(random)
+				if err := test.read["injection"](value); (err == nil) != accepts(value) {
+					t.Errorf("%q: accepted by the chart is %v, and injection says %v", value, accepts(value), err)
+				}
+			}
+		}
+	}
+}
+
+// judged returns whether values are right.
+func judged(right, wrong []string) map[string]bool {
+	all := map[string]bool{}
+	for _, value := range right {
+		all[value] = true
+	}
+	for _, value := range wrong {
+		all[value] = false
+	}
+	return all
+}
+
+// randomAddress returns a text that is an address, or similar to one.
+func randomAddress(random *rand.Rand) string {
+	var text strings.Builder
+	for range random.IntN(18) {
+		parts := []string{":", ":", ":", "0", "0", "1", "ffff", "7f00", "fd00", "ff02", "127.0.0.1", "10.0.0.1", "::"}
+		text.WriteString(parts[random.IntN(len(parts))])
+	}
+	return text.String()
+}
