@@ -80,3 +80,24 @@ func TestBounds(t *testing.T) {
 		}
 	}
 }
+
+// D64, D65: a host that is hidden because its namespace shows too much passes to no other namespace that claims it.
+func TestHiddenHostKeepsItsOwner(t *testing.T) {
+	first := entry("first", "bank.example", "192.0.2.1")
+	first.Key.Namespace = "bank"
+	second := entry("second", "bank.example", "192.0.2.66")
+	second.Key.Namespace = "evil"
+	h := New(domain, 1)
+	h.usage.maxShown, h.usage.maxOwn = 100, 1000
+	view := View{Namespace: "shop", Families: Families{V4: true}}
+	h.Update(Change{Updated: []object.Object{first, second}})
+	if _, found := seen(t, h, view)["bank.example"]; !found {
+		t.Error("the host is missing before its namespace shows too much")
+	}
+	other := entry("other", "large.example", "192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "192.0.2.5", "192.0.2.6")
+	other.Key.Namespace = "bank"
+	h.Update(Change{Updated: []object.Object{other}})
+	if got := seen(t, h, view); len(got) != 0 {
+		t.Errorf("another namespace sees %v, want no host", got)
+	}
+}

@@ -62,13 +62,17 @@ func (v *Viewer) sees(c *claim) bool {
 // isExported reports whether the namespace of the view may see what a claim says.
 func (v *Viewer) isExported(c *claim) bool {
 	switch {
-	case c.dropped || (c.private || c.hidden) && c.namespace != v.Namespace:
+	case c.private && c.namespace != v.Namespace:
 		return false
 	case c.exportTo.IsDefault():
 		return v.allVisible || v.ownVisible && c.namespace == v.Namespace
 	}
 	return c.exportTo.VisibleIn(v.Namespace)
 }
+
+// withholds reports whether a claim is not shown because of the size of its namespace (see usage). The claim owns its host
+// all the same: otherwise the host would pass to another object that claims it.
+func (v *Viewer) withholds(c *claim) bool { return c.dropped || c.hidden && c.namespace != v.Namespace }
 
 // counting returns the claims to a host that count for the viewer: those that it sees, of one namespace. This is, as in
 // istiod, the viewer's own namespace, or else the namespace of a Service, of an object that is exported to the viewer's
@@ -85,9 +89,7 @@ func (v *Viewer) counting(h *Host, claims []*claim) ([]*claim, nearCluster) {
 			owner = c
 		}
 	}
-	if h.contested {
-		claims = slices.DeleteFunc(claims, func(c *claim) bool { return c.namespace != owner.namespace })
-	}
+	claims = slices.DeleteFunc(claims, func(c *claim) bool { return c.namespace != owner.namespace || v.withholds(c) })
 	if v.around != nil {
 		return v.around.narrow(claims)
 	}
