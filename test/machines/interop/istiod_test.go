@@ -101,7 +101,7 @@ func testAdvice(t *testing.T, d *lab.Istiod) {
 		{"token of another namespace", of("back", token(c, "back", "default", audience)), []string{"PermissionDenied", "--namespace"}},
 		{"another service account", []string{"--service-account", "other"}, []string{"PermissionDenied", "--service-account"}},
 		{"token for another audience", of("vault", token(c, "shop", "default", "vault")), []string{"Unauthenticated", "--xds-token-file", "istio-ca"}},
-		{"expired token", of("expired", shortToken(c, "shop", time.Now().Add(-time.Minute))), []string{"Unauthenticated", "--xds-token-file", "has expired"}},
+		{"expired token", of("expired", shortToken(c, "shop", time.Now().Add(-time.Minute))), []string{"has expired", "--xds-token-file"}},
 		{"no token", []string{"--xds-token-file", h.Path("nothing")}, []string{"no such file", "--xds-token-file"}},
 		{"no credentials", []string{"--xds-token-file", ""}, []string{"Unauthenticated", "--xds-token-file"}},
 		{"no root certificate", []string{"--xds-root-ca", h.Path("nothing")}, []string{"no such file", "--xds-root-ca"}},
