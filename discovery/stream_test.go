@@ -25,7 +25,7 @@ func TestOtherTypesAreNotAnswered(t *testing.T) {
 	}
 }
 
-// D35: a client that does not merge, and gets an empty table, gets one without a name. Its stream ends when the server
+// D35: a client that takes no named tables gets an empty table as one resource without a name. Its stream ends when the server
 // stops.
 func TestStopEndsStreams(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})

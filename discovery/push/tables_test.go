@@ -278,25 +278,25 @@ func TestRejectedTableOfANewView(t *testing.T) {
 	}
 }
 
-// C9, D33: a client that connects, or answers, does not wait for a change that is being written to disk.
-func TestClientsDoNotWaitForDisk(t *testing.T) {
+// C9, D33: a client that connects, or answers, does not wait for a change that is being reported.
+func TestClientsDoNotWaitForReport(t *testing.T) {
 	s := newService()
 	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1")}})
 	before := join(t, s, "shop", modeNamed)
-	writing, written := make(chan struct{}), make(chan struct{})
+	reporting, reported := make(chan struct{}), make(chan struct{})
 	done := make(chan []*session)
 	go func() {
 		_, woken := s.tables.update([]hosts.Change{{Updated: []object.Object{service("shop", "web", "10.0.0.2")}}}, func(hosts.Update, hosts.Counts) {
-			close(writing)
-			<-written
+			close(reporting)
+			<-reported
 		})
 		done <- woken
 	}()
-	<-writing
+	<-reporting
 	before.ack()
 	during := join(t, s, "data", modeNamed) // a test that hangs here has failed
 	during.ack()
-	close(written)
+	close(reported)
 	if woken := <-done; len(woken) != 2 {
 		t.Errorf("%d clients are sent the change, want 2", len(woken))
 	}
