@@ -41,19 +41,14 @@ type receiver struct {
 	loaded bool
 	// announced has the resources that the first request of the stream announced. mistrust is true after a wrong hash:
 	// the next stream announces nothing.
-	announced map[string]string
-	mistrust  bool
-	// snapshotUnread is true if the snapshot could not be read. Then the receiver tries to read it before
-	// every connect, until a table is in use.
-	snapshotUnread  bool
-	restoreFailures logonce.Log // logs why the snapshot could not be read
-	rejections      logonce.Log // logs why pushes were rejected
+	announced  map[string]string
+	mistrust   bool
+	rejections logonce.Log // logs why pushes were rejected
 }
 
-// restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
-// If the snapshot is damaged or belongs to another node, restore renames the file: it is kept, but not used again.
+// restore applies the snapshot. If the snapshot is damaged or belongs to another node, restore renames the file: it is
+// kept, but not used again.
 func (r *receiver) restore() {
-	r.snapshotUnread = false
 	if r.cfg.StateDir == "" {
 		return
 	}
@@ -64,8 +59,7 @@ func (r *receiver) restore() {
 	case errors.Is(err, fs.ErrNotExist):
 		return
 	case err != nil:
-		r.snapshotUnread = true
-		r.restoreFailures.Report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
+		r.log.Warn("snapshot of the table not read", "error", err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -88,13 +82,6 @@ func (r *receiver) restore() {
 	r.state.setTable(r.table, s.version, s.pushed, true)
 	r.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
-}
-
-// restoreAgain applies the snapshot if it could not be read before and no table is in use.
-func (r *receiver) restoreAgain() {
-	if r.snapshotUnread && !r.loaded {
-		r.restore()
-	}
 }
 
 // setAside renames a snapshot that cannot be used. reason says why. If lockErr is not nil, another process may own
