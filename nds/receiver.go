@@ -13,6 +13,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
@@ -209,7 +210,7 @@ var errHash = errors.New("it was damaged on the way")
 
 // checkHash returns errHash if the version of a resource of nametap-discovery does not match its NameTable.
 func checkHash(m *discoveryv3.Resource) error {
-	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), hashPrefix) {
+	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), digest.VersionPrefix) {
 		return nil
 	}
 	if got := hashOf(m.GetResource().GetValue()); got != m.GetVersion() {
@@ -218,12 +219,10 @@ func checkHash(m *discoveryv3.Resource) error {
 	return nil
 }
 
-const hashPrefix = "sha256:"
-
 // hashOf returns the version that nametap-discovery gives to a NameTable: a part of its SHA-256.
 func hashOf(nameTable []byte) string {
 	sum := sha256.Sum256(nameTable)
-	return hashPrefix + base64.RawStdEncoding.EncodeToString(sum[:8])
+	return digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // pushed counts and logs an accepted response, whose table is in use.

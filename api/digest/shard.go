@@ -1,6 +1,8 @@
-// Package digest spreads the hosts of tables over shards, by a hash of their names. nametap-discovery sends a table in these
-// shards, and the agent keeps it in them. If the two had different hashes, agents would have the same hosts, but would
-// build more shards after a change.
+// Package digest has what nametap-discovery and its agents compute alike: the shards of hosts, and checksums.
+//
+// Hosts are spread over shards by a hash of their names. nametap-discovery sends a table in these shards, and the agent
+// keeps it in them. If the two had different hashes, agents would have the same hosts, but would build more shards after a
+// change.
 //
 // The hash is of a name in wire form (RFC 1035, section 3.1): labels in lower case, each after its length, without the
 // empty label at the end, and only the first 255 bytes. It begins as the number of these bytes. Then the bytes are read
