@@ -213,16 +213,11 @@ func checkHash(m *discoveryv3.Resource) error {
 	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), digest.VersionPrefix) {
 		return nil
 	}
-	if got := hashOf(m.GetResource().GetValue()); got != m.GetVersion() {
+	sum := sha256.Sum256(m.GetResource().GetValue())
+	if got := digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(sum[:8]); got != m.GetVersion() {
 		return fmt.Errorf("resource %q has the hash %s, and its version is %s: %w", m.GetName(), got, m.GetVersion(), errHash)
 	}
 	return nil
-}
-
-// hashOf returns the version that nametap-discovery gives to a NameTable: a part of its SHA-256.
-func hashOf(nameTable []byte) string {
-	sum := sha256.Sum256(nameTable)
-	return digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // pushed counts and logs an accepted response, whose table is in use.
