@@ -338,7 +338,6 @@ func TestRefused(t *testing.T) { // P9
 			`{injection: {image: nametap}}`:                                                                                                     {"injection", "image"},
 			`{discovery: {settings: {tls-cert: /c}}}`:                                                                                           {"discovery.settings.tls-cert stands beside the Secret that the chart makes: set discovery.tls.secret"},
 			`{discovery: {settings: {tls-key: /c}}}`:                                                                                            {"discovery.settings.tls-key stands beside"},
-			`{discovery: {settings: {tls-ca-configmap: a}}}`:                                                                                    {"tls-ca-configmap"},
 			`{discovery: {tls: {secret: nametap-discovery-cert}}}`:                                                                              {"give your Secret another name"},
 			`{discovery: {tls: {secret: own, certManager: true}}}`:                                                                              {"leave one of them out"},
 			`{discovery: {tls: {secret: own}}, injection: {webhook: true}}`:                                                                     {"make the Secret with the key ca.crt first, or set injection.caBundle"},
