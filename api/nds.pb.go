@@ -39,7 +39,6 @@ type NameTable struct {
 	// The entry of the host that is the name of the resource with this NameTable. istiod's incremental form has a
 	// resource for each host.
 	NameInfo      *NameTable_NameInfo `protobuf:"bytes,2,opt,name=name_info,json=nameInfo,proto3" json:"name_info,omitempty"`
-	Change        *NameTable_Change   `protobuf:"bytes,1001,opt,name=change,proto3" json:"change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -84,13 +83,6 @@ func (x *NameTable) GetTable() map[string]*NameTable_NameInfo {
 func (x *NameTable) GetNameInfo() *NameTable_NameInfo {
 	if x != nil {
 		return x.NameInfo
-	}
-	return nil
-}
-
-func (x *NameTable) GetChange() *NameTable_Change {
-	if x != nil {
-		return x.Change
 	}
 	return nil
 }
@@ -379,103 +371,14 @@ func (x *NameTable_Destination) GetEndpoints() []string {
 	return nil
 }
 
-// A NameTable with a Change is not a complete table: it changes the agent's table. A control plane
-// sends it only to agents that ask for it (node metadata NAMETAP_MERGE: "hosts").
-//
-// Hosts are spread over 512 shards by a hash of their names in wire form (RFC 1035, section 3.1): labels in
-// lower case, each after its length, without the empty label at the end, and only the first 255 bytes. The hash
-// begins as the number of these bytes. Then the bytes are read eight at a time, as
-// little-endian numbers. For each number, the hash becomes (hash xor number) * 0x9e3779b97f4a7c15, modulo 2^64. The
-// last number is the last eight bytes, so some bytes may be read twice. If there are fewer than eight bytes, zeros
-// are appended. The shard is the nine highest bits of the hash.
-type NameTable_Change struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The shards that the change replaces: if a host of these shards is not in table, it is removed.
-	// Each shard has a bit; shard 0 has the lowest bit of the first byte. Empty for no shards,
-	// otherwise 64 bytes.
-	Complete []byte `protobuf:"bytes,1,opt,name=complete,proto3" json:"complete,omitempty"`
-	// Further hosts that are removed, in lower case.
-	Removed []string `protobuf:"bytes,2,rep,name=removed,proto3" json:"removed,omitempty"`
-	// The checksum of the table after the change, 16 bytes: the sum, modulo 2^128, of the first 16
-	// bytes, big endian, of the SHA-256 of each entry. The hash is taken of the entry's bytes in the
-	// table, tag and length included.
-	Sum []byte `protobuf:"bytes,3,opt,name=sum,proto3" json:"sum,omitempty"`
-	// What the control plane had read when it made the change, in a form of its own. When an agent
-	// connects, it sends the last revision back (node metadata NAMETAP_REVISION, in base64), unless its
-	// node has changed since or its hosts are damaged. A replica of the control plane that has read less
-	// then waits before it serves the agent. A replica that has read the same compares the hosts.
-	Revision      []byte `protobuf:"bytes,4,opt,name=revision,proto3" json:"revision,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *NameTable_Change) Reset() {
-	*x = NameTable_Change{}
-	mi := &file_nds_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *NameTable_Change) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*NameTable_Change) ProtoMessage() {}
-
-func (x *NameTable_Change) ProtoReflect() protoreflect.Message {
-	mi := &file_nds_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use NameTable_Change.ProtoReflect.Descriptor instead.
-func (*NameTable_Change) Descriptor() ([]byte, []int) {
-	return file_nds_proto_rawDescGZIP(), []int{0, 4}
-}
-
-func (x *NameTable_Change) GetComplete() []byte {
-	if x != nil {
-		return x.Complete
-	}
-	return nil
-}
-
-func (x *NameTable_Change) GetRemoved() []string {
-	if x != nil {
-		return x.Removed
-	}
-	return nil
-}
-
-func (x *NameTable_Change) GetSum() []byte {
-	if x != nil {
-		return x.Sum
-	}
-	return nil
-}
-
-func (x *NameTable_Change) GetRevision() []byte {
-	if x != nil {
-		return x.Revision
-	}
-	return nil
-}
-
 var File_nds_proto protoreflect.FileDescriptor
 
 const file_nds_proto_rawDesc = "" +
 	"\n" +
-	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xe4\a\n" +
+	"\tnds.proto\x12\x17istio.networking.nds.v1\"\xb2\x06\n" +
 	"\tNameTable\x12C\n" +
 	"\x05table\x18\x01 \x03(\v2-.istio.networking.nds.v1.NameTable.TableEntryR\x05table\x12H\n" +
-	"\tname_info\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\bnameInfo\x12B\n" +
-	"\x06change\x18\xe9\a \x01(\v2).istio.networking.nds.v1.NameTable.ChangeR\x06change\x1a\xf3\x02\n" +
+	"\tname_info\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\bnameInfo\x1a\xf3\x02\n" +
 	"\bNameInfo\x12\x10\n" +
 	"\x03ips\x18\x01 \x03(\tR\x03ips\x12\x1a\n" +
 	"\bregistry\x18\x02 \x01(\tR\bregistry\x12\x1c\n" +
@@ -499,12 +402,7 @@ const file_nds_proto_rawDesc = "" +
 	"\n" +
 	"TableEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12A\n" +
-	"\x05value\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\x05value:\x028\x01\x1al\n" +
-	"\x06Change\x12\x1a\n" +
-	"\bcomplete\x18\x01 \x01(\fR\bcomplete\x12\x18\n" +
-	"\aremoved\x18\x02 \x03(\tR\aremoved\x12\x10\n" +
-	"\x03sum\x18\x03 \x01(\fR\x03sum\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\fR\brevisionB$Z\"github.com/nametap/nametap/api;apib\x06proto3"
+	"\x05value\x18\x02 \x01(\v2+.istio.networking.nds.v1.NameTable.NameInfoR\x05value:\x028\x01B$Z\"github.com/nametap/nametap/api;apib\x06proto3"
 
 var (
 	file_nds_proto_rawDescOnce sync.Once
@@ -518,27 +416,25 @@ func file_nds_proto_rawDescGZIP() []byte {
 	return file_nds_proto_rawDescData
 }
 
-var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_nds_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
 var file_nds_proto_goTypes = []any{
 	(*NameTable)(nil),             // 0: istio.networking.nds.v1.NameTable
 	(*NameTable_NameInfo)(nil),    // 1: istio.networking.nds.v1.NameTable.NameInfo
 	(*NameTable_Port)(nil),        // 2: istio.networking.nds.v1.NameTable.Port
 	(*NameTable_Destination)(nil), // 3: istio.networking.nds.v1.NameTable.Destination
 	nil,                           // 4: istio.networking.nds.v1.NameTable.TableEntry
-	(*NameTable_Change)(nil),      // 5: istio.networking.nds.v1.NameTable.Change
 }
 var file_nds_proto_depIdxs = []int32{
 	4, // 0: istio.networking.nds.v1.NameTable.table:type_name -> istio.networking.nds.v1.NameTable.TableEntry
 	1, // 1: istio.networking.nds.v1.NameTable.name_info:type_name -> istio.networking.nds.v1.NameTable.NameInfo
-	5, // 2: istio.networking.nds.v1.NameTable.change:type_name -> istio.networking.nds.v1.NameTable.Change
-	2, // 3: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
-	3, // 4: istio.networking.nds.v1.NameTable.NameInfo.destinations:type_name -> istio.networking.nds.v1.NameTable.Destination
-	1, // 5: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
-	6, // [6:6] is the sub-list for method output_type
-	6, // [6:6] is the sub-list for method input_type
-	6, // [6:6] is the sub-list for extension type_name
-	6, // [6:6] is the sub-list for extension extendee
-	0, // [0:6] is the sub-list for field type_name
+	2, // 2: istio.networking.nds.v1.NameTable.NameInfo.ports:type_name -> istio.networking.nds.v1.NameTable.Port
+	3, // 3: istio.networking.nds.v1.NameTable.NameInfo.destinations:type_name -> istio.networking.nds.v1.NameTable.Destination
+	1, // 4: istio.networking.nds.v1.NameTable.TableEntry.value:type_name -> istio.networking.nds.v1.NameTable.NameInfo
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_nds_proto_init() }
@@ -552,7 +448,7 @@ func file_nds_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nds_proto_rawDesc), len(file_nds_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,26 +1,16 @@
 package discovery
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"log/slog"
-	"net/netip"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
-	"github.com/nametap/nametap/nds"
 )
 
 // portDocuments are Services with ports of every kind, and their EndpointSlices.
@@ -136,95 +126,5 @@ func TestPortsOfFamily(t *testing.T) { // D22
 		if got := portsOf(tableIn(t, all, hosts.View{Namespace: "shop", Families: families}))["db"]; got != want {
 			t.Errorf("a client with %+v gets %q, want %q", families, got, want)
 		}
-	}
-}
-
-// TestServiceRecords checks the way from objects at the API server to the answers of an agent: SRV
-// records, their targets, and the names of endpoints.
-func TestServiceRecords(t *testing.T) { // D9, D21, D22
-	_, fromAPI := onPorts(t)
-	r := start(t, fromAPI)
-	ask := newAgent(t, r)
-	const db, mixed, web = "db.shop.svc.cluster.local.", "mixed.shop.svc.cluster.local.", "web.shop.svc.cluster.local."
-	for question, want := range map[string][]string{
-		"_http._tcp.web SRV": {"CNAME _http._tcp." + web, "SRV 0 100 80 " + web, "A 10.0.0.1"},
-		"one SRV":            {"CNAME one.shop.svc.cluster.local.", "SRV 0 100 5432 one.shop.svc.cluster.local.", "A 10.0.0.2"},
-		"_sql._tcp." + db + " SRV": {
-			"SRV 0 33 15432 10-1-0-1." + db, "SRV 0 33 15432 db-0." + db, "SRV 0 33 15432 fd00--1." + db, "A 10.1.0.1", "A 10.1.0.2", "AAAA fd00::1",
-		},
-		"_http._tcp." + mixed + " SRV": {
-			"SRV 0 33 8080 10-1-1-1." + mixed, "SRV 0 33 8081 10-1-1-2." + mixed, "SRV 0 33 8081 10-1-1-3." + mixed, "A 10.1.1.1", "A 10.1.1.2", "A 10.1.1.3",
-		},
-		"_admin._tcp.mixed SRV":                 {"CNAME _admin._tcp." + mixed, "SRV 0 100 9000 10-1-1-1." + mixed, "A 10.1.1.1"},
-		"bare SRV":                              nil,
-		"10-1-1-2.mixed A":                      {"CNAME 10-1-1-2." + mixed, "A 10.1.1.2"},
-		"fd00--1.db AAAA":                       {"CNAME fd00--1." + db, "AAAA fd00::1"},
-		"2.1.1.10.in-addr.arpa PTR":             {"PTR 10-1-1-2." + mixed},
-		"2.0.1.10.in-addr.arpa PTR":             {"PTR db-0." + db},
-		"old.shop.svc.cluster.local A":          {"CNAME " + web, "A 10.0.0.1"},
-		"1.0.0.10.in-addr.arpa PTR":             {"PTR " + web},
-		"_http._tcp.web.shop.svc.corp.test SRV": {"CNAME _http._tcp." + web, "SRV 0 100 80 " + web, "A 10.0.0.1"},
-	} {
-		if got := ask(question); !slices.Equal(got, want) {
-			t.Errorf("%s\n got %q\nwant %q", question, got, want)
-		}
-	}
-}
-
-// newAgent runs the parts of an agent, connected to a server, in namespace shop. The function sends
-// a question "NAME TYPE" and returns the type and data of all records: the answer section sorted by
-// type and data, a CNAME record first, then the additional section.
-func newAgent(t *testing.T, r running) (ask func(question string) []string) {
-	t.Helper()
-	resolvConf := filepath.Join(t.TempDir(), "resolv.conf")
-	write(t, filepath.Dir(resolvConf), filepath.Base(resolvConf), "search corp.test\n")
-	proxy, err := dnsproxy.New(dnsproxy.Config{
-		Addr: "127.0.0.1:0", Namespace: "shop", Forward: forward.Config{ResolvConf: resolvConf}, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := nds.New(nds.Config{
-		Addr: r.Addr().String(), Plaintext: true,
-		Node: nds.Node{PodName: "a", Namespace: "shop", IPs: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd00::9")}},
-	}, proxy.Load)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 2)
-	go func() { done <- client.Run(ctx) }()
-	go func() { done <- proxy.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		for range 2 {
-			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
-				t.Error(err)
-			}
-		}
-	})
-	<-proxy.Ready()
-	<-proxy.Synced()
-	return func(question string) []string {
-		t.Helper()
-		name, qtype, _ := strings.Cut(question, " ")
-		query := new(dns.Msg).SetQuestion(dns.Fqdn(name), dns.StringToType[qtype])
-		resp, _, err := (&dns.Client{Timeout: time.Hour}).Exchange(query, proxy.Addrs()[0].Address)
-		if err != nil || resp.Rcode != dns.RcodeSuccess || resp.Truncated {
-			t.Fatalf("%s: %v\n%v", question, err, resp)
-		}
-		var texts []string
-		for _, section := range [][]dns.RR{resp.Answer, resp.Extra} {
-			start := len(texts)
-			for _, rr := range section {
-				h := rr.Header()
-				texts = append(texts, dns.TypeToString[h.Rrtype]+" "+strings.TrimPrefix(rr.String(), h.String()))
-				if h.Rrtype == dns.TypeCNAME {
-					start++
-				}
-			}
-			slices.Sort(texts[min(start, len(texts)):])
-		}
-		return texts
 	}
 }

@@ -37,7 +37,7 @@ func TestSameTableEverywhere(t *testing.T) {
 		for _, variant := range []string{variantSotw, variantDelta} {
 			c := open(t, variant, r, node(t, "shop"))
 			if p := c.next(); len(p.tables) != 1 {
-				t.Errorf("%s: %d resources for a client that does not merge", variant, len(p.tables))
+				t.Errorf("%s: %d resources for a client that takes no named tables", variant, len(p.tables))
 			}
 			got := bytesOf(t, merged(t, c.state()))
 			if want == "" {

@@ -1,13 +1,9 @@
 package discovery
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/encoding/protojson"
 )
 
 // Istio's agent forwards the subscriptions of its Envoy on the same stream. They are not
@@ -29,7 +25,7 @@ func TestOtherTypesAreNotAnswered(t *testing.T) {
 	}
 }
 
-// D35: a client that does not merge, and gets an empty table, gets one without a name. Its stream ends when the server
+// D35: a client that takes no named tables gets an empty table as one resource without a name. Its stream ends when the server
 // stops.
 func TestStopEndsStreams(t *testing.T) {
 	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true})
@@ -40,31 +36,5 @@ func TestStopEndsStreams(t *testing.T) {
 	r.stop()
 	if err := c.err(); err == nil {
 		t.Error("the stream goes on")
-	}
-}
-
-// Istio's agent gets one table, in both variants.
-func TestTableOfIstioAgent(t *testing.T) { // D35
-	data, err := os.ReadFile(filepath.Join("testdata", "istiod", "agent-node.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var n corev3.Node
-	if err := protojson.Unmarshal(data, &n); err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	write(t, dir, "a.yaml", svc("a", "clusterIP: 10.0.0.1")+svcYAML("b", "b", "10.0.0.2"))
-	r := start(t, Config{ConfigDir: dir})
-	for _, variant := range []string{variantSotw, variantDelta} {
-		p := open(t, variant, r, &n).next()
-		if len(p.tables) != 1 {
-			t.Errorf("%s: %d resources, want 1", variant, len(p.tables))
-		}
-		for _, table := range p.tables {
-			if len(table.GetTable()) != 2 {
-				t.Errorf("%s: %v", variant, table)
-			}
-		}
 	}
 }

@@ -94,7 +94,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	c.receiver = receiver{
 		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires),
 		state: &c.state, saver: c.saver, dir: dir,
-		restoreFailures: logonce.New(cfg.Logger), rejections: logonce.New(cfg.Logger),
+		rejections: logonce.New(cfg.Logger),
 	}
 	return c, nil
 }
@@ -152,7 +152,6 @@ func (c *Client) Run(ctx context.Context) error {
 	stopSaving := c.saver.start()
 	defer stopSaving()
 	for ctx.Err() == nil {
-		c.receiver.restoreAgain()
 		lasted, err := c.connect(ctx)
 		c.cfg.Handled()
 		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)

@@ -50,38 +50,6 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// C1, C5: a change of the node ends the pause before the next connect. A signal without a
-// change does not shorten it.
-func TestChangeEndsPause(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		ips := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-		node := Node{PodName: "web-0", Namespace: "shop", IPs: ips}
-		changed := make(chan struct{}, 1)
-		c := &Client{cfg: Config{Clock: clock.New(), Changed: changed, Node: node, Refresh: func(n Node) (Node, error) {
-			n.IPs = ips
-			return n, nil
-		}}}
-		var err error
-		if c.sentNode, err = c.currentNode(); err != nil {
-			t.Fatal(err)
-		}
-		changed <- struct{}{}
-		began := time.Now()
-		c.wait(t.Context(), 30*time.Second)
-		if took := time.Since(began); took != 30*time.Second {
-			t.Errorf("the node is the same, and the pause was %v", took)
-		}
-		ips = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
-		changed <- struct{}{}
-		began = time.Now()
-		c.wait(t.Context(), 30*time.Second)
-		if took := time.Since(began); took > nodeSettle {
-			t.Errorf("the node changed, and the pause was %v", took)
-		}
-	})
-}
-
 // V7, C5: a suspend ends the pause before the next connect, the pauses begin again, and
 // the workload certificate is checked. A brief suspend has no effect.
 func TestResumeEndsPause(t *testing.T) {

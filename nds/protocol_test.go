@@ -52,52 +52,6 @@ func TestDialogueIncremental(t *testing.T) {
 	})
 }
 
-// C1, C2: the same in state-of-the-world. The second response is the empty table that
-// istiod sends to a router.
-func TestDialogueStateOfTheWorld(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := start(t, options{plane: sotw()})
-		recorded, empty := &discoveryv3.DiscoveryResponse{}, &discoveryv3.DiscoveryResponse{}
-		fixture(t, "raw-sotw-1.pb", recorded)
-		fixture(t, "raw-sotw-empty-router-1.pb", empty)
-
-		version := h.server.PushResponses(nil, recorded)
-		h.wantApplied(recorded.GetResources()[0].GetValue())
-		h.wantACK(version)
-		empty.VersionInfo += "-empty"
-		h.wantACK(h.server.PushResponses(nil, empty))
-		h.wantApplied(nil)
-		h.wantSotW(
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{VersionInfo: version, ResponseNonce: "nonce-1"},
-			&discoveryv3.DiscoveryRequest{VersionInfo: version + "-empty", ResponseNonce: "nonce-2"},
-		)
-	})
-}
-
-// C2: the control plane does not implement the incremental RPC.
-func TestFallback(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		server := serve(t, fakexds.Options{NoDelta: true})
-		server.Push(hosts("a.example.com"))
-		h := start(t, options{server: server})
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.wantACK("v1")
-		h.wantStatus(func(s nds.Status) bool { return s.Variant == "sotw" && s.Reconnects == 0 })
-
-		// It does not try the incremental RPC a second time.
-		server.CutStreams(nil)
-		if _, err := server.WaitStream(h.ctx, 2); err != nil {
-			t.Fatal(err)
-		}
-		if n := h.logs.Count("no incremental ADS"); n != 1 {
-			t.Fatalf("the fallback was logged %d times", n)
-		}
-	})
-}
-
 // C3: a push that cannot be applied is NACKed with the reason and the previous version,
 // and the table stays.
 func TestReject(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
@@ -41,19 +42,14 @@ type receiver struct {
 	loaded bool
 	// announced has the resources that the first request of the stream announced. mistrust is true after a wrong hash:
 	// the next stream announces nothing.
-	announced map[string]string
-	mistrust  bool
-	// snapshotUnread is true if the snapshot could not be read. Then the receiver tries to read it before
-	// every connect, until a table is in use.
-	snapshotUnread  bool
-	restoreFailures logonce.Log // logs why the snapshot could not be read
-	rejections      logonce.Log // logs why pushes were rejected
+	announced  map[string]string
+	mistrust   bool
+	rejections logonce.Log // logs why pushes were rejected
 }
 
-// restore applies the snapshot. If the snapshot cannot be read now, restoreAgain reads it before the next connect.
-// If the snapshot is damaged or belongs to another node, restore renames the file: it is kept, but not used again.
+// restore applies the snapshot. If the snapshot is damaged or belongs to another node, restore renames the file: it is
+// kept, but not used again.
 func (r *receiver) restore() {
-	r.snapshotUnread = false
 	if r.cfg.StateDir == "" {
 		return
 	}
@@ -64,8 +60,7 @@ func (r *receiver) restore() {
 	case errors.Is(err, fs.ErrNotExist):
 		return
 	case err != nil:
-		r.snapshotUnread = true
-		r.restoreFailures.Report("snapshot of the table not read: it is read again at the next connect", slog.LevelWarn, err)
+		r.log.Warn("snapshot of the table not read", "error", err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -88,13 +83,6 @@ func (r *receiver) restore() {
 	r.state.setTable(r.table, s.version, s.pushed, true)
 	r.log.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
-}
-
-// restoreAgain applies the snapshot if it could not be read before and no table is in use.
-func (r *receiver) restoreAgain() {
-	if r.snapshotUnread && !r.loaded {
-		r.restore()
-	}
 }
 
 // setAside renames a snapshot that cannot be used. reason says why. If lockErr is not nil, another process may own
@@ -222,21 +210,14 @@ var errHash = errors.New("it was damaged on the way")
 
 // checkHash returns errHash if the version of a resource of nametap-discovery does not match its NameTable.
 func checkHash(m *discoveryv3.Resource) error {
-	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), hashPrefix) {
+	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), digest.VersionPrefix) {
 		return nil
 	}
-	if got := hashOf(m.GetResource().GetValue()); got != m.GetVersion() {
+	sum := sha256.Sum256(m.GetResource().GetValue())
+	if got := digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(sum[:8]); got != m.GetVersion() {
 		return fmt.Errorf("resource %q has the hash %s, and its version is %s: %w", m.GetName(), got, m.GetVersion(), errHash)
 	}
 	return nil
-}
-
-const hashPrefix = "sha256:"
-
-// hashOf returns the version that nametap-discovery gives to a NameTable: a part of its SHA-256.
-func hashOf(nameTable []byte) string {
-	sum := sha256.Sum256(nameTable)
-	return hashPrefix + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // pushed counts and logs an accepted response, whose table is in use.

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -24,8 +25,7 @@ type Status struct {
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
 	// Mode is "named" if the table came as resources with names, and "whole" if it came as one without a name. In mode
-	// named, Digest is a checksum of the names and versions of all resources: the first 16 bytes, in hexadecimal, of
-	// the SHA-256 of a line "NAME VERSION" for each, sorted by name. In mode whole it is empty.
+	// named, Digest is the checksum of the table (digest.OfTable). In mode whole it is empty.
 	Mode   Mode   `json:"mode,omitempty"`
 	Digest string `json:"digest,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
@@ -61,7 +61,7 @@ type state struct {
 
 	// status has the values of Status and the metrics, except TableAge and Digest. The field received is when the
 	// table in use was received, as a time of clock, or zero if the table is from the snapshot. The function digest
-	// returns Status.Digest; it is nil before the first table.
+	// returns Status.Digest; nil means that it is empty.
 	mu       sync.Mutex
 	status   Status
 	received time.Time
@@ -71,10 +71,10 @@ type state struct {
 // read returns the recorded status.
 func (s *state) read() Status {
 	s.mu.Lock()
-	status, received, digest := s.status, s.received, s.digest
+	status, received, digestOf := s.status, s.received, s.digest
 	s.mu.Unlock()
-	if digest != nil {
-		status.Digest = digest()
+	if digestOf != nil {
+		status.Digest = digestOf()
 	}
 	switch {
 	case !status.Loaded:
@@ -96,11 +96,11 @@ func (s *state) setTable(t *table, version string, pushed time.Time, stale bool)
 	status := &s.status
 	first = !status.Loaded
 	status.Loaded, status.Version, status.LastPush, status.Stale, status.LastError = true, version, pushed, stale, ""
-	status.Mode = ModeNamed
-	if t.whole() {
-		status.Mode = ModeWhole
+	if status.Mode, s.digest = ModeWhole, nil; !t.whole() {
+		all := t.shards
+		// The digest costs as much as there are resources, and few look at it.
+		status.Mode, s.digest = ModeNamed, sync.OnceValue(func() string { return digest.OfTable(all.versions) })
 	}
-	s.digest = sync.OnceValue(t.shards.digest) // it costs as much as there are resources, and few look at it
 	s.received = time.Time{}
 	if !stale {
 		s.received = s.clock.Now()

@@ -3,10 +3,7 @@ package nds
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -153,16 +150,13 @@ func (s *shards) all(yield func(*resource) bool) {
 	}
 }
 
-// digest returns the checksum of the table in the form of Status.Digest.
-func (s *shards) digest() string {
-	sum := sha256.New()
-	for _, r := range slices.SortedFunc(s.all, func(a, b *resource) int { return cmp.Compare(a.name, b.name) }) {
-		if r.name == "" {
-			return ""
+// versions yields the names and versions of all resources.
+func (s *shards) versions(yield func(name, version string) bool) {
+	for r := range s.all {
+		if !yield(r.name, r.version) {
+			return
 		}
-		fmt.Fprintf(sum, "%s %s\n", r.name, r.version)
 	}
-	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 // in returns the entries of the resource in a shard, or nil.

@@ -3,13 +3,12 @@ package nds
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"time"
+
+	"github.com/nametap/nametap/internal/jwt"
 )
 
 // A Token describes the token for the control plane, without the secret.
@@ -28,7 +27,7 @@ func tokenOf(cfg Config) Token {
 	}
 	found := Token{File: cfg.TokenFile}
 	if token, err := readToken(cfg); err == nil {
-		found.Issued, found.Expires = claims(token)
+		found.Issued, found.Expires = jwt.Times(token)
 	}
 	return found
 }
@@ -63,39 +62,8 @@ func readToken(cfg Config) (string, error) {
 
 // checkToken returns an error if token, which is in the file that cfg names, is known to have expired.
 func checkToken(cfg Config, token string) error {
-	_, expires := claims(token)
+	_, expires := jwt.Times(token)
 	return checkDates("the token in "+cfg.TokenFile+" (--xds-token-file)", time.Time{}, expires)
-}
-
-// claims returns when a token was issued and when it expires. It returns zero times for a token that is not a JSON
-// Web Token with these claims. The control plane checks the signature; claims does not.
-func claims(token string) (issued, expires time.Time) {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return issued, expires
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return issued, expires
-	}
-	var claimed struct {
-		Issued  float64 `json:"iat"`
-		Expires float64 `json:"exp"`
-	}
-	if json.Unmarshal(payload, &claimed) != nil {
-		return issued, expires
-	}
-	return claimedTime(claimed.Issued), claimedTime(claimed.Expires)
-}
-
-// claimedTime returns the time of a claim, in seconds since 1970. It returns the zero time for a claim after the year
-// 9999: such a claim is in milliseconds, or means that the token does not expire.
-func claimedTime(seconds float64) time.Time {
-	at := time.Unix(int64(min(max(seconds, 0), 1<<60)), 0)
-	if seconds <= 0 || at.UTC().Year() > 9999 {
-		return time.Time{}
-	}
-	return at
 }
 
 // bearer holds the headers with the bearer token. It implements

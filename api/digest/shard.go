@@ -1,4 +1,14 @@
-// Package digest spreads the hosts of tables over shards. nds.proto defines the hash.
+// Package digest has what nametap-discovery and its agents compute alike: the shards of hosts, and checksums.
+//
+// Hosts are spread over shards by a hash of their names. nametap-discovery sends a table in these shards, and the agent
+// keeps it in them. If the two had different hashes, agents would have the same hosts, but would build more shards after a
+// change.
+//
+// The hash is of a name in wire form (RFC 1035, section 3.1): labels in lower case, each after its length, without the
+// empty label at the end, and only the first 255 bytes. It begins as the number of these bytes. Then the bytes are read
+// eight at a time, as little-endian numbers. For each number, the hash becomes (hash xor number) * 0x9e3779b97f4a7c15,
+// modulo 2^64. The last number is the last eight bytes, so some bytes may be read twice. If there are fewer than eight
+// bytes, zeros are appended. The shard is the nine highest bits of the hash.
 package digest
 
 import (
@@ -40,8 +50,7 @@ func ShardOf[T string | []byte](host T) int {
 }
 
 // ShardOfWire returns the shard of a host by its name in wire form: lower-case labels, each after its
-// length, without the empty label at the end. nds.proto defines the hash. ShardOfWire reads eight bytes at a
-// time, because the agent calls it for each query.
+// length, without the empty label at the end. It reads eight bytes at a time, because the agent calls it for each query.
 func ShardOfWire(name string) int {
 	return shardOfWire(unsafe.Slice(unsafe.StringData(name), len(name)))
 }

@@ -124,17 +124,12 @@ func (c Client) Check(node *corev3.Node, namespace string) error {
 		return status.Errorf(codes.PermissionDenied, "the node %q claims the cluster %q, and the API server of another one has reviewed its token: "+
 			"check --cluster-id of the agent", node.GetId(), claimed)
 	}
-	return c.Identity.Check(node, namespace)
-}
-
-// Check returns an error with the code PermissionDenied unless a node claims this identity.
-func (i Identity) Check(node *corev3.Node, namespace string) error {
-	if namespace != i.Namespace {
-		return status.Errorf(codes.PermissionDenied, "the node %q claims the namespace %q, and its identity is %s", node.GetId(), namespace, i)
+	if namespace != c.Namespace {
+		return status.Errorf(codes.PermissionDenied, "the node %q claims the namespace %q, and its identity is %s", node.GetId(), namespace, c.Identity)
 	}
 	account := node.GetMetadata().GetFields()["SERVICE_ACCOUNT"].GetStringValue()
-	if account != "" && account != i.ServiceAccount {
-		return status.Errorf(codes.PermissionDenied, "the node %q claims the service account %q, and its identity is %s", node.GetId(), account, i)
+	if account != "" && account != c.ServiceAccount {
+		return status.Errorf(codes.PermissionDenied, "the node %q claims the service account %q, and its identity is %s", node.GetId(), account, c.Identity)
 	}
 	return nil
 }

@@ -3,12 +3,9 @@ package auth
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +13,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/jwt"
 )
 
 // How long the answer to a review counts.
@@ -112,7 +110,8 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		return Identity{}, time.Time{}, err
 	}
 	identity, _ := answer.(Identity)
-	return identity, t.accept(key, identity, expiry(token)), nil
+	_, expires := jwt.Times(token)
+	return identity, t.accept(key, identity, expires), nil
 }
 
 // addressOf returns the address of a peer without its port.
@@ -174,28 +173,4 @@ func (t *Tokens) refuse(key tokenKey, err error) {
 	defer t.mu.Unlock()
 	t.good.remove(key)
 	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
-}
-
-// expiry returns the time in a token at which the token ends (RFC 7519, section 4.1.4); the zero
-// time if there is none. It does not check the token, because the API server has done so.
-func expiry(token string) time.Time {
-	parts := strings.Split(token, ".")
-	if len(parts) != 3 {
-		return time.Time{}
-	}
-	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
-	if err != nil {
-		return time.Time{}
-	}
-	var claims struct {
-		Expires json.Number `json:"exp"`
-	}
-	if json.Unmarshal(payload, &claims) != nil {
-		return time.Time{}
-	}
-	seconds, err := claims.Expires.Float64()
-	if err != nil || seconds <= 0 || seconds > 1<<40 {
-		return time.Time{}
-	}
-	return time.Unix(int64(seconds), 0)
 }

@@ -27,8 +27,7 @@ const (
 	maxUnequal = 10
 	// readEvery is the time between two reads of a directory that does not change. An edit is used after two such reads,
 	// which is within a second. The reads are needed because the kernel (inotify) does not announce all changes, for
-	// example not those of another machine in a network file system. A read of 1,000 files takes 2 ms
-	// (BenchmarkUnchanged).
+	// example not those of another machine in a network file system. A read of 1,000 files takes 2 ms.
 	readEvery = 500 * time.Millisecond
 	// slowRead is how long a read may take before it is reported as slow. A read of a network file system may never
 	// return if its server cannot be reached.

@@ -498,30 +498,3 @@ func TestRun(t *testing.T) { // D18
 	cancel()
 	running.Wait()
 }
-
-// BenchmarkUnchanged measures a read of 1,000 files that have not changed, which is made every half second.
-func BenchmarkUnchanged(b *testing.B) {
-	dir := b.TempDir()
-	for i := range 1000 {
-		name := filepath.Join(dir, strconv.Itoa(i%10))
-		if err := os.MkdirAll(name, 0o755); err != nil {
-			b.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(name, strconv.Itoa(i)+".yaml"), []byte(service("web"+strconv.Itoa(i), "10.0.0.1")), 0o644); err != nil {
-			b.Fatal(err)
-		}
-	}
-	last, err := readTree(dir, nil)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, f := range last.files {
-		f.stampSeen = f.stampSeen.Add(-time.Hour)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if last, err = readTree(dir, last); err != nil {
-			b.Fatal(err)
-		}
-	}
-}

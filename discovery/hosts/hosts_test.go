@@ -93,7 +93,7 @@ func (c entryCheck) shown(h *Hosts, viewer Viewer) map[string]*Entry {
 	return out
 }
 
-// check checks that an entry has one host, which is a Service or has an address, and the checksum of its bytes.
+// check checks that an entry has one host, which is a Service or has an address.
 func (c entryCheck) check(e *Entry) {
 	c.t.Helper()
 	id := e.Host + "\n" + string(e.Encoded)

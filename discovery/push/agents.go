@@ -36,8 +36,8 @@ type Agent struct {
 	ConnectedSeconds float64  `json:"connectedSeconds"`
 	LastPushSeconds  *float64 `json:"lastPushSeconds"`
 	LastAckSeconds   *float64 `json:"lastAckSeconds"`
-	// Digest is the checksum of the table that the client has, because it has announced or accepted it on this stream; ""
-	// for none. ServedDigest is the checksum of the client's current table, which has Hosts hosts.
+	// Digest is the checksum (digest.OfTable) of the table that the client has, because it has announced or accepted it on
+	// this stream; "" for none. ServedDigest is the checksum of the client's current table, which has Hosts hosts.
 	Digest       string `json:"digest"`
 	ServedDigest string `json:"servedDigest"`
 	Hosts        int    `json:"hosts"`

@@ -1,7 +1,6 @@
 package push
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -179,24 +178,5 @@ func TestAgentsWhileTablesChange(t *testing.T) {
 	}
 	if i < 150 {
 		t.Errorf("%d clients were shown", i)
-	}
-}
-
-// BenchmarkAgents measures what all of 10,000 clients cost to show.
-func BenchmarkAgents(b *testing.B) {
-	s := newService()
-	s.updateAll(b, hosts.Change{Updated: mesh(100, 100)})
-	joinAll(b, s, 10_000)
-	b.ReportAllocs()
-	for b.Loop() {
-		n := 0
-		for a := range s.Agents("") {
-			line, err := json.Marshal(a)
-			if err != nil {
-				b.Fatal(err)
-			}
-			n += len(line)
-		}
-		b.ReportMetric(float64(n), "bytes")
 	}
 }

@@ -34,7 +34,7 @@ type nack struct {
 const maxNacks = 1 << 10
 
 // nacks keeps the NACKs of clients whose stream has ended, if the last answer on the stream was a NACK. An agent that
-// gets a wrong checksum rejects the push and connects again. Its new stream takes the NACK from here.
+// gets a resource with a wrong hash rejects the push and connects again. Its new stream takes the NACK from here.
 type nacks struct {
 	mu   sync.Mutex
 	last map[string]nack // by node id

@@ -5,10 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/hex"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"weak"
 
@@ -52,13 +50,9 @@ func contentOf(v *hosts.Viewer, all []*hosts.Host) (n int, content []byte) {
 	return len(entries), content
 }
 
-// The version of a shard begins with versionPrefix. The first 8 bytes of the SHA-256 of its NameTable follow, in base64.
-// An agent checks a version with this prefix.
-const versionPrefix = "sha256:"
-
 // text returns the version of the shard as text.
 func (s *shard) text() string {
-	return versionPrefix + base64.RawStdEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, s.version))
+	return digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, s.version))
 }
 
 // nameOf returns the name of the resource of a shard.
@@ -121,22 +115,19 @@ func (t *table) hosts() (n int) {
 	return n
 }
 
-// digest returns a checksum of the table: the first 16 bytes of the SHA-256 of the lines "NAME VERSION" of all shards,
-// sorted by name, in hexadecimal. An agent shows the same.
+// digest returns the checksum of the table; "" for nil.
 func (t *table) digest() string {
 	if t == nil {
 		return ""
 	}
 	t.once.Do(func() {
-		var lines []string
-		for i := range digest.Count {
-			if s := t.shard(i); s != nil {
-				lines = append(lines, nameOf(i)+" "+s.text()+"\n")
+		t.text = digest.OfTable(func(yield func(name, version string) bool) {
+			for i := range digest.Count {
+				if s := t.shard(i); s != nil && !yield(nameOf(i), s.text()) {
+					return
+				}
 			}
-		}
-		slices.Sort(lines) // a space sorts before a digit, so by name
-		sum := sha256.Sum256([]byte(strings.Join(lines, "")))
-		t.text = hex.EncodeToString(sum[:16])
+		})
 	})
 	return t.text
 }
@@ -167,7 +158,7 @@ func announced(r *Request, now *table) (t *table, others []string) {
 // parseVersion returns the version of a shard from its text; 0 for another text.
 func parseVersion(text []byte) uint64 {
 	var sum [8]byte
-	sums, known := bytes.CutPrefix(text, []byte(versionPrefix))
+	sums, known := bytes.CutPrefix(text, []byte(digest.VersionPrefix))
 	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
 		return 0
 	}

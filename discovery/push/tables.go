@@ -18,7 +18,7 @@ import (
 type tables struct {
 	began time.Time
 
-	// building is held while objects are read, and while the result is written to disk.
+	// building is held while changes are applied to hosts, and while the result is reported.
 	building sync.Mutex
 	hosts    *hosts.Hosts
 

@@ -184,26 +184,6 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// D30: a client of the incremental variant without the feature that has the whole table is sent an empty response.
-func TestReconnectWhole(t *testing.T) {
-	s := newService()
-	s.updateAll(t, hosts.Change{Updated: mesh(10, 1)})
-	c := join(t, s, "ns0", modeWhole)
-	version := c.last.GetResources()[0].GetVersion()
-	for _, tt := range []struct {
-		version string
-		want    int
-	}{{version, 0}, {"another", 1}} {
-		again := joining{variant: variantDelta, mode: modeWhole, versions: map[string]string{"": tt.version}, metadata: map[string]any{"NAMESPACE": "ns0"}}
-		if c = again.join(t, s); len(c.last.GetResources()) != tt.want {
-			t.Errorf("with the version %q: sent are %d resources, want %d", tt.version, len(c.last.GetResources()), tt.want)
-		}
-	}
-	if a := c.shown(); a.Mode != modeWhole || a.ServedDigest != version {
-		t.Errorf("the client is shown as %+v", a)
-	}
-}
-
 // D41: a client that has rejected a push is not sent its content again until something has changed, or until it
 // subscribes again: a response without a resource would say that there are no hosts.
 func TestRejectedPush(t *testing.T) {
@@ -298,25 +278,25 @@ func TestRejectedTableOfANewView(t *testing.T) {
 	}
 }
 
-// C9, D33: a client that connects, or answers, does not wait for a change that is being written to disk.
-func TestClientsDoNotWaitForDisk(t *testing.T) {
+// C9, D33: a client that connects, or answers, does not wait for a change that is being reported.
+func TestClientsDoNotWaitForReport(t *testing.T) {
 	s := newService()
 	s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1")}})
 	before := join(t, s, "shop", modeNamed)
-	writing, written := make(chan struct{}), make(chan struct{})
+	reporting, reported := make(chan struct{}), make(chan struct{})
 	done := make(chan []*session)
 	go func() {
 		_, woken := s.tables.update([]hosts.Change{{Updated: []object.Object{service("shop", "web", "10.0.0.2")}}}, func(hosts.Update, hosts.Counts) {
-			close(writing)
-			<-written
+			close(reporting)
+			<-reported
 		})
 		done <- woken
 	}()
-	<-writing
+	<-reporting
 	before.ack()
 	during := join(t, s, "data", modeNamed) // a test that hangs here has failed
 	during.ack()
-	close(written)
+	close(reported)
 	if woken := <-done; len(woken) != 2 {
 		t.Errorf("%d clients are sent the change, want 2", len(woken))
 	}

@@ -33,11 +33,6 @@ type Packet struct {
 	After time.Duration
 	// Break closes the connection after one half of the message. It has no effect over UDP.
 	Break bool
-
-	// wait, unless nil, is closed when the packet may be sent. sent, unless nil, is closed when
-	// the packet was sent.
-	wait <-chan struct{}
-	sent chan<- struct{}
 }
 
 // An Effect returns the packets for a query. The parameter packets has the result of the
@@ -134,7 +129,12 @@ func Duplicate(n int) Effect {
 // Cut removes the last n bytes of each packet, without setting TC. With a small n the reply
 // ends within a record.
 func Cut(n int) Effect {
-	return eachPacket(func(b []byte) []byte { return b[:max(len(b)-n, 0)] })
+	return func(_ Request, packets []Packet) []Packet {
+		for i, p := range packets {
+			packets[i].Bytes = p.Bytes[:max(len(p.Bytes)-n, 0)]
+		}
+		return packets
+	}
 }
 
 // Raw replaces the handler's reply. It sends the messages that the function replies
@@ -173,55 +173,4 @@ func WrongQuestion(r Request, _ []Packet) []Packet {
 		return nil // a parsed message can be packed
 	}
 	return []Packet{{Bytes: wire}}
-}
-
-// ChangedCase turns lower case in the question of a reply into upper case, and upper case into
-// lower case. Records whose owner points to the question get the changed case, too.
-func ChangedCase(r Request, packets []Packet) []Packet {
-	invert := eachPacket(func(b []byte) []byte {
-		const header = 12
-		for at := header; at < len(b) && b[at] != 0 && b[at] < 64; {
-			end := min(at+1+int(b[at]), len(b))
-			for i := at + 1; i < end; i++ {
-				if c := b[i] | 0x20; 'a' <= c && c <= 'z' {
-					b[i] ^= 0x20
-				}
-			}
-			at = end
-		}
-		return b
-	})
-	return invert(r, packets)
-}
-
-// eachPacket changes the bytes of all packets.
-func eachPacket(change func([]byte) []byte) Effect {
-	return func(_ Request, packets []Packet) []Packet {
-		for i := range packets {
-			packets[i].Bytes = change(packets[i].Bytes)
-		}
-		return packets
-	}
-}
-
-// OutOfOrder holds replies until n queries have arrived, and then sends the n replies in reverse
-// order, one after the other. It must be the last effect, and every query must have a reply.
-func OutOfOrder(n int) Effect {
-	var mu sync.Mutex
-	var count int
-	var previous chan struct{} // the channel that the reply to the previous query waits for, or nil
-	return func(_ Request, packets []Packet) []Packet {
-		if len(packets) == 0 {
-			return nil
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		packets[len(packets)-1].sent = previous
-		previous = nil
-		if count++; count%n != 0 {
-			previous = make(chan struct{})
-			packets[0].wait = previous
-		}
-		return packets
-	}
 }

@@ -75,9 +75,6 @@ func AllNetworks(s *Server) { s.noUDP, s.noTCP = false, false }
 // Forget makes the server record no queries: it can then answer any number of queries.
 func Forget(s *Server) { s.forgets = true }
 
-// With sets effects from the start, like Handle.
-func With(effects ...Effect) Option { return func(s *Server) { s.effects = effects } }
-
 // A TB is the part of testing.TB that this package needs. The demo uses the package, too, and must
 // not link package testing.
 type TB interface {

@@ -224,17 +224,7 @@ func (t *sockets) send(packets []Packet, write func(Packet) error) {
 			return
 		case <-time.After(time.Until(began.Add(p.After))):
 		}
-		if p.wait != nil {
-			select {
-			case <-t.closed:
-				return
-			case <-p.wait:
-			}
-		}
 		_ = write(p)
-		if p.sent != nil {
-			close(p.sent)
-		}
 	}
 }
 

@@ -118,6 +118,6 @@ func (a *API) admit(w http.ResponseWriter, r *http.Request) bool {
 	if required == "" || r.Header.Get("Authorization") == "Bearer "+required {
 		return true
 	}
-	refuseFor(w, http.StatusUnauthorized, "Unauthorized", r.URL.Path)
+	refuse(w, http.StatusUnauthorized, r.URL.Path)
 	return false
 }

@@ -1,6 +1,5 @@
 // Package fakekube is a small Kubernetes API server for tests: it serves watches of the objects that a test puts
-// there, as streams of JSON, and stores objects that clients write. The tests of test/machines use a real API
-// server.
+// there, as streams of JSON. The tests of test/machines use a real API server.
 package fakekube
 
 import (
@@ -35,7 +34,6 @@ const (
 	ServiceImports = "/apis/multicluster.x-k8s.io/v1alpha1/serviceimports"
 	BetaImports    = "/apis/multicluster.x-k8s.io/v1beta1/serviceimports"
 	Definitions    = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-	Webhooks       = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
 
@@ -58,8 +56,6 @@ func kindOf(path string) (version, kind string) {
 		return "multicluster.x-k8s.io/v1alpha1", "ServiceImport"
 	case BetaImports:
 		return "multicluster.x-k8s.io/v1beta1", "ServiceImport"
-	case Webhooks:
-		return "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration"
 	case Definitions, Namespaces:
 		return "meta.k8s.io/v1", "PartialObjectMetadata"
 	}
@@ -71,21 +67,18 @@ type API struct {
 	tb     testing.TB
 	server *httptest.Server
 
-	mu          sync.Mutex
-	objects     map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
-	changes     []change                                         // all changes; the version of an object is the number of its last change, from 1
-	oldest      int                                              // watches cannot continue from versions that are older than this one
-	changed     chan struct{}                                    // closed at the next change
-	ended       chan struct{}                                    // closed by EndWatches
-	refused     map[string]int                                   // the status of requests for a path
-	requests    map[string]bool                                  // the paths of all requests
-	lists       map[string]int                                   // how many watches began with all objects, by path
-	tokens      map[string]Token
-	writeCounts map[string]int       // the result of Writes
-	heldWrites  int                  // how many more writing requests have to arrive before the waiting requests go on
-	released    chan struct{}        // closed when the waiting requests go on; nil if requests do not wait
-	required    string               // token that requests must have; empty for none
-	versions    map[string][]Version // of the groups of custom resources
+	mu       sync.Mutex
+	objects  map[string]map[string]*unstructured.Unstructured // by the path of the resource, and "namespace/name"
+	changes  []change                                         // all changes; the version of an object is the number of its last change, from 1
+	oldest   int                                              // watches cannot continue from versions that are older than this one
+	changed  chan struct{}                                    // closed at the next change
+	ended    chan struct{}                                    // closed by EndWatches
+	refused  map[string]int                                   // the status of requests for a path
+	requests map[string]bool                                  // the paths of all requests
+	lists    map[string]int                                   // how many watches began with all objects, by path
+	tokens   map[string]Token
+	required string               // token that requests must have; empty for none
+	versions map[string][]Version // of the groups of custom resources
 }
 
 // A Token is the result of the review of a token.
@@ -107,7 +100,7 @@ func Start(tb testing.TB) *API {
 	tb.Helper()
 	a := &API{
 		tb: tb, objects: map[string]map[string]*unstructured.Unstructured{}, refused: map[string]int{}, requests: map[string]bool{}, lists: map[string]int{}, tokens: map[string]Token{},
-		writeCounts: map[string]int{}, versions: map[string][]Version{
+		versions: map[string][]Version{
 			istioGroup: {{"v1", []string{"serviceentries", "sidecars"}}}, multiClusterGroup: {{"v1alpha1", []string{"serviceimports"}}},
 		},
 		changed: make(chan struct{}), ended: make(chan struct{}),
@@ -127,11 +120,6 @@ func (a *API) Put(path, text string) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.putLocked(path, o)
-}
-
-// putLocked stores an object.
-func (a *API) putLocked(path string, o *unstructured.Unstructured) {
 	o.SetResourceVersion(strconv.Itoa(len(a.changes) + 1))
 	key := o.GetNamespace() + "/" + o.GetName()
 	a.changeLocked(change{path, a.objects[path][key], o})
@@ -258,27 +246,35 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.serveReview(w, r)
 	case watch && kind != "":
 		a.serveWatch(w, r)
-	case kind != "" && r.Method == http.MethodGet:
-		a.serveGet(w, r)
-	case kind != "":
-		a.serveWrite(w, r)
 	default:
 		refuse(w, http.StatusNotFound, r.URL.Path)
 	}
 }
 
 func refuse(w http.ResponseWriter, status int, path string) {
-	reason := map[int]string{http.StatusForbidden: "Forbidden", http.StatusNotFound: "NotFound", http.StatusConflict: "Conflict"}[status]
-	refuseFor(w, status, reason, path)
-}
-
-// refuseFor refuses a request for a reason of the Kubernetes API.
-func refuseFor(w http.ResponseWriter, status int, reason, path string) {
+	reason := map[int]string{
+		http.StatusUnauthorized: "Unauthorized", http.StatusForbidden: "Forbidden", http.StatusNotFound: "NotFound",
+	}[status]
 	if status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "30") // the API server sends it while it starts
 	}
 	w.WriteHeader(status)
 	fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"message":"%s: refused","code":%d}`, reason, path, status)
+}
+
+// A target is what a watch is about.
+type target struct {
+	resource  string // path of the resource in all namespaces
+	namespace string // "" for all
+}
+
+// targetOf returns what a path is about.
+func targetOf(path string) target {
+	prefix, rest, found := strings.Cut(path, "/namespaces/")
+	if namespace, resource, ok := strings.Cut(rest, "/"); found && ok {
+		return target{prefix + "/" + resource, namespace}
+	}
+	return target{resource: path}
 }
 
 // An event is what a watch sends.

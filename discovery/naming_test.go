@@ -9,7 +9,6 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/internal/testkit/fakekube"
 )
 
 // A naming client takes tables as resources with names, as nametap's agent does.
@@ -83,42 +82,4 @@ func (c *naming) want(changed, removed string) {
 	if gotChanged, gotRemoved := c.take(); gotChanged != changed || gotRemoved != removed {
 		c.t.Errorf("changed %q, removed %q; want %q and %q", gotChanged, gotRemoved, changed, removed)
 	}
-}
-
-// TestShardsAreSent checks that a client of named resources is sent the shards that have changed, and nothing else, also
-// when it connects again, to another server with the same objects.
-func TestShardsAreSent(t *testing.T) { // D30, D32, D37
-	a := fakekube.Start(t)
-	a.Put(fakekube.Definitions, entryDefinition)
-	put := func(name, ip string) { a.Put(fakekube.Services, svcYAML("shop", name, ip)) }
-	put("s0", "10.0.0.1")
-	put("s1", "10.0.0.2")
-	r := start(t, onAPI(t, a))
-	c := openNaming(t, r, nil)
-	c.want("s0 s1", "")
-	put("s1", "10.0.1.2")
-	c.want("s1", "")
-	a.Remove(fakekube.Services, "shop/s1")
-	c.want("", "s1")
-	// A host that the client does not see is not sent, before one that it sees.
-	a.Put(fakekube.ServiceEntries, entryIn("data", "hidden", "hosts: [hidden.example.com], addresses: [192.0.2.1], exportTo: ['.']")[4:])
-	put("s2", "10.0.0.3")
-	c.want("s2", "")
-
-	again := openNaming(t, r, c)
-	again.want("", "")
-	r.stop()
-	r = start(t, onAPI(t, a))
-	again = openNaming(t, r, c)
-	again.want("", "")
-	put("s2", "10.0.9.1")
-	again.want("s2", "")
-	openNaming(t, r, c).want("s2", "")
-
-	// A rejected push is not sent again; the next change brings what the client lacks.
-	again.nack()
-	put("s2", "10.0.9.2")
-	again.next()
-	put("s0", "10.0.9.3")
-	again.want("s0 s2", "")
 }
