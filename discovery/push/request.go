@@ -27,7 +27,7 @@ const frameHead = 5
 // A Request is a DiscoveryRequest or a DeltaDiscoveryRequest.
 type Request struct {
 	message  proto.Message // decoded by [Codec]
-	versions []byte        // the fields with the initial resource versions, as they were encoded
+	versions []byte        // the fields with the initial resource versions, perhaps among others, as they were encoded
 	bytes    int           // number of bytes that the request has taken of the stream
 	used     int           // number of bytes of it that are used
 
@@ -81,6 +81,8 @@ func (r *Request) decode(data []byte) error {
 		switch ofTypes := number == 3 || r.delta() && number == 4 || versions; {
 		case ofTypes && !wanted:
 			continue
+		case versions && len(data) <= maxUsed:
+			r.versions = data // without a copy: most agents announce 512 versions
 		case versions:
 			r.versions = append(r.versions, field...)
 		case number == node && kind == protowire.BytesType:
@@ -88,7 +90,7 @@ func (r *Request) decode(data []byte) error {
 		default:
 			used = append(used, field...)
 		}
-		if r.used = len(used) + len(r.versions); r.used > maxUsed {
+		if r.used = min(len(data), len(used)+len(r.versions)); r.used > maxUsed {
 			return nil
 		}
 	}
@@ -114,7 +116,10 @@ func (r *Request) delta() bool {
 // eachVersion calls use with the name and the version of each resource that the client has, at the start of an
 // incremental stream. A map entry has the key in field 1 and the value in field 2.
 func (r *Request) eachVersion(use func(name, version []byte)) {
-	eachField(r.versions, func(_ protowire.Number, content []byte) {
+	eachField(r.versions, func(number protowire.Number, content []byte) {
+		if number != fieldVersions {
+			return
+		}
 		var entry [3][]byte
 		eachField(content, func(number protowire.Number, content []byte) {
 			if int(number) < len(entry) {
