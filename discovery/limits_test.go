@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
@@ -75,16 +76,19 @@ func TestLongMessages(t *testing.T) {
 		}
 	})
 	wait.Until(t, "nothing is held after the end of its connection", func() bool { return r.ads.conns.Held() == 0 })
-	names := make([]string, 2000)
+	names, envoy := make([]string, 5000), node(t, "shop") // of an Envoy in a large mesh
 	for i := range names {
-		names[i] = "outbound|80||a.example.com"
+		names[i] = "outbound|80||a-service-with-a-long-name.a-namespace-with-a-long-name.svc.cluster.local"
+	}
+	for range 800 {
+		envoy.Extensions = append(envoy.Extensions, &corev3.Extension{Name: "envoy.filters.http.extension", TypeUrls: []string{"envoy.extensions.filters.http.extension.v3.Extension"}})
 	}
 	stream, err := r.dial(t).StreamAggregatedResources(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, request := range []*discoveryv3.DiscoveryRequest{
-		{Node: node(t, "shop"), TypeUrl: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", ResourceNames: names},
+		{Node: envoy, TypeUrl: "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment", ResourceNames: names},
 		{TypeUrl: typeURL},
 	} {
 		if err := stream.Send(request); err != nil {

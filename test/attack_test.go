@@ -86,7 +86,7 @@ func (p pod) hold(ctx context.Context, message []byte) {
 	}
 }
 
-// half opens streams of one connection, and sends most of a message of 64 KiB on each, in frames of a size.
+// half opens streams of one connection, and sends most of a message of 1 MiB on each, in frames of a size.
 func (p pod) half(ctx context.Context, size int) {
 	conn, err := p.dial(ctx)
 	if err != nil {
@@ -100,10 +100,10 @@ func (p pod) half(ctx context.Context, size int) {
 		_, _ = io.Copy(io.Discard, conn)
 	}()
 	const streams = 4
-	data := []byte{0, 0, 0, 0xff, 0} // a message of almost 64 KiB, not compressed
+	data := []byte{0, 0, 0x0f, 0xff, 0xff} // a message of almost 1 MiB, not compressed
 	err = openRaw(conn, streams, data)
 	frame, batch := make([]byte, size), new(bytes.Buffer)
-	for sent := 0; err == nil && sent < 48<<10; sent += size {
+	for sent := 0; err == nil && sent < 960<<10; sent += size {
 		for id := uint32(1); id < 2*streams; id += 2 {
 			_ = http2.NewFramer(batch, nil).WriteData(id, false, frame)
 		}

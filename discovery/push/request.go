@@ -14,17 +14,22 @@ const (
 	variantDelta = "delta"
 )
 
-// MaxMessage bounds a request, in bytes. A decoded request may need 40 times as much memory.
-const MaxMessage = 64 << 10
+// MaxMessage bounds a request, in bytes. Istio's agent forwards the requests of its Envoy, which name all clusters that
+// the Envoy has. maxUsed bounds what is used of a request, which may need 40 times as much memory when it is decoded.
+const (
+	MaxMessage = 1 << 20
+	maxUsed    = 64 << 10
+)
 
 // frameHead is the length of the header that gRPC puts before each message.
 const frameHead = 5
 
 // A Request is a DiscoveryRequest or a DeltaDiscoveryRequest.
 type Request struct {
-	message proto.Message // decoded by [Codec]
-	data    []byte        // as it was encoded
-	bytes   int           // number of bytes that the request has taken of the stream
+	message  proto.Message // decoded by [Codec]
+	versions []byte        // the fields with the initial resource versions, perhaps among others, as they were encoded
+	bytes    int           // number of bytes that the request has taken of the stream
+	used     int           // number of bytes of it that are used
 
 	node      *corev3.Node // nil in most requests after the first of a stream
 	typeURL   string
@@ -48,25 +53,48 @@ func newRequest(delta bool) *Request {
 // Bytes returns the size of the request in the stream, in bytes, with the header of gRPC.
 func (r *Request) Bytes() int { return r.bytes }
 
-// fieldVersions is the field number of the initial resource versions in a DeltaDiscoveryRequest.
-const fieldVersions = 5
+// Field numbers: of the initial resource versions in a DeltaDiscoveryRequest, and of the extensions in a Node.
+const (
+	fieldVersions   = 5
+	fieldExtensions = 9
+)
 
-// decode decodes the request, except for the initial resource versions: as a map, those of 512 resources would take
-// longer than all else that a new stream costs. The request keeps data.
+// decode decodes what is used of the request, unless that is longer than maxUsed. An Envoy lists its extensions in 40 KiB,
+// and what it requests of other types. The initial resource versions stay encoded: as a map, those of 512 resources would
+// take longer than all else that a new stream costs.
 func (r *Request) decode(data []byte) error {
-	r.data, r.bytes = data, len(data)+frameHead
-	var others []byte
+	node, typeURL := protowire.Number(2), protowire.Number(4)
+	if r.delta() {
+		node, typeURL = 1, 2
+	}
+	wanted := string(last(data, typeURL)) == TypeURL
+	r.bytes = len(data) + frameHead
+	var used []byte
 	for rest := data; len(rest) > 0; {
-		number, _, n := protowire.ConsumeField(rest)
+		number, kind, n := protowire.ConsumeField(rest)
 		if n < 0 {
 			return protowire.ParseError(n)
 		}
-		if !r.delta() || number != fieldVersions {
-			others = append(others, rest[:n]...)
-		}
+		field := rest[:n]
 		rest = rest[n:]
+		versions := r.delta() && number == fieldVersions
+		switch ofTypes := number == 3 || r.delta() && number == 4 || versions; {
+		case ofTypes && !wanted:
+			continue
+		case versions && len(data) <= maxUsed:
+			r.versions = data // without a copy: most agents announce 512 versions
+		case versions:
+			r.versions = append(r.versions, field...)
+		case number == node && kind == protowire.BytesType:
+			used = protowire.AppendBytes(protowire.AppendTag(used, number, protowire.BytesType), withoutExtensions(last(field, node)))
+		default:
+			used = append(used, field...)
+		}
+		if r.used = min(len(data), len(used)+len(r.versions)); r.used > maxUsed {
+			return nil
+		}
 	}
-	if err := proto.Unmarshal(others, r.message); err != nil {
+	if err := proto.Unmarshal(used, r.message); err != nil {
 		return err
 	}
 	switch m := r.message.(type) {
@@ -88,8 +116,8 @@ func (r *Request) delta() bool {
 // eachVersion calls use with the name and the version of each resource that the client has, at the start of an
 // incremental stream. A map entry has the key in field 1 and the value in field 2.
 func (r *Request) eachVersion(use func(name, version []byte)) {
-	eachField(r.data, func(number protowire.Number, content []byte) {
-		if number != fieldVersions || !r.delta() {
+	eachField(r.versions, func(number protowire.Number, content []byte) {
+		if number != fieldVersions {
 			return
 		}
 		var entry [3][]byte
@@ -116,4 +144,35 @@ func eachField(message []byte, use func(protowire.Number, []byte)) {
 		}
 		message = message[tag+n:]
 	}
+}
+
+// last returns the content of the last field with a number, which counts; nil if there is none.
+func last(message []byte, wanted protowire.Number) (found []byte) {
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeField(message)
+		if n < 0 {
+			return nil
+		}
+		if number == wanted && kind == protowire.BytesType {
+			_, _, tag := protowire.ConsumeTag(message)
+			found, _ = protowire.ConsumeBytes(message[tag:])
+		}
+		message = message[n:]
+	}
+	return found
+}
+
+// withoutExtensions returns a Node without its extensions, up to the first field that is malformed, which stays.
+func withoutExtensions(node []byte) (rest []byte) {
+	for len(node) > 0 {
+		number, _, n := protowire.ConsumeField(node)
+		if n < 0 {
+			return append(rest, node...)
+		}
+		if number != fieldExtensions {
+			rest = append(rest, node[:n]...)
+		}
+		node = node[n:]
+	}
+	return rest
 }

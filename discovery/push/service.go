@@ -250,6 +250,5 @@ func (s *Service) NoMemory() { s.metrics.ended.WithLabelValues(endedMemory).Inc(
 // Encode returns the encoded table of the clients with a view.
 func Encode(all *hosts.Hosts, view hosts.View) []byte {
 	viewer := all.Viewer(view)
-	_, content := contentOf(&viewer, slices.Collect(all.All()))
-	return content
+	return contentOf(entriesOf(&viewer, slices.Collect(all.All())))
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -70,6 +72,9 @@ func (s *session) handle(r *Request) error {
 }
 
 func (s *session) handleLocked(r *Request) error {
+	if r.used > maxUsed {
+		return status.Errorf(codes.ResourceExhausted, "a request has %d bytes, without extensions and resources of other types: want at most %d", r.used, maxUsed)
+	}
 	if err := s.identify(r.node); err != nil {
 		return err
 	}

@@ -22,32 +22,60 @@ type shard struct {
 	bytes   weak.Pointer[encoded] // guarded by tables.encoding
 }
 
-// newShard returns a shard of the hosts that a viewer sees; nil if it sees none. The parameter all has all hosts of the
-// shard with a number.
-func newShard(v *hosts.Viewer, number int, all []*hosts.Host) *shard {
-	n, content := contentOf(v, all)
-	if n == 0 {
+// A maker makes shards of hosts. Viewers that see the same in a shard one after the other share it: an object may be
+// exported to a list of a thousand namespaces.
+type maker struct {
+	hosts *hosts.Shards
+	last  map[int]made // by the number of the shard
+}
+
+// made is a shard, and what it was made of.
+type made struct {
+	entries []*hosts.Entry
+	shard   *shard
+}
+
+func newMaker(all *hosts.Shards) *maker { return &maker{all, map[int]made{}} }
+
+// shard returns the shard with a number of the hosts that a viewer sees; nil if it sees none.
+func (m *maker) shard(v *hosts.Viewer, number int) *shard {
+	entries := entriesOf(v, m.hosts[number])
+	if len(entries) == 0 {
 		return nil
 	}
+	if last := m.last[number]; slices.Equal(entries, last.entries) {
+		return last.shard
+	}
+	content := contentOf(entries)
 	sum := sha256.Sum256(content)
-	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: n}
+	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: len(entries)}
 	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
+	m.last[number] = made{entries, s}
 	return s
 }
 
-// contentOf returns the number of hosts that a viewer sees, and the NameTable of these hosts.
-func contentOf(v *hosts.Viewer, all []*hosts.Host) (n int, content []byte) {
-	entries, size := make([]*hosts.Entry, 0, len(all)), 0
+// entriesOf returns the entries of the hosts that a viewer sees.
+func entriesOf(v *hosts.Viewer, all []*hosts.Host) []*hosts.Entry {
+	entries := make([]*hosts.Entry, 0, len(all))
 	for _, h := range all {
 		if e := v.Entry(h); e != nil {
-			entries, size = append(entries, e), size+len(e.Encoded)
+			entries = append(entries, e)
 		}
 	}
-	content = make([]byte, 0, size)
+	return entries
+}
+
+// contentOf returns the NameTable of entries.
+func contentOf(entries []*hosts.Entry) []byte {
+	size := 0
+	for _, e := range entries {
+		size += len(e.Encoded)
+	}
+	content := make([]byte, 0, size)
 	for _, e := range entries {
 		content = append(content, e.Encoded...)
 	}
-	return len(entries), content
+	return content
 }
 
 // text returns the version of the shard as text.
@@ -187,7 +215,7 @@ func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made 
 	if _, own := from.own[number]; own {
 		v = &of.viewer
 	}
-	_, content := contentOf(v, of.hosts[number])
+	content := contentOf(entriesOf(v, of.hosts[number]))
 	e = newEncoded(nameOf(number), s.text(), content)
 	s.bytes = weak.Make(e)
 	return e, len(content)

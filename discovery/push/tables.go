@@ -73,7 +73,7 @@ func (t *tables) elapsed() time.Duration { return time.Since(t.began) }
 func (v *view) isOwn() bool { return v.table != v.base.table || v.viewer.Sidecar != (hosts.Limit{}) }
 
 // after returns the table of the base after changes of hosts, and the shards that the changes change in it.
-func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table, changed map[int]bool) {
+func (b *base) after(changes []hosts.HostChange, shardsOf *maker) (next *table, changed map[int]bool) {
 	changed = map[int]bool{}
 	for _, c := range changes {
 		if b.viewer.Entry(c.Old).Differs(b.viewer.Entry(c.New)) {
@@ -85,14 +85,14 @@ func (b *base) after(changes []hosts.HostChange, all *hosts.Shards) (next *table
 	}
 	shards := *b.table.base
 	for i := range changed {
-		shards[i] = newShard(&b.viewer, i, all[i])
+		shards[i] = shardsOf.shard(&b.viewer, i)
 	}
 	return &table{base: &shards}, changed
 }
 
 // after returns the table of the view after a change. The parameter of is the table of the base after the change, in
 // which some shards have changed; in the shards special, the view may see a changed host in another way than the base.
-func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.Shards) *table {
+func (v *view) after(of *table, changed map[int]bool, special []int, shardsOf *maker) *table {
 	stale, own := slices.Clone(special), v.table.own
 	for i := range own {
 		if changed[i] {
@@ -104,7 +104,7 @@ func (v *view) after(of *table, changed map[int]bool, special []int, all *hosts.
 		maps.Copy(own, v.table.own)
 	}
 	for _, i := range stale {
-		if own[i] = newShard(&v.viewer, i, all[i]); same(own[i], of.base[i]) {
+		if own[i] = shardsOf.shard(&v.viewer, i); same(own[i], of.base[i]) {
 			delete(own, i)
 		}
 	}
@@ -165,13 +165,13 @@ func (t *tables) changed(u *hosts.Update) (bases map[*base]*table, views map[*vi
 	}
 	t.mu.Unlock()
 	for b, some := range all {
-		next, changed := b.table, map[int]bool(nil)
+		next, changed, shardsOf := b.table, map[int]bool(nil), newMaker(t.shards)
 		if touched.Reaches(&b.viewer.Base) {
-			next, changed = b.after(u.Hosts, t.shards)
+			next, changed = b.after(u.Hosts, shardsOf)
 		}
 		bases[b] = next
 		for _, v := range some {
-			if now := v.after(next, changed, touched.Shards(&v.viewer), t.shards); now != v.table {
+			if now := v.after(next, changed, touched.Shards(&v.viewer), shardsOf); now != v.table {
 				views[v] = now
 			}
 		}
@@ -256,12 +256,12 @@ func (t *tables) viewLocked(s *session) *view {
 	if v := t.findLocked(viewer); v != nil {
 		return v
 	}
-	b, shards := t.bases[viewer.Base], t.shards
+	b, shards := t.bases[viewer.Base], newMaker(t.shards)
 	t.mu.Unlock()
 	if b == nil {
-		b = &base{viewer: viewer.AtBase(), hosts: shards, table: &table{base: new([digest.Count]*shard)}, views: map[string]*view{}}
-		for i, some := range shards {
-			b.table.base[i] = newShard(&b.viewer, i, some)
+		b = &base{viewer: viewer.AtBase(), hosts: t.shards, table: &table{base: new([digest.Count]*shard)}, views: map[string]*view{}}
+		for i := range digest.Count {
+			b.table.base[i] = shards.shard(&b.viewer, i)
 		}
 	}
 	v := &view{base: b, viewer: viewer, table: b.table, sessions: map[*session]struct{}{}}

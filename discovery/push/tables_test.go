@@ -32,6 +32,26 @@ func service(namespace, name, ip string) object.Object {
 	}
 }
 
+// D63: namespaces that see a host because of a list of namespaces share its shard, and its bytes, after a change.
+func TestViewsShareShards(t *testing.T) {
+	s := newService()
+	exported := service("evil", "api", "10.0.0.1")
+	exported.Service.ExportTo = object.ExportTo{Restricted: true, Namespaces: []string{"a", "b"}}
+	s.updateAll(t, hosts.Change{Updated: []object.Object{exported, service("shop", "web", "10.0.0.2")}})
+	a, b := join(t, s, "a", modeNamed), join(t, s, "b", modeNamed)
+	changed := *exported.Service
+	changed.ClusterIPs, exported.Service = []netip.Addr{netip.MustParseAddr("10.0.0.3")}, &changed
+	s.updateAll(t, hosts.Change{Updated: []object.Object{exported}})
+	for number, one := range a.view.table.own {
+		if one == nil || one != b.view.table.own[number] {
+			t.Errorf("shard %d: %p and %p", number, one, b.view.table.own[number])
+		}
+	}
+	if len(a.view.table.own) != 1 {
+		t.Errorf("%d shards of one exported host", len(a.view.table.own))
+	}
+}
+
 // D63: a view is kept for some seconds after its last client, and then dropped: a client that connects again and again
 // makes no new ones, and one that names other namespaces again and again does not fill the memory.
 func TestViewsAreDropped(t *testing.T) {
