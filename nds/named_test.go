@@ -126,3 +126,28 @@ func TestRestAfterPush(t *testing.T) {
 		}
 	})
 }
+
+// C11: when a stream ends, the responses that have arrived and are not in use yet are not applied.
+func TestEndsWithBacklog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began, applied := make(chan struct{}), 0
+		h := start(t, options{many: true, apply: func(map[int][]byte) error {
+			if applied++; applied == 1 {
+				close(began)
+				<-time.After(time.Second)
+			}
+			return nil
+		}})
+		h.server.Push(hosts("a.example"))
+		<-began
+		for i := range 9 {
+			h.server.Push(hosts(fmt.Sprintf("%d.example", i)))
+		}
+		synctest.Wait()
+		h.stop()
+		if applied != 1 {
+			t.Errorf("%d pushes were applied, want 1", applied)
+		}
+	})
+}
