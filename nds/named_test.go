@@ -3,6 +3,7 @@ package nds_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -97,6 +98,28 @@ func TestMaxTable(t *testing.T) {
 		}
 		h.wantACK(push("v3", []string{"x"}, named("y", "1", b)))
 		h.wantHosts(b)
+	})
+}
+
+// C8: the bound counts what many resources take besides their entries.
+func TestMaxTableOfManyResources(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, options{many: true, config: func(cfg *nds.Config) { cfg.MaxTable = 1 << 10 }})
+		push := func(from, to int) string {
+			var resources []*discoveryv3.Resource
+			for i := from; i < to; i++ {
+				resources = append(resources, named(strconv.Itoa(i), "1", nil))
+			}
+			return h.server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{
+				SystemVersionInfo: strconv.Itoa(to), TypeUrl: nds.TypeURL, Resources: resources,
+			}, nil)
+		}
+		h.wantACK(push(0, 516))
+		reason := h.wantAnswer(push(516, 517)).Rejection().GetMessage()
+		if want := "would have 1280 bytes, and may have 1024"; !strings.Contains(reason, want) {
+			t.Errorf("the reason is %q", reason)
+		}
 	})
 }
 
