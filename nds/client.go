@@ -112,7 +112,7 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 
 // Status returns the current state of the client. It is safe for concurrent use.
 func (c *Client) Status() Status {
-	s := c.state.read()
+	s := c.state.readDigest()
 	s.CertificateExpires = c.certificateExpires()
 	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
 	return s

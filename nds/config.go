@@ -76,7 +76,7 @@ type Config struct {
 	// it.
 	StateDir string
 	// MaxTable is how many bytes the entries of the table may have; 0 means 64 MiB. A push with which they would have
-	// more is rejected.
+	// more is rejected. With more than 512 resources, each further one counts as 256 bytes more.
 	MaxTable int
 	// Clock measures the age of the table and the time for which the machine was suspended; nil means clock.New().
 	Clock *clock.Clock

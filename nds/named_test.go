@@ -3,6 +3,7 @@ package nds_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -100,6 +101,28 @@ func TestMaxTable(t *testing.T) {
 	})
 }
 
+// C8: the bound counts what many resources take besides their entries.
+func TestMaxTableOfManyResources(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, options{many: true, config: func(cfg *nds.Config) { cfg.MaxTable = 1 << 10 }})
+		push := func(from, to int) string {
+			var resources []*discoveryv3.Resource
+			for i := from; i < to; i++ {
+				resources = append(resources, named(strconv.Itoa(i), "1", nil))
+			}
+			return h.server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{
+				SystemVersionInfo: strconv.Itoa(to), TypeUrl: nds.TypeURL, Resources: resources,
+			}, nil)
+		}
+		h.wantACK(push(0, 516))
+		reason := h.wantAnswer(push(516, 517)).Rejection().GetMessage()
+		if want := "would have 1280 bytes, and may have 1024"; !strings.Contains(reason, want) {
+			t.Errorf("the reason is %q", reason)
+		}
+	})
+}
+
 // C9: pushes do not take more than a tenth of a processor, however fast they come. The answer to a push comes after the
 // rest, so that the next push has all that has changed until then.
 func TestRestAfterPush(t *testing.T) {
@@ -123,6 +146,31 @@ func TestRestAfterPush(t *testing.T) {
 		h.wantACK("v2")
 		if rest := time.Since(end); rest != 500*time.Millisecond {
 			t.Errorf("a long push is answered after %v", rest)
+		}
+	})
+}
+
+// C11: when a stream ends, the responses that have arrived and are not in use yet are not applied.
+func TestEndsWithBacklog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began, applied := make(chan struct{}), 0
+		h := start(t, options{many: true, apply: func(map[int][]byte) error {
+			if applied++; applied == 1 {
+				close(began)
+				<-time.After(time.Second)
+			}
+			return nil
+		}})
+		h.server.Push(hosts("a.example"))
+		<-began
+		for i := range 9 {
+			h.server.Push(hosts(fmt.Sprintf("%d.example", i)))
+		}
+		synctest.Wait()
+		h.stop()
+		if applied != 1 {
+			t.Errorf("%d pushes were applied, want 1", applied)
 		}
 	})
 }

@@ -163,12 +163,16 @@ func (r *receiver) update(resp response) (update, error) {
 		}
 	}
 	u := r.table.update(resources)
-	if u.bytes > r.cfg.MaxTable {
+	if bytes := u.bytes + max(0, u.number-digest.Count)*resourceCost; bytes > r.cfg.MaxTable {
 		return update{}, fmt.Errorf("the table would have %d bytes, and may have %d: let the workload see fewer hosts (Sidecar, exportTo), "+
-			"or give the agent more memory", u.bytes, r.cfg.MaxTable)
+			"or give the agent more memory", bytes, r.cfg.MaxTable)
 	}
 	return u, nil
 }
+
+// resourceCost is how many bytes of [Config.MaxTable] a resource takes besides its entries, from the one after
+// digest.Count on: istiod may send a resource for each host.
+const resourceCost = 256
 
 // snapshotEnd is the name of a resource in responses of istiod that have all resources.
 const snapshotEnd = "istio.io/nds/full-snapshot"

@@ -68,14 +68,11 @@ type state struct {
 	digest   func() string
 }
 
-// read returns the recorded status.
+// read returns the recorded status, without Digest.
 func (s *state) read() Status {
 	s.mu.Lock()
-	status, received, digestOf := s.status, s.received, s.digest
+	status, received := s.status, s.received
 	s.mu.Unlock()
-	if digestOf != nil {
-		status.Digest = digestOf()
-	}
 	switch {
 	case !status.Loaded:
 	case received.IsZero():
@@ -84,6 +81,19 @@ func (s *state) read() Status {
 		status.TableAge = max(0, time.Since(status.LastPush.Round(0)).Seconds())
 	default:
 		status.TableAge = s.clock.Since(received).Seconds()
+	}
+	return status
+}
+
+// readDigest returns the recorded status, with Digest. That takes 0.2 s with 100,000 resources after each change of the
+// table, so only those who ask for Digest call it.
+func (s *state) readDigest() Status {
+	status := s.read()
+	s.mu.Lock()
+	digestOf := s.digest
+	s.mu.Unlock()
+	if digestOf != nil {
+		status.Digest = digestOf()
 	}
 	return status
 }

@@ -39,6 +39,9 @@ type stream struct {
 func (s *stream) run(ctx context.Context, node *corev3.Node) error {
 	err := s.rpc.subscribe(node, s.receiver.announce())
 	for err == nil || errors.Is(err, io.EOF) {
+		if ctx.Err() != nil { // gRPC would still return the responses that have arrived
+			return context.Cause(ctx)
+		}
 		// A send returns EOF when the stream has ended; receive returns the reason.
 		var r response
 		if r, err = s.rpc.receive(); err != nil {

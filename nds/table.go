@@ -24,8 +24,8 @@ type table struct {
 // shard of its name.
 type shards [digest.Count][]*resource
 
-// counts are the length of entries in bytes, and their number.
-type counts struct{ bytes, hosts int }
+// counts are the length of entries in bytes, their number, and the number of resources.
+type counts struct{ bytes, hosts, number int }
 
 // A resource is an immutable part of the table.
 type resource struct {
@@ -89,6 +89,7 @@ func (t *table) update(resources map[string]*resource) update {
 		}
 		counts.bytes += next.bytes - previous.bytes
 		counts.hosts += next.hosts - previous.hosts
+		counts.number += next.number - previous.number
 		for _, p := range previous.parts {
 			touched[p.shard] = true
 			differs[p.shard] = differs[p.shard] || next.in(p.shard) == nil
@@ -184,7 +185,7 @@ const (
 
 // newResource returns the resource whose NameTable is value. The resource may keep value.
 func newResource(name, version string, value []byte) (*resource, error) {
-	r := &resource{name: name, version: version}
+	r := &resource{name: name, version: version, counts: counts{number: 1}}
 	shard, oneShard := digest.ShardOf(name), true // of the entries so far
 	described, info := false, []byte(nil)
 	for rest := value; len(rest) > 0; {
