@@ -165,7 +165,7 @@ func (r *receiver) update(resp response) (update, error) {
 	u := r.table.update(resources)
 	if bytes := u.bytes + max(0, u.number-digest.Count)*resourceCost; bytes > r.cfg.MaxTable {
 		return update{}, fmt.Errorf("the table would have %d bytes, and may have %d: let the workload see fewer hosts (Sidecar, exportTo), "+
-			"or give the agent more memory", bytes, r.cfg.MaxTable)
+			"or give the agent more memory (resources.limits.memory of the container, MemoryMax= of the unit)", bytes, r.cfg.MaxTable)
 	}
 	return u, nil
 }
