@@ -194,7 +194,7 @@ func TestAccount(t *testing.T) { // P9
 				t.Errorf("%s, which exists", key)
 			}
 		}
-		if want := slices.Repeat([]string{"own"}, 4); !slices.Equal(names, want) {
+		if want := slices.Repeat([]string{"own"}, 3); !slices.Equal(names, want) {
 			t.Errorf("accounts %q, want %q", names, want)
 		}
 		if _, err := h.template(`{discovery: {serviceAccount: {create: false}}}`); err == nil || !strings.Contains(err.Error(), "set discovery.serviceAccount.name") {

@@ -18,6 +18,7 @@ import (
 // removed are objects of earlier charts. Helm removes them after it has replaced what needed them.
 var removed = []string{
 	"Secret " + namespace + "/nametap-discovery-tls", "ClusterRole /nametap-discovery-webhook", "ClusterRoleBinding /nametap-discovery-webhook",
+	"Role " + namespace + "/nametap-discovery", "RoleBinding " + namespace + "/nametap-discovery",
 }
 
 // TestUpgrades compares the chart with all earlier charts: fields that the API server does not change are equal,
