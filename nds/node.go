@@ -15,6 +15,8 @@ import (
 	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/api/digest"
 )
 
 // defaultClusterID is istiod's default name for the cluster in which it runs.
@@ -121,7 +123,7 @@ func (n Node) proto() (*corev3.Node, error) {
 		Metadata:      fields,
 		UserAgentName: "nametap",
 		// nametap-discovery sends parts of the table only to clients with this feature.
-		ClientFeatures: []string{"nametap.named-tables"},
+		ClientFeatures: []string{digest.NamedTables},
 	}
 	if n.Version != "" {
 		node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: n.Version}

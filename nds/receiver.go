@@ -1,8 +1,6 @@
 package nds
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -217,8 +215,7 @@ func checkHash(m *discoveryv3.Resource) error {
 	if m.GetResource() == nil || !strings.HasPrefix(m.GetVersion(), digest.VersionPrefix) {
 		return nil
 	}
-	sum := sha256.Sum256(m.GetResource().GetValue())
-	if got := digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(sum[:8]); got != m.GetVersion() {
+	if got := digest.VersionOf(digest.HashOf(m.GetResource().GetValue())); got != m.GetVersion() {
 		return fmt.Errorf("resource %q has the hash %s, and its version is %s: %w", m.GetName(), got, m.GetVersion(), errHash)
 	}
 	return nil

@@ -46,7 +46,7 @@ func (j joining) join(tb testing.TB, s *Service) *fakeClient {
 	j.metadata["INSTANCE_IPS"] = "10.0.0.1,fd00::1"
 	node := nodeOf(tb, fmt.Sprintf("sidecar~10.0.0.1~web-0.%s~x", j.metadata["NAMESPACE"]), j.metadata)
 	if j.mode == modeNamed {
-		node.ClientFeatures = []string{"another", featureNamed}
+		node.ClientFeatures = []string{"another", "nametap.named-tables"}
 	}
 	c := &fakeClient{tb: tb}
 	c.session = &session{service: s, variant: j.variant, send: c.receive, connected: s.tables.elapsed()}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/clip"
@@ -28,9 +29,6 @@ const (
 	metaAccount      = "SERVICE_ACCOUNT" // [Config.Check] reads it
 	metaIstioVersion = "ISTIO_VERSION"
 )
-
-// featureNamed is the client feature of a client that takes tables as resources with names (Node.client_features).
-const featureNamed = "nametap.named-tables"
 
 // A subscriber has what the first request says of its client. The Sidecar and the Place of the view
 // are not set yet, because they depend on the objects. A subscriber never changes.
@@ -95,7 +93,7 @@ func parseNode(node *corev3.Node) (subscriber, error) {
 	}
 	return subscriber{
 		node: node.GetId(), name: strings.TrimSuffix(parts[2], "."+v.Namespace), software: software(node), view: v, labels: labels, cluster: cluster, network: network,
-		named: slices.Contains(node.GetClientFeatures(), featureNamed),
+		named: slices.Contains(node.GetClientFeatures(), digest.NamedTables),
 	}, nil
 }
 

@@ -2,7 +2,6 @@ package push
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
 	"slices"
@@ -47,8 +46,7 @@ func (m *maker) shard(v *hosts.Viewer, number int) *shard {
 		return last.shard
 	}
 	content := contentOf(entries)
-	sum := sha256.Sum256(content)
-	s := &shard{version: binary.BigEndian.Uint64(sum[:]), hosts: len(entries)}
+	s := &shard{version: digest.HashOf(content), hosts: len(entries)}
 	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
 	m.last[number] = made{entries, s}
 	return s
@@ -79,9 +77,7 @@ func contentOf(entries []*hosts.Entry) []byte {
 }
 
 // text returns the version of the shard as text.
-func (s *shard) text() string {
-	return digest.VersionPrefix + base64.RawStdEncoding.EncodeToString(binary.BigEndian.AppendUint64(nil, s.version))
-}
+func (s *shard) text() string { return digest.VersionOf(s.version) }
 
 // nameOf returns the name of the resource of a shard.
 func nameOf(number int) string { return strconv.Itoa(number) }

@@ -6,6 +6,8 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/nametap/nametap/api/digest"
 )
 
 // A Mode says in which form agents ask for tables.
@@ -29,7 +31,7 @@ func (a *agent) node() *corev3.Node {
 	if a.fleet.cfg.Mode == Plain {
 		fields["DNS_CAPTURE"] = "true"
 	} else {
-		features = []string{"nametap.named-tables"}
+		features = []string{digest.NamedTables}
 	}
 	metadata := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(fields))}
 	for name, value := range fields {
