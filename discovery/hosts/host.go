@@ -91,14 +91,6 @@ func (h *Host) audiences(named, inside func(namespace string), long func(namespa
 	}
 }
 
-// Namespace returns the namespace of the first object that claims the host; empty if there is none.
-func (h *Host) Namespace() string {
-	if len(h.claims) == 0 {
-		return ""
-	}
-	return h.claims[0].namespace
-}
-
 // reached yields the host, and the hosts that may answer for its aliases, at most maxAliases aliases away. h may be nil.
 func (h *Host) reached(yield func(*Host) bool) {
 	if h == nil || !yield(h) || len(h.aliases) == 0 {
