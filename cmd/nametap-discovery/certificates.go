@@ -73,16 +73,17 @@ agents trust already, name a file with the Secret ` + authoritySecret + `.`,
 func (c *certificatesCommand) run(stdout io.Writer) error {
 	var objects []any
 	authority, err := c.readAuthority()
-	if c.authority == "" {
+	if err != nil {
+		return err
+	}
+	if authority == nil {
 		if authority, err = signed(&x509.Certificate{
 			Subject: pkix.Name{CommonName: serviceName}, NotAfter: time.Now().Add(authorityLife),
 			IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
-		}, nil); err == nil {
-			objects = append(objects, c.secret(authoritySecret, authority.data()))
+		}, nil); err != nil {
+			return err
 		}
-	}
-	if err != nil {
-		return err
+		objects = append(objects, c.secret(authoritySecret, authority.data()))
 	}
 	name := serviceName + "." + c.namespace
 	server, err := signed(&x509.Certificate{
