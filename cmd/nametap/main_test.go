@@ -88,6 +88,7 @@ func (w *world) setup(env *testscript.Env) error {
 	}
 	for key, value := range map[string]string{
 		"RUNTIME_DIRECTORY": run, // of the agent's private socket
+		"NAMETAP_STATE_DIR": run, // the default may be that of an agent of this machine, which another user may not read
 		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": w.ip + ":25053", "STATUS": w.ip + ":25020",
 		"NAMETAP_UPSTREAM_TIMEOUT": patience.String(),
 		// Otherwise the race detector delays the end of each command by a second.
