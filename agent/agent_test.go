@@ -20,11 +20,11 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -352,15 +352,15 @@ func TestStatus(t *testing.T) {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
 	// Only the families with listeners are tested.
-	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != problems.ProbeClosed {
+	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != agent.ProbeClosed {
 		t.Errorf("captured by another process: %+v", got.Redirected)
 	}
-	if len(got.Diagnosis.Passed) == 0 {
-		t.Errorf("diagnosis: %+v", got.Diagnosis)
+	if report := condition.Judge(got.Conditions); len(report.OK) == 0 || len(report.Problems) > 0 {
+		t.Errorf("conditions: %+v", report)
 	}
-	got.XDS, got.Uptime, got.Redirected, got.Diagnosis = nds.Status{}, "", nil, problems.Report{}
+	got.XDS, got.Uptime, got.Redirected, got.Conditions = nds.Status{}, "", nil, nil
 	want := agent.Status{
-		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
+		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "unknown"}}, Hosts: hosts,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)

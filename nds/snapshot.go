@@ -34,6 +34,7 @@ type snapshotSaver struct {
 	mu      sync.Mutex
 	next    *snapshot // the snapshot to write; nil if there is nothing new
 	failure string    // why the last write failed; "" if it succeeded
+	saved   bool      // whether a write has succeeded
 
 	failures logonce.Log // of the goroutine of run
 }
@@ -115,6 +116,7 @@ func (s *snapshotSaver) save() (ok bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.saved = s.saved || err == nil
 	if s.failure = failure; err != nil && s.next == nil {
 		s.next = next
 	}
@@ -126,6 +128,13 @@ func (s *snapshotSaver) lastFailure() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failure
+}
+
+// hasSaved reports whether a write has succeeded.
+func (s *snapshotSaver) hasSaved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.saved
 }
 
 // The snapshot file has snapshotMagic, the SHA-256 of the rest, and a DeltaDiscoveryResponse with the resources of the

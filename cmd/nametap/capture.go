@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
@@ -197,9 +196,9 @@ code is 1.`,
 // read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
-		Settings   string           `json:"settings"`
-		Error      string           `json:"error"`
-		Redirected []problems.Probe `json:"redirected"`
+		Settings   string        `json:"settings"`
+		Error      string        `json:"error"`
+		Redirected []agent.Probe `json:"redirected"`
 	}{c.source, unread.Error(), agent.Redirections(ctx, c.config.Config.Families())}
 	err := c.output.print(w, result, func(w io.Writer) {
 		c.printSettings(w)
@@ -207,10 +206,10 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 	})
 	for _, r := range result.Redirected {
 		switch {
-		case c.config.On && (notRedirected(r) || r.State != problems.ProbeAgent && c.config.Config.Needs(familyOf(r))):
+		case c.config.On && (notRedirected(r) || r.State != agent.ProbeAgent && c.config.Config.Needs(familyOf(r))):
 			return errors.Join(err,
 				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", familyOf(r), r.Error, unread))
-		case r.State == problems.ProbeAgent && !c.config.On:
+		case r.State == agent.ProbeAgent && !c.config.On:
 			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
 		}
 	}
@@ -239,12 +238,12 @@ func (c *captureCommand) check(status iptables.Status) error {
 
 // printStatus prints the rules, and the listeners that they redirect to.
 func (c *captureCommand) printStatus(
-	ctx context.Context, w io.Writer, status iptables.Status, listeners []problems.Probe,
+	ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Probe,
 ) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
-		Listeners []problems.Probe `json:"listeners,omitempty"`
+		Listeners []agent.Probe `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
 	return c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -59,7 +59,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 	fmt.Fprintf(w, "ready\t%s\n", ready)
 	fmt.Fprintf(w, "up for\t%s\n", status.Uptime)
 	fmt.Fprintf(w, "DNS\t%s\n", strings.Join(listeners, ", "))
-	printProblems(w, status.Diagnosis)
+	printProblems(w, condition.Judge(status.Conditions))
 	printSettings(w, status.Settings)
 	printUpstreams(w, status.Upstreams)
 	fmt.Fprintf(w, "hosts\t%d\n", status.Hosts)
@@ -72,8 +72,8 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 
 // printProblems prints a line for each problem, and one for each suspected problem, which has not lasted long
 // enough yet.
-func printProblems(w io.Writer, report problems.Report) {
-	print := func(p problems.Problem, label string) {
+func printProblems(w io.Writer, report condition.Report) {
+	print := func(p condition.Problem, label string) {
 		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, clip.Line(p.What), timeOfDay(p.Since), oneLine(p.Evidence))
 	}
 	for _, p := range report.Problems {
@@ -206,7 +206,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 }
 
 // printWays prints the nameservers for which clients' queries do not reach the agent, or may not.
-func printWays(w io.Writer, ways []problems.Way) {
+func printWays(w io.Writer, ways []agent.Way) {
 	for _, way := range ways {
 		if way.Detail != "" {
 			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Nameserver, way.State, way.Detail)
