@@ -386,3 +386,52 @@ func TestInstanceIPs(t *testing.T) {
 		}
 	}
 }
+
+// R4: a client cannot make series: with two nameservers there are at most 120, whatever it asks and whatever they answer.
+func TestSeries(t *testing.T) {
+	t.Parallel()
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	answer := func(query *dns.Msg, _ string) *dns.Msg {
+		var rcode int
+		_, _ = fmt.Sscanf(query.Question[0].Name, "r%d.", &rcode)
+		return new(dns.Msg).SetRcode(query, rcode)
+	}
+	cfg := config(t, control.Addr())
+	cfg.DNS.Forward.Upstreams = nil
+	for range 2 {
+		cfg.DNS.Forward.Upstreams = append(cfg.DNS.Forward.Upstreams, upstream.Spec{Addr: fakedns.Start(t, answer).Addr})
+	}
+	a := start(t, cfg)
+	a.await(t, true)
+	types := []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS, dns.TypeSOA, dns.TypeHTTPS, dns.TypeANY, 65280}
+	for _, l := range a.Proxy().Addrs() {
+		client := dns.Client{Net: l.Network}
+		for i := range 48 {
+			for _, opcode := range []int{dns.OpcodeQuery, dns.OpcodeNotify} {
+				for _, name := range []string{fmt.Sprintf("r%d.name%d.example.", i%16, i/8), "host-0.shop.svc.cluster.local.", "absent.shop.svc.cluster.local.", "version.server."} {
+					query := new(dns.Msg).SetQuestion(name, types[i%len(types)])
+					query.Opcode = opcode
+					if name == "version.server." {
+						query.Question[0].Qclass = dns.ClassCHAOS
+					}
+					_, _, _ = client.Exchange(query, l.Address) // the answer does not matter
+				}
+			}
+		}
+	}
+	_, text := a.get(t, "/metrics")
+	const queries, most = "nametap_dns_queries_total{", 20 // combinations of source and response code
+	own, counters := 0, 0
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "nametap_") || strings.HasPrefix(line, "istio_") {
+			own++
+		}
+		if strings.HasPrefix(line, queries) {
+			counters++
+		}
+	}
+	if total := own - counters + most; counters < 8 || counters > most || total > 120 {
+		t.Errorf("%d series, %d of them count queries; with all of these %d:\n%s", own, counters, total, text)
+	}
+}

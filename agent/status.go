@@ -265,7 +265,7 @@ type Upstream struct {
 	Failures     uint64    `json:"failures"` // requests without a reply
 	WrongReplies uint64    `json:"wrongReplies"`
 	Hedges       uint64    `json:"hedges"` // requests to this server because another server was slow
-	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
+	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
 	// Refusing is true if at least the last ten replies, for names of at least three domains, were failures: they had

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
 )
 
 // An alert is a rule of prometheus/rules.yaml.

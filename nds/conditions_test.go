@@ -116,6 +116,7 @@ func TestConditionsOfErrors(t *testing.T) {
 		{grpcError(codes.Unavailable, "reviewing the token: certificate of 10.96.0.1:443: dial tcp: lookup kubernetes: no such host"), "unreachable", "the control plane 127.0.0.1:15010 answers, and ends the connection"},
 	} {
 		subtest(t, tc.err.Error(), func(t *testing.T) {
+			t.Helper()
 			h := start(t, options{config: func(cfg *nds.Config) {
 				cfg.Dial = func(context.Context, string) (net.Conn, error) { return nil, tc.err }
 			}})

@@ -43,7 +43,7 @@ func logged(s *summary, over time.Duration, add func(now time.Time, i int)) (lin
 		}
 		return a
 	}}))
-	for i := 0; i < int(over/(10*time.Millisecond)); i++ {
+	for i := range int(over / (10 * time.Millisecond)) {
 		at := time.Duration(i) * 10 * time.Millisecond
 		add(start.Add(at), i)
 		text.Reset()
