@@ -150,7 +150,8 @@ func (c *capture) waysIn(state WayState) (found []condition.Problem) {
 	for _, way := range c.ways.states() {
 		if way.State == state {
 			p := wayText(state)
-			p.Subject, p.What, p.Evidence, p.Rows = way.Nameserver.String(), fmt.Sprintf(p.What, way.Nameserver), way.Detail, []string{"K19"}
+			p.Subject = way.subject().Value.String()
+			p.What, p.Evidence, p.Rows = fmt.Sprintf(p.What, p.Subject), way.Detail, []string{"K19"}
 			found = append(found, p)
 		}
 	}

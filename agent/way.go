@@ -358,22 +358,30 @@ func (w *ways) noteStandstill() {
 	}
 }
 
+// subject returns the nameserver of a way as an attribute for the log. If resolv.conf has no nameserver of a family, probes
+// go to its loopback address, which stands for all servers.
+func (w Way) subject() slog.Attr {
+	if f := family.Of(w.Nameserver); w.Nameserver == f.Loopback() {
+		return slog.String("nameserver", "any over "+f.String())
+	}
+	return slog.Any("nameserver", w.Nameserver)
+}
+
 // logState logs the new state of a way.
 func (w *ways) logState(known *way) {
-	switch known.State {
-	case WayReached:
-		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", known.Nameserver)
-	case WayBroken:
-		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
-			"nameserver", known.Nameserver, "error", known.Detail)
-	case WayBarred:
-		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
-			"nameserver", known.Nameserver, "error", known.Detail)
-	case WayElsewhere:
-		w.log.Warn("cannot check whether queries of clients reach the agent", "nameserver", known.Nameserver, "error", known.Detail)
-	case WaySilent:
-		w.log.Warn("the agent does not answer its own probes", "nameserver", known.Nameserver, "error", known.Detail)
-	case WayUnknown:
+	text := map[WayState]string{
+		WayReached:   "queries of clients to a nameserver reach the agent",
+		WayBroken:    "queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
+		WayBarred:    "a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
+		WayElsewhere: "cannot check whether queries of clients reach the agent",
+		WaySilent:    "the agent does not answer its own probes",
+	}[known.State]
+	switch {
+	case text == "":
+	case known.State == WayReached:
+		w.log.Info(text, known.subject())
+	default:
+		w.log.Warn(text, known.subject(), "error", known.Detail)
 	}
 }
 

@@ -247,7 +247,7 @@ func (c *captureCommand) printStatus(
 	}{c.source, status, listeners}
 	return c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
-		printRules(w, status)
+		printRules(w, status, true)
 		printListeners(w, listeners)
 		printResolved(w, resolved.Inspect(ctx))
 	})
@@ -287,7 +287,7 @@ func printResolved(w io.Writer, status resolved.Status) {
 }
 
 // printRules prints a line for the backend and one for each family.
-func printRules(w io.Writer, status iptables.Status) {
+func printRules(w io.Writer, status iptables.Status, limits bool) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
@@ -314,10 +314,14 @@ func printRules(w io.Writer, status iptables.Status) {
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
 		for _, passes := range f.Passes {
-			fmt.Fprintf(w, "\tnot captured: %s\n", passes)
+			if limits {
+				fmt.Fprintf(w, "\tnot captured: %s\n", passes)
+			}
 		}
 		for _, unserved := range f.Unserved {
-			fmt.Fprintf(w, "\tnot served: %s\n", unserved)
+			if limits {
+				fmt.Fprintf(w, "\tnot served: %s\n", unserved)
+			}
 		}
 		for _, other := range f.Others {
 			fmt.Fprintf(w, "\t%s; `nametap capture check` shows what to do\n", other)

@@ -114,6 +114,11 @@ func describeUpstream(u agent.Upstream) string {
 		return "left out, it is this agent"
 	}
 	texts := []string{u.State}
+	if u.State == "unknown" {
+		texts[0] = "not known, no reply so far"
+	} else if ago := time.Since(u.LastReplyAt).Round(time.Second); !u.LastReplyAt.IsZero() && ago > condition.Lasting {
+		texts = append(texts, fmt.Sprintf("last reply %v ago", ago))
+	}
 	if u.RTT != "" {
 		texts = append(texts, u.RTT)
 	}
@@ -154,11 +159,11 @@ func printXDS(w io.Writer, status agent.Status) {
 		fmt.Fprintf(w, "table\tnone yet\n")
 		return
 	}
-	age := (time.Duration(xds.TableAge) * time.Second).String() + " old"
+	sent := "sent "
 	if xds.Stale {
-		age += ", stale: from the snapshot; the control plane has not confirmed it since the start"
+		sent = "of the snapshot until the control plane sends one, sent "
 	}
-	fmt.Fprintf(w, "table\t%s%s\n", versionText(xds.Version), age)
+	fmt.Fprintf(w, "table\t%s%s%v ago\n", versionText(xds.Version), sent, time.Duration(xds.TableAge)*time.Second)
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
 	mode := "the control plane sends whole tables"
 	if xds.Mode == nds.ModeNamed {
@@ -230,7 +235,7 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	for _, other := range capture.Others {
 		fmt.Fprintf(w, "\tanother agent wants to capture here: %s\n", other)
 	}
-	printRules(w, *capture.Rules)
+	printRules(w, *capture.Rules, false)
 	printWays(w, capture.Ways)
 	for _, lapse := range capture.Lapses {
 		fmt.Fprintf(w, "\tinterrupted %d times, last %s: %s\n", lapse.Count, timeOfDay(lapse.Last), lapse.Cause)
