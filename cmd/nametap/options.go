@@ -140,7 +140,7 @@ func (o *options) declareDNS(g settings.Group) {
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass",
 		"`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only",
-		"`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
+		"`suffix` whose names are never forwarded: clients that ask for those that the table lacks get NXDOMAIN; may be repeated")
 }
 
 // declareNameservers declares where queries that the table does not answer are forwarded to.
