@@ -40,6 +40,7 @@ type options struct {
 	hostNetwork  bool
 
 	supervise bool
+	checkOnly bool // --check: the settings are read, and nothing runs
 	logLevel  settings.LogLevel
 	logFormat logFormat
 	logTo     io.Writer // nil is the standard error
