@@ -107,6 +107,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		}
 		cfg.DrainCaptured = o.flags.Changed("drain")
 	}
+	o.logStart(cfg)
 	o.logParallel(cfg.Logger)
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)

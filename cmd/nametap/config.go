@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -132,6 +133,18 @@ func (o *options) logger() *slog.Logger {
 		handler = journalHandler{handler, journal}
 	}
 	return slog.New(handler)
+}
+
+// logStart logs what runs, for whom, and the settings that do not have their defaults.
+func (o *options) logStart(cfg agent.Config) {
+	var set []string
+	o.flags.VisitAll(func(flag *pflag.Flag) {
+		if value := flag.Value.String(); value != flag.DefValue {
+			set = append(set, flag.Name+"="+value)
+		}
+	})
+	cfg.Logger.Info("starting", "version", version.String(), "namespace", cfg.XDS.Node.Namespace, "node", cfg.XDS.Node.ID(),
+		"control_plane", cfg.XDS.Addr, "settings", strings.Join(set, " "))
 }
 
 // logParallel logs what the environment variable parallelEnv means to nametap, if its value is in use.
