@@ -88,10 +88,11 @@ image-test: ## build the Dockerfile with an engine, compare with make image, and
 	@tools/install-missing buildah debootstrap
 	$(MACHINES) ./image $(ARGS)
 
-release: ## build packages, images, chart, manifests and their SHA256SUMS in bin/release
+release: ## build packages, images, chart, manifests, kubectl's plugin and their SHA256SUMS in bin/release
 	@$(RELEASE) tools/binaries
 	@$(RELEASE) tools/packages
 	@$(RELEASE) tools/manifests
+	@$(RELEASE) tools/plugin
 	@$(RELEASE) IMAGE='$(IMAGE)' tools/images
 	@$(RELEASE) tools/release-images
 	@tools/sums bin/release
