@@ -256,7 +256,7 @@ func newVersion(stdout io.Writer) *cobra.Command {
 			if output == outputJSON {
 				return printJSON(stdout, build)
 			}
-			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", build, build.Go)
+			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", build, build.Toolchain())
 			return err
 		},
 	}
