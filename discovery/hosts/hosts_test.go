@@ -240,7 +240,7 @@ func (w world) object() object.Object {
 		if w.IntN(2) == 0 {
 			o.Entry.Addrs, o.Entry.HasAddresses = []netip.Addr{w.addr()}, true
 		} else if w.IntN(3) == 0 {
-			o.Entry.SetVIPs(object.VIP{Host: o.Entry.Hosts[0], Addr: w.addr()})
+			o.Entry.VIPs = map[string][]netip.Addr{o.Entry.Hosts[0]: {w.addr()}}
 		}
 	case 5:
 		o.Key.Kind = object.KindSidecar

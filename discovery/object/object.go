@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 )
 
@@ -147,7 +146,7 @@ type ImportedSlice struct {
 
 // NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels; nil if the slice belongs to no ServiceImport.
 func NewImportedSlice(labels map[string]string) *ImportedSlice {
-	s := &ImportedSlice{Service: strings.Clone(labels[LabelImport]), Cluster: strings.Clone(labels[LabelSourceCluster])}
+	s := &ImportedSlice{Service: labels[LabelImport], Cluster: labels[LabelSourceCluster]}
 	if s.Service == "" {
 		return nil
 	}
@@ -198,6 +197,7 @@ type ServiceEntry struct {
 	Created      time.Time // the creationTimestamp; the zero time if there is none, as in most directories
 	ExportTo     ExportTo
 	Destinations Destinations // where connections to Hosts lead
-	// VIPs are the automatic VIPs that istiod has written to the status, by the host in the spelling of Hosts.
+	// VIPs are the automatic VIPs that istiod has written to the status, by the host in the spelling of Hosts. There may be
+	// other hosts, too, because the status may be older than the spec.
 	VIPs map[string][]netip.Addr
 }
