@@ -60,8 +60,12 @@ func (f *service) decode(d *decoder, o *object.Object) {
 		d.fail(fmt.Errorf("clusterIP and clusterIPs hold both %s and an address", object.ClusterIPNone), "spec.clusterIP")
 	}
 	s.Ports, s.Numbers = d.ports(f.Spec.Ports, "spec.ports", s.Headless)
-	if err := s.HeadlessScope.UnmarshalText([]byte(f.Metadata.Annotations[object.AnnotationScope])); err != nil {
-		d.fail(err, "metadata.annotations."+object.AnnotationScope)
+	switch scope := f.Metadata.Annotations[object.AnnotationScope]; scope {
+	case "", "network":
+	case "cluster":
+		s.ClusterOnly = true
+	default:
+		d.fail(fmt.Errorf("want network or cluster, got %q", scope), "metadata.annotations."+object.AnnotationScope)
 	}
 	var err error
 	if s.ExportTo, err = object.NewExportTo(object.SplitScopes(f.Metadata.Annotations[object.AnnotationExportTo]), d.key.Namespace); err != nil {

@@ -95,34 +95,8 @@ type Service struct {
 	Numbers         []uint16 // of the ports that clients connect to, for [Egress.Shows]
 	Selector        map[string]string
 	PublishNotReady bool
-	HeadlessScope   HeadlessScope
+	ClusterOnly     bool // only clients of the same cluster get the endpoints of a headless Service, from [AnnotationScope]
 	ExportTo        ExportTo
-}
-
-// HeadlessScope says which clients get the endpoints of a headless Service, if there are several
-// clusters. The zero value stands for the default.
-type HeadlessScope uint8
-
-// The scopes of headless Services.
-const (
-	ScopeNetwork HeadlessScope = iota + 1 // clients in the network of the endpoints
-	ScopeCluster                          // clients in the cluster of the endpoints
-)
-
-// MarshalText returns the name of the scope.
-func (s HeadlessScope) MarshalText() ([]byte, error) {
-	return []byte([]string{"", "network", "cluster"}[s]), nil
-}
-
-// UnmarshalText parses the name of a scope. An empty text is the zero value.
-func (s *HeadlessScope) UnmarshalText(text []byte) error {
-	for scope := range ScopeCluster + 1 {
-		if name, _ := scope.MarshalText(); string(name) == string(text) {
-			*s = scope
-			return nil
-		}
-	}
-	return fmt.Errorf("want network or cluster, got %q", text)
 }
 
 // Unallocated reports whether the Service has no address yet. In a cluster the API server allocates an address.
