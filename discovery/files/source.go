@@ -211,7 +211,7 @@ func (s *Source) merge(t *tree) []hosts.Change {
 	}
 	s.keepGood(&m, t)
 	slices.SortStableFunc(m.Errors, func(a, b object.Error) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Field, b.Field))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Document, b.Document), cmp.Compare(a.Field, b.Field))
 	})
 	slices.Sort(m.Notes)
 	m.Notes = slices.Compact(m.Notes)
@@ -264,8 +264,8 @@ func (m *merge) add(name string, f *file) {
 	}
 	for _, o := range p.objects {
 		if first, ok := m.inUse[o.Key]; ok {
-			m.Errors = append(m.Errors, object.Error{File: o.file, Line: o.line, Field: "metadata.name",
-				Msg: fmt.Sprintf("%s is already in %s:%d; this one is ignored", o.Key, first.file, first.line)})
+			m.Errors = append(m.Errors, object.Error{File: o.file, Document: o.document, Object: o.Key, Field: "metadata.name",
+				Msg: fmt.Sprintf("is already in %s; this one is ignored", object.Place(first.file, first.document))})
 			continue
 		}
 		m.inUse[o.Key] = o

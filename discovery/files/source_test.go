@@ -401,7 +401,7 @@ func TestDirectoryGoesAway(t *testing.T) { // D18, D43
 		h.look()
 		time.Sleep(settleTime) //nolint:forbidigo // advances the clock of the bubble
 		h.look()
-		h.want("web:10.0.0.1", `a.yaml:5: spec.clusterIP: want an IP address, got "broken"`)
+		h.want("web:10.0.0.1", `a.yaml, document 1, Service default/web: spec.clusterIP: want an IP address, got "broken"`)
 
 		saved := filepath.Join(state, objectsFile)
 		data, err := os.ReadFile(saved)
@@ -411,7 +411,7 @@ func TestDirectoryGoesAway(t *testing.T) { // D18, D43
 		overwrite(t, state, objectsFile, strings.Replace(string(data), `"web"`, `"wob"`, 1))
 		h = holdWith(t, dir, statedir.New(state, "lock"))
 		h.look()
-		h.want("", `a.yaml:5: spec.clusterIP: want an IP address, got "broken"`)
+		h.want("", `a.yaml, document 1, Service default/web: spec.clusterIP: want an IP address, got "broken"`)
 		if _, err := os.Stat(saved + ".damaged"); err != nil {
 			t.Error(err)
 		}

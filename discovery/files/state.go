@@ -25,7 +25,7 @@ const (
 // does not know.
 type savedDocument struct {
 	File    string       `json:"file"`
-	Before  int          `json:"linesBefore"`
+	Number  int          `json:"document"`
 	Text    []byte       `json:"text"`
 	Objects []object.Key `json:"objects"`
 }
@@ -36,7 +36,7 @@ func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
 	for k, o := range good {
 		d := byText[o.text]
 		if d == nil {
-			d = &savedDocument{File: o.file, Before: o.text.Before, Text: o.text.Body}
+			d = &savedDocument{File: o.file, Number: o.document, Text: o.text.Body}
 			byText[o.text] = d
 		}
 		d.Objects = append(d.Objects, k)
@@ -47,7 +47,7 @@ func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
 		docs = append(docs, d)
 	}
 	slices.SortFunc(docs, func(a, b *savedDocument) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Before, b.Before), bytes.Compare(a.Text, b.Text))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Number, b.Number), bytes.Compare(a.Text, b.Text))
 	})
 	if err := dir.Save(objectsFile, objectsFormat, docs); err != nil {
 		return fmt.Errorf("writing the last good objects (--state-dir): %w", err)
@@ -71,8 +71,8 @@ func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
 		return good, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
 	}
 	for _, d := range docs {
-		p := parsed{broken: map[object.Key]bool{}}
-		p.parseDocument(d.File, &yamltext.Document{Body: d.Text, Before: d.Before})
+		p := parsed{file: d.File, broken: map[object.Key]bool{}}
+		p.parseDocument(d.Number, &yamltext.Document{Body: d.Text})
 		for _, o := range p.objects {
 			if slices.Contains(d.Objects, o.Key) {
 				good[o.Key] = o
