@@ -78,10 +78,10 @@ type Config struct {
 	StateDir string
 	// Debounce is how long changes are collected before they are served. 0 means 30 ms.
 	Debounce time.Duration
-	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
+	// MaxClients bounds the connections, each of which has one stream at a time. 0 means 20,000.
 	MaxClients int
-	// MaxClientsPerAddress bounds the open connections and the open streams of clients at one IP address, and how many
-	// of each may begin within a minute. 0 means 250.
+	// MaxClientsPerAddress bounds the connections of clients at one IP address, those included that began within a
+	// minute. 0 means 250.
 	MaxClientsPerAddress int
 	// MemoryLimit is the number of bytes that the process may use. Clients are refused while the process uses nearly all
 	// of them. 0 means that there is no limit.
