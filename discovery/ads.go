@@ -32,8 +32,8 @@ const (
 	stopGrace = time.Second
 	// patience bounds the HTTP/2 handshake of a new connection, and the answer to a ping.
 	patience = 10 * time.Second
-	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
-	maxStreamsPerConn = 16
+	// maxStreamsPerConn bounds the streams of one connection; an agent opens one at a time.
+	maxStreamsPerConn = 1
 	// idleConn is the time after which a connection without a stream is closed.
 	idleConn = time.Minute
 	// ageGrace is how long the streams of an old connection may continue after its client was asked to connect again.
@@ -61,10 +61,10 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // limits the log lines about clients that are refused
 
-	places   *intake.Places   // bounds the streams
-	conns    *connlimit.Limit // bounds the connections, and the requests that were not read
-	memory   *memoryLimit
-	patience time.Duration // the constant of this name, longer in tests
+	conns     *connlimit.Limit // bounds the connections, and the requests that were not read
+	addresses perAddress       // bounds the connections of each address, and the streams beyond the first of each connection
+	memory    *memoryLimit
+	patience  time.Duration // the constant of this name, longer in tests
 }
 
 // newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
@@ -72,9 +72,9 @@ type adsServer struct {
 func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
-		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), patience: patience,
+		addresses: perAddress{most: cfg.MaxClientsPerAddress, taken: map[netip.Addr]int{}},
+		conns:     connlimit.New("discovery", cfg.MaxClients, maxUnread), patience: patience,
 	}
-	s.conns = connlimit.New("discovery", cfg.MaxClients+spareConns, maxUnread)
 	var err error
 	s.identities, err = newIdentities(cfg)
 	return s, err
@@ -123,9 +123,8 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 			return nil, p.failed(err)
 		}
 		p.listener = &boundedListener{
-			Listener: ln, limit: s.conns, tooMany: s.push.TooMany,
-			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
-			full:      func() bool { return s.memory.check(connShare) != nil },
+			Listener: ln, limit: s.conns, addresses: &s.addresses, tooMany: s.push.TooMany,
+			full: func() bool { return s.memory.check(connShare) != nil },
 		}
 		open = append(open, p)
 	}
@@ -207,7 +206,7 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of the given
+// admit returns an interceptor that refuses a client if its address has too many streams, or if it is not one of the given
 // clients. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
 // client has proven. When the token or certificate that proves the identity ends, the stream ends, and the client
 // connects again with the next token or certificate.
@@ -215,20 +214,21 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
 		admitted := &admitted{ServerStream: stream, ctx: ctx, connection: intake.ConnectionOf(ctx)}
-		admitted.connection.Begin()
+		first := admitted.connection.Begin()
 		defer admitted.connection.End()
-		place, err := s.places.Enter(intake.AddressOf(admitted.connection.Conn.RemoteAddr()))
-		if err != nil {
-			return s.noPlace(ctx, err)
+		if !first {
+			address := intake.AddressOf(admitted.connection.Conn.RemoteAddr())
+			give, ok := s.addresses.take(address)
+			if !ok {
+				return s.tooMany(ctx, address)
+			}
+			defer give()
 		}
-		defer place.Leave()
-		if clients == nil {
-			err = place.Unproven(s.identities != nil)
-		} else {
-			who, refusal := clients.Client(ctx)
-			if refusal != nil {
-				s.refused(ctx, refusal)
-				return refusal
+		if clients != nil {
+			who, err := clients.Client(ctx)
+			if err != nil {
+				s.refused(ctx, err)
+				return err
 			}
 			admitted.ctx = context.WithValue(ctx, identityKey{}, who)
 			if !who.Ends.IsZero() {
@@ -237,10 +237,6 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 					"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
 				defer cancel()
 			}
-			err = place.Prove(who.Namespace)
-		}
-		if err != nil {
-			return s.noPlace(ctx, err)
 		}
 		return handler(srv, admitted)
 	}
@@ -284,9 +280,11 @@ func (s *adsServer) refused(ctx context.Context, err error) {
 	s.logRefusal(ctx, err)
 }
 
-// noPlace counts and logs a client for which there is no place, and returns the error.
-func (s *adsServer) noPlace(ctx context.Context, err error) error {
+// tooMany counts and logs a client whose address has too many streams, and returns the error for it.
+func (s *adsServer) tooMany(ctx context.Context, address netip.Addr) error {
 	s.push.TooMany()
+	err := status.Errorf(codes.ResourceExhausted, "%d clients at %s are connected, or were within a minute (--max-clients-per-address): "+
+		"connect later", s.addresses.most, address)
 	s.logRefusal(ctx, err)
 	return err
 }

@@ -2,9 +2,7 @@ package discovery
 
 import (
 	"log/slog"
-	"runtime"
 	runtimemetrics "runtime/metrics"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -21,8 +19,6 @@ const (
 	// example because of a Sidecar. A client that does not read keeps its table in memory, and a tenant may have many
 	// such clients. The rest of the memory is for clients that share a table.
 	tableShare = 60
-	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
-	collectEvery = 5 * time.Second
 )
 
 // memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill the
@@ -32,9 +28,6 @@ type memoryLimit struct {
 	refused func()
 	log     *slog.Logger
 	lines   rate.Sometimes
-
-	mu        sync.Mutex
-	collected time.Time // when garbage was last collected
 }
 
 func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit {
@@ -44,11 +37,8 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 // check returns and counts an error if more of the limit is in use than the parameter share, in percent.
 func (m *memoryLimit) check(share int64) error {
 	most := m.bytes / 100 * share
-	if m.bytes <= 0 || memoryUsed() <= most {
-		return nil
-	}
-	used := m.collect()
-	if used <= most {
+	used := memoryUsed()
+	if m.bytes <= 0 || used <= most {
 		return nil
 	}
 	err := status.Errorf(codes.ResourceExhausted, "this control plane uses %d MiB of memory, and accepts clients below %d MiB: "+
@@ -56,17 +46,6 @@ func (m *memoryLimit) check(share int64) error {
 	m.refused()
 	m.lines.Do(func() { m.log.Error("clients are refused", "error", status.Convert(err).Message()) })
 	return err
-}
-
-// collect collects garbage, unless it did so within collectEvery, and returns how much memory is then in use.
-func (m *memoryLimit) collect() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if time.Since(m.collected) >= collectEvery {
-		runtime.GC()
-		m.collected = time.Now()
-	}
-	return memoryUsed()
 }
 
 // stream is an interceptor that refuses streams.
@@ -77,13 +56,21 @@ func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamSe
 	return handler(srv, stream)
 }
 
-// memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes. The call takes
-// microseconds.
-func memoryUsed() int64 {
+// memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes and for the garbage that has
+// come since the last collection: near its limit (GOMEMLIMIT), Go collects garbage again. The call takes microseconds.
+func memoryUsed() (used int64) {
+	const prefix = "/memory/classes/"
 	samples := []runtimemetrics.Sample{
-		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: prefix + "total:bytes"}, {Name: "/gc/heap/live:bytes"}, // of the last collection
+		{Name: prefix + "heap/released:bytes"}, {Name: prefix + "heap/free:bytes"}, {Name: prefix + "heap/objects:bytes"},
 	}
 	runtimemetrics.Read(samples)
-	used := samples[0].Value.Uint64() - samples[1].Value.Uint64() - samples[2].Value.Uint64()
-	return int64(used) //nolint:gosec // less than the memory of a machine
+	for i, s := range samples {
+		bytes := int64(s.Value.Uint64()) //nolint:gosec // less than the memory of a machine
+		if i > 1 {
+			bytes = -bytes
+		}
+		used += bytes
+	}
+	return used
 }

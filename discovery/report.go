@@ -66,7 +66,7 @@ func (r *report) result(step string, err error) {
 func failureMessage(step string) string {
 	switch step {
 	case source.StepRead:
-		return "cannot read the configuration directory"
+		return "cannot read the configuration directory (--config-dir)"
 	case source.StepSaveObjects:
 		return "cannot save the last good objects"
 	}

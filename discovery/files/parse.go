@@ -20,10 +20,6 @@ type located struct {
 	object.Object
 	file     string
 	document int
-	text     *yamltext.Document // the document that holds it
-	// partial is true for a Sidecar with errors, without the wrong parts. It is used while it has no good form:
-	// without it, workloads would see more hosts.
-	partial bool
 }
 
 // parsed is the result of parsing a file.
@@ -31,10 +27,6 @@ type parsed struct {
 	file    string
 	objects []located
 	errs    []object.Error
-	// broken holds the keys of the objects that have errors.
-	broken map[object.Key]bool
-	// unnamed is true if a document is so broken that the names of its objects are not known.
-	unnamed bool
 	// notes say why objects without errors make no host.
 	notes []string
 }
@@ -55,7 +47,7 @@ const byteOrderMark = "\xef\xbb\xbf"
 // parseFile parses the documents of a file. An error in one document does not affect the
 // others.
 func parseFile(name string, data []byte) *parsed {
-	p := &parsed{file: name, broken: map[object.Key]bool{}}
+	p := &parsed{file: name}
 	number := 0
 	for _, text := range yamltext.Split(bytes.TrimPrefix(data, []byte(byteOrderMark))) {
 		if !yamltext.Blank(text.Body) {
@@ -68,7 +60,7 @@ func parseFile(name string, data []byte) *parsed {
 
 // parseDocument parses the document with a number, from 1.
 func (p *parsed) parseDocument(number int, text *yamltext.Document) {
-	in := located{file: p.file, document: number, text: text}
+	in := located{file: p.file, document: number}
 	data, err := toJSON(text.Body)
 	switch {
 	case err != nil:
@@ -117,10 +109,10 @@ func withTextKeys(value any) any {
 	return value
 }
 
-// fail adds an error in a document, or in a part of it whose objects have no names.
+// fail adds an error in a document.
 func (p *parsed) fail(in located, e object.Error) {
 	e.File, e.Document = in.file, in.document
-	p.errs, p.unnamed = append(p.errs, e), true
+	p.errs = append(p.errs, e)
 }
 
 // parseObject parses the JSON of an object or of a list of objects. The parameter path is that of the object in the
@@ -166,19 +158,12 @@ func (p *parsed) parseObject(in located, data []byte, path, listKind string) {
 func (p *parsed) decode(in located, data []byte, path, kind string) {
 	var errs []object.Error
 	in.Object, _, errs = decode.Decode(kind, data)
-	switch {
-	case len(errs) == 0:
+	// A Sidecar is used without its wrong parts: without it, workloads would see more hosts.
+	if len(errs) == 0 || in.Sidecar != nil && in.Key.Name != "" {
 		p.objects = append(p.objects, in)
-		if in.Service != nil && in.Service.Unallocated() {
-			p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
-		}
-	case in.Key.Name == "":
-		p.unnamed = true
-	default:
-		p.broken[in.Key] = true
-		if in.partial = in.Sidecar != nil; in.partial {
-			p.objects = append(p.objects, in)
-		}
+	}
+	if len(errs) == 0 && in.Service != nil && in.Service.Unallocated() {
+		p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
 	}
 	for _, e := range errs {
 		e.File, e.Document, e.Field = in.file, in.document, decode.Join(path, e.Field)

@@ -41,7 +41,7 @@ func TestBrokenDocuments(t *testing.T) {
 		{"no object", "- a\n", "shop.yaml, document 2: want an object, got a list"},
 		{"a word", "hello\n", "shop.yaml, document 2: want an object, got a string"},
 		{"syntax", "kind: Service\n  oops: x\n", "shop.yaml, document 2: line 2: not valid YAML: mapping values are not allowed in this context"},
-		{"tab", "kind: Service\nspec:\n\tclusterIP: x\n", "shop.yaml, document 2: line 3: not valid YAML: found character that cannot start any token"},
+		{"tab", "kind: Service\nspec:\n\tclusterIP: x\n", "shop.yaml, document 2: line 3: not valid YAML: found character that cannot start any token (want spaces before the text of a line, not a tab)"},
 		{"two values", "{kind: A}\n{kind: B}\n", "shop.yaml, document 2: line 2: not valid YAML: did not find expected <document start>"},
 		{"service exportTo", "apiVersion: v1\nkind: Service\nmetadata: {name: web, annotations: {networking.istio.io/exportTo: 'a,b c'}}\n",
 			`shop.yaml, document 2, Service default/web: metadata.annotations.networking.istio.io/exportTo: want namespaces, ".", "*" or "~", got "b c"`},
