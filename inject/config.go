@@ -278,7 +278,7 @@ const (
 // forPod returns the settings of a pod. Annotations of the pod take precedence over annotations of its namespace, and
 // both take precedence over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
 func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
-	for _, annotations := range []map[string]string{p.Metadata.Annotations, ns.Annotations} {
+	for _, annotations := range []map[string]string{p.Annotations, ns.Annotations} {
 		if mode, ok := annotations[modeAnnotation]; ok {
 			c.Mode = Mode(mode)
 			if err := c.check(); err != nil {
@@ -296,7 +296,7 @@ func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 		maps.Copy(settings, c.Settings)
 		c.Settings = settings
 	}
-	return c.withAmounts(p.Metadata.Annotations)
+	return c.withAmounts(p.Annotations)
 }
 
 // withAmounts returns the settings with the resources in the annotations of a pod.
