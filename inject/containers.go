@@ -105,7 +105,7 @@ const proxyConfig = "proxy.istio.io/config"
 // parsed, because it may have errors, which the agent reports.
 func proxySets(p *pod, key string) bool {
 	set := regexp.MustCompile(`(^|[\n{,])[ \t]*["']?` + key + `["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
-	return set.MatchString(p.Metadata.Annotations[proxyConfig])
+	return set.MatchString(p.Annotations[proxyConfig])
 }
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.

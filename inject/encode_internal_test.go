@@ -14,7 +14,7 @@ import (
 func TestEncode(t *testing.T) {
 	t.Parallel()
 	p := new(pod)
-	p.Spec.Containers = []podContainer{{Name: istioProxy}}
+	p.Spec.Containers = []corev1.Container{{Name: istioProxy}}
 	values := []any{
 		volumes(DefaultConfig()), agentContainer(p, environment(p, nil, DefaultConfig()), DefaultConfig()), captureContainer(nil, DefaultConfig()),
 		corev1.PodDNSConfig{}, []string{}, []corev1.Sysctl(nil), 9007199254740993,
@@ -30,7 +30,7 @@ func TestEncode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		text, err := yaml.Marshal(encode(v))
+		text, err := yaml.Marshal(newNode(encode(v)))
 		if err != nil {
 			t.Fatal(err)
 		}

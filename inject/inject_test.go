@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	kyaml "sigs.k8s.io/yaml"
@@ -21,20 +20,20 @@ var shop = inject.Namespace{Name: "shop", Labels: map[string]string{inject.Label
 // resolv is a Config of mode resolv.
 var resolv = inject.Config{Mode: inject.Resolv, Nameservers: []string{"10.96.0.10"}}
 
-// parse reads a tree.
-func parse(t *testing.T, text string) *yaml.Node {
+// parse reads a pod.
+func parse(t *testing.T, text string) map[string]any {
 	t.Helper()
-	document := new(yaml.Node)
-	if err := yaml.Unmarshal([]byte(text), document); err != nil {
+	var pod map[string]any
+	if err := kyaml.Unmarshal([]byte(text), &pod); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	return document.Content[0]
+	return pod
 }
 
-// format writes a tree.
-func format(t *testing.T, node *yaml.Node) string {
+// format writes a pod.
+func format(t *testing.T, pod map[string]any) string {
 	t.Helper()
-	text, err := yaml.Marshal(node)
+	text, err := kyaml.Marshal(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
