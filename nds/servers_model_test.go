@@ -86,7 +86,7 @@ type model struct {
 	// that the client may have applied or not.
 	tables [][]string
 	unsure bool
-	forget bool // a hash was wrong: the next stream announces nothing
+	ended  bool // a hash was wrong, so the stream ends
 	frugal bool // the control plane sends no resource that the client has
 	parsed map[[2]string]parsed
 }
@@ -187,14 +187,14 @@ func (m *model) begin(stream int, announced map[string]string) {
 	}
 	m.unsure = m.unsure || len(m.pending) > 0
 	m.stream, m.announced, m.pending = stream, announced, nil
-	m.version, m.answers, m.forget = "", 0, false
+	m.version, m.answers, m.ended = "", 0, false
 }
 
 // announcement returns what the first request of an incremental stream should announce.
 func (m *model) announcement() map[string]string {
 	versions := map[string]string{}
 	for name, r := range m.have {
-		if name != "" && r.version != "" && !m.forget {
+		if name != "" && r.version != "" {
 			versions[name] = r.version
 		}
 	}
@@ -217,7 +217,7 @@ func (m *model) answer(nonce, reason string) {
 	}
 	if m.missed = reason != ""; m.missed {
 		m.rejected++
-		m.forget = m.forget || strings.Contains(fault, "sha256:")
+		m.ended = m.ended || strings.Contains(fault, "sha256:")
 		return
 	}
 	m.apply(r)

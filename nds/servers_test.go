@@ -418,7 +418,7 @@ func (w *world) settle() {
 		synctest.Wait()
 		said, open := w.wire.take()
 		w.model.follow(said)
-		if open > 0 && open == w.model.stream && w.model.answers > 0 && len(w.model.pending) == 0 && !w.model.forget {
+		if open > 0 && open == w.model.stream && w.model.answers > 0 && len(w.model.pending) == 0 && !w.model.ended {
 			w.check()
 			return
 		}
