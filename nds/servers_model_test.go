@@ -48,7 +48,7 @@ func bodyOf(value []byte) *anypb.Any { return &anypb.Any{TypeUrl: typeURL, Value
 // hashOf is the version of nametap-discovery's resources.
 func hashOf(value []byte) string {
 	sum := sha256.Sum256(value)
-	return "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8])
+	return "nt:" + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // worldOf returns a response in state-of-the-world form: a resource with a name, or without a body, is wrapped.
@@ -217,7 +217,7 @@ func (m *model) answer(nonce, reason string) {
 	}
 	if m.missed = reason != ""; m.missed {
 		m.rejected++
-		m.ended = m.ended || strings.Contains(fault, "sha256:")
+		m.ended = m.ended || strings.Contains(fault, "nt:")
 		return
 	}
 	m.apply(r)
@@ -232,7 +232,7 @@ func (m *model) fault(r answerable) string {
 	seen := map[string]bool{}
 	for _, resource := range r.GetResources() {
 		body, version := resource.GetResource(), resource.GetVersion()
-		if hash := hashOf(body.GetValue()); body != nil && strings.HasPrefix(version, "sha256:") && version != hash {
+		if hash := hashOf(body.GetValue()); body != nil && strings.HasPrefix(version, "nt:") && version != hash {
 			return fmt.Sprintf("resource %q has the hash %s, and its version is %s", resource.GetName(), hash, version)
 		}
 		var reason string

@@ -512,7 +512,7 @@ func kinds() []kind {
 			prefix := fmt.Sprint(starts, "-")
 			f.resource = func(name string, hosts table) *discoveryv3.Resource {
 				r := versioned(name, hosts)
-				r.Version = strings.Replace(r.GetVersion(), "sha256:", prefix, 1)
+				r.Version = strings.Replace(r.GetVersion(), "nt:", prefix, 1)
 				return r
 			}
 			return script(f)()

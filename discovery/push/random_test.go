@@ -31,7 +31,7 @@ func (k *keeper) connect(s *Service, nonsense bool) {
 	k.announced = map[string]string{}
 	for name, r := range k.has {
 		if k.announced[name] = r.version; nonsense && len(name)%2 == 0 {
-			k.announced[name] = "sha256:" + strconv.Itoa(len(name))
+			k.announced[name] = "nt:" + strconv.Itoa(len(name))
 		}
 	}
 	if nonsense {

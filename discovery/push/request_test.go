@@ -50,7 +50,7 @@ func TestLongNodes(t *testing.T) {
 func FuzzRequest(f *testing.F) {
 	data, err := proto.Marshal(&discoveryv3.DeltaDiscoveryRequest{
 		Node: nodeOf(f, "id", map[string]any{"NAMESPACE": "shop"}), TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{"*"},
-		InitialResourceVersions: map[string]string{"": "1", "7": "sha256:AAAAAAAAAAA"}, ErrorDetail: &rpcstatus.Status{Message: "no"},
+		InitialResourceVersions: map[string]string{"": "1", "7": "nt:AAAAAAAAAAA"}, ErrorDetail: &rpcstatus.Status{Message: "no"},
 	})
 	if err != nil {
 		f.Fatal(err)
