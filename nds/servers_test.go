@@ -418,7 +418,7 @@ func (w *world) settle() {
 		synctest.Wait()
 		said, open := w.wire.take()
 		w.model.follow(said)
-		if open > 0 && open == w.model.stream && w.model.answers > 0 && len(w.model.pending) == 0 && !w.model.forget {
+		if open > 0 && open == w.model.stream && w.model.answers > 0 && len(w.model.pending) == 0 && !w.model.ended {
 			w.check()
 			return
 		}
@@ -512,7 +512,7 @@ func kinds() []kind {
 			prefix := fmt.Sprint(starts, "-")
 			f.resource = func(name string, hosts table) *discoveryv3.Resource {
 				r := versioned(name, hosts)
-				r.Version = strings.Replace(r.GetVersion(), "sha256:", prefix, 1)
+				r.Version = strings.Replace(r.GetVersion(), "nt:", prefix, 1)
 				return r
 			}
 			return script(f)()

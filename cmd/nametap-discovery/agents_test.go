@@ -252,13 +252,6 @@ replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have 
 	rejects.end()
 	s.has(header+`replica NAME, namespace shop: agents: 1, behind: 0 (1 current). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
-	rejects = s.peer("rejects.shop")
-	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  -  rejected  AGE ago: "the text \x1b[2J\nof a client"
-replica NAME, namespace shop: agents: 2, behind: 1 (1 current, 1 rejected). Other replicas have other agents: ask each.
-`, "--stale", "-n", "shop")
-	rejects.answer("")
-	s.has(header+`replica NAME, namespace shop: agents: 2, behind: 0 (2 current). Other replicas have other agents: ask each.
-`, "--stale", "-n", "shop")
 }
 
 // TestAgentsJSON reads the output for programs.

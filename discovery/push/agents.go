@@ -46,8 +46,7 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream; nil means none. A new stream begins with the
-	// Nack of the client's previous stream, if the client's last answer on that stream was a rejection.
+	// Nack is the last push that the client has rejected on this stream; nil means none.
 	Nack *Nack `json:"nack"`
 }
 

@@ -103,38 +103,6 @@ func TestAgentsWithoutTable(t *testing.T) {
 	})
 }
 
-// D66: the NACK of a client that connects again because of it is shown until its next ACK, and kept of a number of clients.
-func TestNackOfLastStream(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newService()
-		pass(time.Second)
-		c := join(t, s, "shop", modeNamed)
-		pass(time.Second)
-		c.nack()
-		c.end()
-		pass(time.Minute)
-		again := join(t, s, "shop", modeNamed)
-		if a := again.shown(); a.State != StateRejected || a.Nack == nil || a.Nack.Seconds != 60 || a.LastAckSeconds != nil {
-			t.Errorf("the client is shown as %+v", a)
-		}
-		again.ack()
-		again.want(StateCurrent, false)
-		again.end()
-		if len(s.nacks.last) != 0 || len(s.streams.open) != 0 {
-			t.Errorf("NACKs %v and streams %v are kept", s.nacks.last, s.streams.open)
-		}
-		for i := range 2 * maxNacks {
-			c := join(t, s, fmt.Sprint("n", i), modeNamed)
-			c.nack()
-			c.end()
-		}
-		if len(s.nacks.last) != maxNacks {
-			t.Errorf("%d NACKs are kept", len(s.nacks.last))
-		}
-		pass(time.Hour)
-	})
-}
-
 // D66: texts of a client are bounded. The program of Istio's agent is not the Envoy behind it.
 func TestAgentTexts(t *testing.T) {
 	s := newService()

@@ -169,7 +169,7 @@ func (c *fakeClient) resources() map[string]resource {
 	for _, r := range c.last.GetResources() {
 		content := r.GetResource().GetValue()
 		sum := sha256.Sum256(content)
-		if want := "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8]); r.GetName() != "" && r.GetVersion() != want {
+		if want := "nt:" + base64.RawStdEncoding.EncodeToString(sum[:8]); r.GetName() != "" && r.GetVersion() != want {
 			c.tb.Errorf("the resource %q has the version %q, want %q", r.GetName(), r.GetVersion(), want)
 		}
 		if url := r.GetResource().GetTypeUrl(); url != TypeURL {

@@ -59,7 +59,6 @@ type Service struct {
 	tables  *tables
 	rounds  *broadcaster
 	streams *streams
-	nacks   *nacks
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
@@ -70,7 +69,7 @@ type Service struct {
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks(), metrics: newMetrics()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s

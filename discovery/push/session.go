@@ -29,7 +29,7 @@ type session struct {
 	done    <-chan struct{}                                 // closed when the stream has ended
 	fail    func(error)                                     // ends the stream
 	queued  atomic.Bool                                     // it is in the queue of the broadcaster
-	info    atomic.Pointer[subscriber]                      // nil before the first request
+	info    atomic.Pointer[subscriber]                      // what the client says of itself; nil before the first request
 
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
@@ -37,14 +37,12 @@ type session struct {
 	connected time.Duration // a time as in the type record
 
 	mu      sync.Mutex // guards the fields up to record
-	client  subscriber
-	known   bool   // the first request was read
-	joined  bool   // a request for name tables was read
-	wanted  bool   // the client subscribes to name tables
-	named   bool   // the client has requested name tables by name
-	nonce   string // of the last push
-	pending bool   // the last push is not answered yet
-	owed    bool   // the next push is sent even if nothing is new
+	joined  bool       // a request for name tables was read
+	wanted  bool       // the client subscribes to name tables
+	named   bool       // the client has requested name tables by name
+	nonce   string     // of the last push
+	pending bool       // the last push is not answered yet
+	owed    bool       // the next push is sent even if nothing is new
 	// accepted is the table that the client has, and sent the one that it has if it accepts the last push. rejected is the
 	// last one that it has rejected: it is not sent again, because the client would reject it again. All may be nil.
 	accepted, sent, rejected *table
@@ -79,7 +77,7 @@ func (s *session) handleLocked(r *Request) error {
 		return err
 	}
 	if r.rejection != nil {
-		s.service.rejected(s.variant, s.client.node, r.rejection.GetMessage())
+		s.service.rejected(s.variant, s.said().node, r.rejection.GetMessage())
 	}
 	if r.typeURL != TypeURL {
 		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
@@ -112,14 +110,10 @@ func (s *session) handleLocked(r *Request) error {
 // announce notes which table the client has at the start of the stream.
 func (s *session) announce(r *Request) {
 	now, _, _ := s.service.tables.current(s)
-	if s.client.named {
-		s.accepted, s.foreign = announced(r, now)
-	} else {
-		r.eachVersion(func(name, version []byte) {
-			if len(name) == 0 && string(version) == now.digest() {
-				s.accepted = now
-			}
-		})
+	if s.said().named {
+		s.accepted, s.foreign = announced(r.versions, now)
+	} else if version, has := r.versions[""]; has && version == now.digest() {
+		s.accepted = now
 	}
 	s.sent = s.accepted
 }
@@ -155,7 +149,7 @@ func (s *session) subscribe(r *Request, first bool) {
 // identify stores what the node of the first request says. It checks this node, and the node of every later request that
 // has one.
 func (s *session) identify(node *corev3.Node) error {
-	if s.known && (node == nil || s.check == nil) {
+	if s.info.Load() != nil && (node == nil || s.check == nil) {
 		return nil
 	}
 	client, err := parseNode(node)
@@ -167,11 +161,8 @@ func (s *session) identify(node *corev3.Node) error {
 			return err
 		}
 	}
-	if client.named = client.named && s.delta(); !s.known {
-		s.client, s.known = client, true
-		s.record.nack = s.service.nacks.take(client.node)
-		s.info.Store(&client)
-	}
+	client.named = client.named && s.delta()
+	s.info.CompareAndSwap(nil, &client)
 	return nil
 }
 
@@ -223,7 +214,7 @@ func (s *session) missing(now *table, of *source) (p push) {
 	}
 	switch changed, gone := now.since(s.sent); {
 	case !s.wanted:
-	case s.client.named:
+	case s.said().named:
 		p.removed = slices.Clone(s.foreign)
 		for _, i := range gone {
 			p.removed = append(p.removed, nameOf(i))
@@ -247,9 +238,6 @@ func (s *session) missing(now *table, of *source) (p push) {
 func (s *session) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.record.rejected() {
-		s.service.nacks.keep(s.client.node, s.record.nack)
-	}
 	if s.timeout.Stop(); s.joined {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push
@@ -258,9 +246,9 @@ func (s *session) end() {
 
 // viewer returns the viewer of the client, with the Sidecar and the place that scene has for the client.
 func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
-	v := s.client.view
-	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
-	v.Place = scene.Place(s.client.cluster, s.client.network)
+	v := s.said().view
+	v.Sidecar = scene.Sidecar(v.Namespace, s.said().labels)
+	v.Place = scene.Place(s.said().cluster, s.said().network)
 	return scene.Viewer(v)
 }
 
@@ -346,4 +334,29 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateUnsubscribed
 	}
 	return StateUnsent
+}
+
+// A record has the times of the last push, the last ACK and the last NACK of a session. Times are counted from the
+// start of the service; 0 means never. A record is guarded by session.mu.
+type record struct {
+	pushed, acked time.Duration
+	nack          nack // the last one
+}
+
+// rejected reports whether the last answer was a NACK.
+func (r *record) rejected() bool { return r.nack.time > r.acked }
+
+// answered notes an answer to the last push.
+func (r *record) answered(now time.Duration, rejected bool, reason string) {
+	if rejected {
+		r.nack = nack{now, cut(reason)}
+		return
+	}
+	r.acked = now
+}
+
+// A nack says when a push was rejected, and why.
+type nack struct {
+	time   time.Duration
+	reason string
 }

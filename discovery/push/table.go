@@ -1,11 +1,11 @@
 package push
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/binary"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"weak"
 
@@ -159,12 +159,12 @@ func (t *table) digest() string {
 // announced returns the table that a client says it has in its first request, and the names of other resources that it has.
 // The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
 // where they are the same.
-func announced(r *Request, now *table) (t *table, others []string) {
-	r.eachVersion(func(name, version []byte) {
-		number, err := strconv.Atoi(string(name))
-		if err != nil || number < 0 || number >= digest.Count || name[0] < '0' || name[0] == '0' && len(name) > 1 {
-			others = append(others, string(name))
-			return
+func announced(versions map[string]string, now *table) (t *table, others []string) {
+	for name, version := range versions {
+		number, err := strconv.Atoi(name)
+		if err != nil || number < 0 || number >= digest.Count || name != nameOf(number) {
+			others = append(others, name)
+			continue
 		}
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
@@ -174,22 +174,18 @@ func announced(r *Request, now *table) (t *table, others []string) {
 			s = &shard{version: sum}
 		}
 		t.base[number] = s
-	})
+	}
 	slices.Sort(others)
 	return t, others
 }
 
 // parseVersion returns the version of a shard from its text; 0 for another text.
-func parseVersion(text []byte) uint64 {
-	var sum [8]byte
-	sums, known := bytes.CutPrefix(text, []byte(digest.VersionPrefix))
-	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
+func parseVersion(text string) uint64 {
+	sum, err := base64.RawStdEncoding.DecodeString(strings.TrimPrefix(text, digest.VersionPrefix))
+	if err != nil || len(sum) != 8 {
 		return 0
 	}
-	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
-		return 0
-	}
-	return binary.BigEndian.Uint64(sum[:])
+	return binary.BigEndian.Uint64(sum)
 }
 
 // A source has what the shards of a table are made of.

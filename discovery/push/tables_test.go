@@ -181,7 +181,7 @@ func TestReconnect(t *testing.T) {
 	for versions[strconv.Itoa(empty)] != "" {
 		empty++
 	}
-	versions[strconv.Itoa(empty)] = "sha256:AAAAAAAAAAA"
+	versions[strconv.Itoa(empty)] = "nt:AAAAAAAAAAA"
 	changed := objects[0]
 	changed.Service = &object.Service{ClusterIPs: []netip.Addr{netip.MustParseAddr("10.9.9.9")}}
 	s.updateAll(t, hosts.Change{Updated: []object.Object{changed}})
