@@ -1,9 +1,11 @@
 package inject
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -104,4 +106,39 @@ func withOtherKeys(next, old *yaml.Node) *yaml.Node {
 		}
 	}
 	return next
+}
+
+// excludeInbound is Istio's annotation with the ports whose connections from outside do not go through Envoy. Istio's CNI
+// plugin and its injector read it.
+const excludeInbound = "traffic.sidecar.istio.io/excludeInboundPorts"
+
+// excludeStatus adds the agent's status port to the annotation, and to the arguments of istio-init, if Istio's injector has
+// written them already. The annotation replaces the ports that Istio excludes in the whole mesh, so it has those of istio-init,
+// too.
+func excludeStatus(annotations, spec *yaml.Node) {
+	ports := text(annotations, excludeInbound)
+	for _, c := range istioElements(spec) {
+		args := elements(value(c, "args"))
+		for i := 1; i < len(args) && nameOf(c) == istioInit; i++ {
+			if flag := args[i-1].Value; flag == "-d" || flag == "--istio-local-exclude-ports" {
+				ports = cmp.Or(ports, args[i].Value)
+				args[i].Value, args[i].Tag = withStatusPort(args[i].Value), "!!str"
+			}
+		}
+	}
+	update(annotations, excludeInbound, withStatusPort(ports))
+}
+
+// withStatusPort returns a list of ports, separated by commas, that has the status port beside Istio.
+func withStatusPort(ports string) string {
+	port := strconv.Itoa(besideIstio)
+	for p := range strings.SplitSeq(ports, ",") {
+		if strings.TrimSpace(p) == port {
+			return ports
+		}
+	}
+	if ports = strings.TrimRight(ports, ", "); ports != "" {
+		ports += ","
+	}
+	return ports + port
 }

@@ -95,17 +95,18 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 func (e edits) apply(node *yaml.Node) {
 	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
 	spec := ensure(node, "spec", "", yaml.MappingNode)
+	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
 	if e.istioEnv != nil {
 		for _, c := range istioElements(spec) {
 			setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv)
 		}
+		excludeStatus(annotations, spec)
 	}
 	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
 	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
 	applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets)
 	e.applySysctls(spec)
 	e.applyDNS(spec)
-	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
 	if e.ambient {
 		update(annotations, ambientCapture, "false")
 	}
