@@ -92,7 +92,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 		streamFailures: logonce.New(cfg.Logger),
 	}
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires),
+		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, &c.state, c.certificateExpires),
 		state: &c.state, saver: c.saver, dir: dir,
 		rejections: logonce.New(cfg.Logger),
 	}
