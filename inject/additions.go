@@ -1,10 +1,12 @@
 package inject
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -99,4 +101,40 @@ func withOthers(next, old []any, key string, isOwn func(string) bool) any {
 		return nil
 	}
 	return all
+}
+
+// excludeInbound is Istio's annotation with the ports whose connections from outside do not go through Envoy. Istio's CNI
+// plugin and its injector read it.
+const excludeInbound = "traffic.sidecar.istio.io/excludeInboundPorts"
+
+// excludeStatus adds the agent's status port to the annotation, and to the arguments of istio-init, if Istio's injector has
+// written them already. The annotation replaces the ports that Istio excludes in the whole mesh, so it has those of istio-init,
+// too.
+func excludeStatus(annotations, spec map[string]any) {
+	ports := text(annotations, excludeInbound)
+	for _, c := range istioElements(spec) {
+		args := list(c, "args")
+		for i := 1; i < len(args) && nameOf(c) == istioInit; i++ {
+			if flag := args[i-1]; flag == "-d" || flag == "--istio-local-exclude-ports" {
+				excluded, _ := args[i].(string)
+				ports = cmp.Or(ports, excluded)
+				args[i] = withStatusPort(excluded)
+			}
+		}
+	}
+	annotations[excludeInbound] = withStatusPort(ports)
+}
+
+// withStatusPort returns a list of ports, separated by commas, that has the status port beside Istio.
+func withStatusPort(ports string) string {
+	port := strconv.Itoa(besideIstio)
+	for p := range strings.SplitSeq(ports, ",") {
+		if strings.TrimSpace(p) == port {
+			return ports
+		}
+	}
+	if ports = strings.TrimRight(ports, ", "); ports != "" {
+		ports += ","
+	}
+	return ports + port
 }

@@ -100,6 +100,7 @@ func (e edits) apply(pod map[string]any) {
 		for _, c := range istioElements(spec) {
 			c["env"] = withVariable(list(c, "env"), *e.istioEnv)
 		}
+		excludeStatus(annotations, spec)
 	}
 	spec["initContainers"] = e.containers(list(spec, "initContainers"))
 	spec["volumes"] = e.withVolumes(list(spec, "volumes"))

@@ -89,7 +89,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	}
 	c.renewer, c.saver = newCertRenewer(cfg, dir, &c.state), newSnapshotSaver(dir, cfg.Logger, &c.state)
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, table: newTable(), metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires),
+		cfg: cfg, apply: apply, table: newTable(), metrics: newMetrics(cfg.Registerer, &c.state, c.certificateExpires),
 		state: &c.state, saver: c.saver, dir: dir,
 		rejections: logonce.New(cfg.Logger),
 	}

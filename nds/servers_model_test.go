@@ -336,7 +336,7 @@ func (m *model) union() (union []string) {
 	return union
 }
 
-// digest returns the checksum in the client's status: of the names and versions, if there are names.
+// digest returns the checksum in the client's status, of the names and versions; "" if it is of the entries, in any order.
 func (m *model) digest() string {
 	sum := sha256.New()
 	for _, name := range sortedKeys(m.have) {
