@@ -20,11 +20,11 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -352,15 +352,15 @@ func TestStatus(t *testing.T) {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
 	// Only the families with listeners are tested.
-	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != problems.ProbeClosed {
+	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != agent.ProbeClosed {
 		t.Errorf("captured by another process: %+v", got.Redirected)
 	}
-	if len(got.Diagnosis.Passed) == 0 {
-		t.Errorf("diagnosis: %+v", got.Diagnosis)
+	if report := condition.Judge(got.Conditions); len(report.OK) == 0 || len(report.Problems) > 0 {
+		t.Errorf("conditions: %+v", report)
 	}
-	got.XDS, got.Uptime, got.Redirected, got.Diagnosis = nds.Status{}, "", nil, problems.Report{}
+	got.XDS, got.Uptime, got.Redirected, got.Conditions = nds.Status{}, "", nil, nil
 	want := agent.Status{
-		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "up"}}, Hosts: hosts,
+		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "unknown"}}, Hosts: hosts,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
@@ -384,5 +384,54 @@ func TestInstanceIPs(t *testing.T) {
 		if ip.IsLoopback() && len(ips) > 1 || ip.IsLinkLocalUnicast() {
 			t.Errorf("%s is no address that others reach", ip)
 		}
+	}
+}
+
+// R4: a client cannot make series: with two nameservers there are at most 120, whatever it asks and whatever they answer.
+func TestSeries(t *testing.T) {
+	t.Parallel()
+	control := fakexds.Start(t, fakexds.Options{})
+	control.Push(generation(1))
+	answer := func(query *dns.Msg, _ string) *dns.Msg {
+		var rcode int
+		_, _ = fmt.Sscanf(query.Question[0].Name, "r%d.", &rcode)
+		return new(dns.Msg).SetRcode(query, rcode)
+	}
+	cfg := config(t, control.Addr())
+	cfg.DNS.Forward.Upstreams = nil
+	for range 2 {
+		cfg.DNS.Forward.Upstreams = append(cfg.DNS.Forward.Upstreams, upstream.Spec{Addr: fakedns.Start(t, answer).Addr})
+	}
+	a := start(t, cfg)
+	a.await(t, true)
+	types := []uint16{dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS, dns.TypeSOA, dns.TypeHTTPS, dns.TypeANY, 65280}
+	for _, l := range a.Proxy().Addrs() {
+		client := dns.Client{Net: l.Network}
+		for i := range 48 {
+			for _, opcode := range []int{dns.OpcodeQuery, dns.OpcodeNotify} {
+				for _, name := range []string{fmt.Sprintf("r%d.name%d.example.", i%16, i/8), "host-0.shop.svc.cluster.local.", "absent.shop.svc.cluster.local.", "version.server."} {
+					query := new(dns.Msg).SetQuestion(name, types[i%len(types)])
+					query.Opcode = opcode
+					if name == "version.server." {
+						query.Question[0].Qclass = dns.ClassCHAOS
+					}
+					_, _, _ = client.Exchange(query, l.Address) // the answer does not matter
+				}
+			}
+		}
+	}
+	_, text := a.get(t, "/metrics")
+	const queries, most = "nametap_dns_queries_total{", 20 // combinations of source and response code
+	own, counters := 0, 0
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, "nametap_") || strings.HasPrefix(line, "istio_") {
+			own++
+		}
+		if strings.HasPrefix(line, queries) {
+			counters++
+		}
+	}
+	if total := own - counters + most; counters < 8 || counters > most || total > 120 {
+		t.Errorf("%d series, %d of them count queries; with all of these %d:\n%s", own, counters, total, text)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/iptables"
@@ -123,7 +122,7 @@ func (w Awaited) awaitListeners(ctx context.Context) (iptables.Config, error) {
 // fit returns the rules without the families that do not answer. The result missing says why they do not answer, and
 // served is true if any family answers. The parameter found is a result of probeListeners. If the host has no address
 // of a family, fit keeps the rules of the family: no query uses them.
-func (w Awaited) fit(found []problems.Probe) (rules iptables.Config, served bool, missing error) {
+func (w Awaited) fit(found []Probe) (rules iptables.Config, served bool, missing error) {
 	rules = w.Rules
 	for i, f := range w.Rules.Families() {
 		udp, tcp := found[2*i], found[2*i+1]
@@ -132,7 +131,7 @@ func (w Awaited) fit(found []problems.Probe) (rules iptables.Config, served bool
 			served = true
 		// If one of the two listeners answers, the host has the family. The error of the other probe can still be
 		// EADDRNOTAVAIL, because the kernel also returns this error if no local port is free.
-		case udp.State != problems.ProbeAbsent && tcp.State != problems.ProbeAbsent || udp.Err == nil || tcp.Err == nil:
+		case udp.State != ProbeAbsent && tcp.State != ProbeAbsent || udp.Err == nil || tcp.Err == nil:
 			rules, missing = rules.Without(f), errors.Join(missing, err)
 		}
 	}
@@ -141,7 +140,7 @@ func (w Awaited) fit(found []problems.Probe) (rules iptables.Config, served bool
 
 // probeListeners probes the listeners to which queries of this host are redirected: for each family the UDP listener,
 // and then the TCP listener.
-func (w Awaited) probeListeners(ctx context.Context) []problems.Probe {
+func (w Awaited) probeListeners(ctx context.Context) []Probe {
 	var all []dnsproxy.Addr
 	for _, f := range w.Rules.Families() {
 		all = append(all, listenersAt(f, w.Rules.Port)...)
@@ -207,6 +206,20 @@ func (w Awaited) statusAddr() string {
 		return net.JoinHostPort("127.0.0.1", port)
 	}
 	return reachable(w.StatusAddr)
+}
+
+// AskHealth asks an agent at its status address about its health. It returns the agent's "uid:gid", and what it says.
+func AskHealth(ctx context.Context, addr string) (user, says string, err error) {
+	client := http.Client{Transport: &http.Transport{}, Timeout: probeTimeout} // without a proxy
+	defer client.CloseIdleConnections()
+	user, reached, err := Awaited{StatusAddr: addr}.notReady(ctx, &client)
+	switch {
+	case !reached:
+		return "", "", err
+	case err != nil:
+		says = err.Error()
+	}
+	return user, says, nil
 }
 
 // AwaitReady waits until an agent is ready: it has a table, or has waited for a table for [Config.ReadyTimeout].

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -40,6 +38,10 @@ type capture struct {
 	mu     sync.Mutex
 	inputs inputs // guarded by mu
 	begun  bool   // whether the method begin has waited for the listeners; guarded by mu
+	// repairs is the number of repairs as of the last reading of conditions, and repairedAt has the times of the readings
+	// for which it had grown; both are guarded by mu.
+	repairs    uint64
+	repairedAt []time.Time
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
@@ -121,7 +123,7 @@ func (c *capture) takeOver() (alive bool) {
 	}
 	for _, f := range c.current().Config.Families() {
 		if left, err := c.kernel.EndLease(f); err == nil && left {
-			c.ways.lapses.add(problems.LapseDead)
+			c.ways.lapses.add(LapseDead)
 			break
 		}
 	}
@@ -189,7 +191,7 @@ func (c *capture) awaitListening(ctx context.Context) {
 }
 
 // probe probes the listener to which the rules of family f redirect queries over network, which is udp or tcp.
-func (c *capture) probe(ctx context.Context, f family.Family, network string) problems.Probe {
+func (c *capture) probe(ctx context.Context, f family.Family, network string) Probe {
 	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
 	return probe(ctx, listenerQuestions(askID, dnsproxy.Addr{Network: network, Address: at})[0], nil)
 }
@@ -410,32 +412,6 @@ func (in inputs) desired() (iptables.Desired, error) {
 		return d, errors.Join(errs...)
 	}
 	return d, nil
-}
-
-// reading returns the state of capture as the last check and the last probes have found it. It does not read the
-// kernel.
-func (c *capture) reading() *problems.Capture {
-	in := c.current()
-	stats := c.kernel.Stats()
-	found := &problems.Capture{
-		On: in.On, Active: c.kernel.Active(), Remains: c.kernel.Remaining(), Failed: map[string]string{},
-		Ways: c.ways.states(), Lapses: c.ways.lapses.list(), Repairs: stats.Repairs, Drift: stats.Drift,
-	}
-	found.Others, found.Waits = c.seat.others(), c.waits()
-	if !chans.Closed(c.kernel.Begun()) {
-		found.Active = true // until then, rules that are not installed are no problem
-	}
-	for f, level := range c.kernel.Levels() {
-		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
-			continue
-		}
-		why := "the log says why"
-		if err := cmp.Or(in.unserved[f], c.kernel.Failure(f)); err != nil {
-			why = err.Error()
-		}
-		found.Failed[f.String()] = why
-	}
-	return found
 }
 
 // status returns the state of capture. It reads the rules in the kernel.

@@ -3,7 +3,6 @@ package agent
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
@@ -22,9 +21,9 @@ type CaptureStatus struct {
 	// Others are other agents of this network namespace that want to capture.
 	Others []string `json:"others,omitempty"`
 	// Ways says for each nameserver whether clients' queries to it reach the agent.
-	Ways []problems.Way `json:"ways,omitempty"`
+	Ways []Way `json:"ways,omitempty"`
 	// Lapses are the interruptions of the capture since the start.
-	Lapses []problems.Lapse `json:"lapses,omitempty"`
+	Lapses []Lapse `json:"lapses,omitempty"`
 	// Resolved is the registration with systemd-resolved.
 	Resolved resolved.Status `json:"resolved"`
 }
@@ -40,7 +39,7 @@ func (captureMetrics) Describe(chan<- *prometheus.Desc) {}
 func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 	var stats iptables.Stats
 	levels := map[family.Family]iptables.Level{family.IPv4: iptables.LevelOff, family.IPv6: iptables.LevelOff}
-	var ways []problems.Way
+	var ways []Way
 	var registered, active bool
 	if c := m.capture; c != nil {
 		stats, levels, ways = c.kernel.Stats(), c.kernel.Levels(), c.ways.states()
@@ -69,7 +68,7 @@ func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 			prometheus.Labels{"nameserver": nameserver})
 	}
 	for _, way := range ways {
-		reached(way.Nameserver.String(), way.State == problems.WayReached)
+		reached(way.Nameserver.String(), way.State == WayReached)
 	}
 	if len(ways) == 0 {
 		reached("none", false)

@@ -13,12 +13,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/agent/dnstap"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/nds"
@@ -71,8 +71,8 @@ type Config struct {
 	// Settings returns, by name, the settings that affect capture and differ from their defaults.
 	// The commands for capture read them. Settings may be nil.
 	Settings func() map[string][]string
-	// FileSettings returns which changes of the settings files are refused or wait for a restart. It may be nil.
-	FileSettings func() problems.Settings
+	// Conditions says what is wrong with the settings files. It may be nil.
+	Conditions func() []condition.Condition
 	// DNSSettings returns, by name, the settings in use that [Agent.Configure] can change and that differ from their
 	// defaults. The status shows them. DNSSettings may be nil.
 	DNSSettings func() map[string][]string

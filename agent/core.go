@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
@@ -56,12 +55,4 @@ func (c *core) hangError(ctx context.Context) error {
 		return nil
 	}
 	return errors.New("the UDP listeners are silent")
-}
-
-// fileSettings returns which changes of the settings files are refused or wait for a restart.
-func (c *core) fileSettings() problems.Settings {
-	if c.config.FileSettings == nil {
-		return problems.Settings{}
-	}
-	return c.config.FileSettings()
 }

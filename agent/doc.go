@@ -5,8 +5,7 @@
 //	await.go          waiting for an agent in another container
 //	status.go         the status server: probes, metrics, /debug/..., and a request that empties the cache
 //	statuspart.go     a part of the status server, whose listener is opened again when it fails
-//	diagnose.go       problems of the agent: readings for package problems
-//	resources.go      resources that can run out: connection tracking, descriptors, memory
+//	diagnose.go       what is wrong: reading the conditions of all parts; resources that can run out
 //	systemd.go        notifications to systemd, and heartbeats to the supervisor
 //	readings.go       the state of the kernel, read once for all requests of a second
 //	egress.go         connections to automatic VIPs
@@ -15,6 +14,7 @@
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf, the families that the agent listens on, and the probes of way.go
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
+//	captureconditions.go  what is wrong with the capture
 //	lapses.go         why the capture was interrupted, and how often
 //	seat.go           which of several agents in a network namespace captures
 //	capturestatus.go  the state of capture, as status and metrics
@@ -49,7 +49,7 @@
 //	                     snapshot; one that obtains and renews the workload certificate
 //	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more
 //	                     for the probes of way.go
-//	Agent                one that takes readings for package problems, one that follows the addresses of the interfaces
+//	Agent                one that reads the conditions of all parts, one that follows the addresses of the interfaces
 //	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
 //	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query
 //	                     log, one or two for dnstap; with capture one that keeps the rules as desired, one that keeps

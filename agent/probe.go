@@ -17,7 +17,6 @@ import (
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
@@ -34,10 +33,38 @@ const (
 	ProgramUser = 65534
 )
 
+// A Probe is the result of a query that asks a server about itself.
+type Probe struct {
+	Network string     `json:"network"`
+	To      string     `json:"to"` // the server
+	State   ProbeState `json:"state"`
+	Error   string     `json:"error,omitempty"` // why there is no answer
+	Err     error      `json:"-"`
+}
+
+// ProbeState says what the result of a probe shows.
+type ProbeState string
+
+// The states of probes.
+const (
+	ProbeAgent  ProbeState = "an agent answers" // the wanted agent, if the probe is for a certain one
+	ProbeOther  ProbeState = "another server answers"
+	ProbeSilent ProbeState = "no server answers"
+	ProbeClosed ProbeState = "no program listens for"
+	ProbeUnsent ProbeState = "this host cannot send" // the kernel drops the query, or the process has no descriptor
+	ProbeAbsent ProbeState = "this host has no address for"
+)
+
+// Answered reports whether any server has answered.
+func (p Probe) Answered() bool { return p.State == ProbeAgent || p.State == ProbeOther }
+
+// Sent reports whether the query was sent. If not, the result says nothing about the server.
+func (p Probe) Sent() bool { return p.State != ProbeUnsent && p.State != ProbeAbsent }
+
 // probeAll sends all questions at the same time, and returns the results in the same order. A text that isAgent accepts is
 // the wanted agent's; nil accepts all. An agent answers without a table and without a nameserver (RFC 4892).
-func probeAll(ctx context.Context, questions []question, isAgent func(text string) bool) []problems.Probe {
-	found := make([]problems.Probe, len(questions))
+func probeAll(ctx context.Context, questions []question, isAgent func(text string) bool) []Probe {
+	found := make([]Probe, len(questions))
 	var probing sync.WaitGroup
 	for i, q := range questions {
 		probing.Go(func() { found[i] = probe(ctx, q, isAgent) })
@@ -47,24 +74,24 @@ func probeAll(ctx context.Context, questions []question, isAgent func(text strin
 }
 
 // probe sends one question.
-func probe(ctx context.Context, q question, isAgent func(text string) bool) problems.Probe {
-	found, op := problems.Probe{Network: q.network, To: q.to}, new(net.OpError)
+func probe(ctx context.Context, q question, isAgent func(text string) bool) Probe {
+	found, op := Probe{Network: q.network, To: q.to}, new(net.OpError)
 	text, err := ask(ctx, q)
 	unsent := errors.As(err, &op) && op.Op != "read"
 	switch {
 	case err == nil && (isAgent == nil || isAgent(text)):
-		found.State = problems.ProbeAgent
+		found.State = ProbeAgent
 		return found
 	case err == nil:
-		found.State, err = problems.ProbeOther, fmt.Errorf("%s: another DNS server answers", q.description)
+		found.State, err = ProbeOther, fmt.Errorf("%s: another DNS server answers", q.description)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		found.State = problems.ProbeClosed
+		found.State = ProbeClosed
 	case unsent && noRoute(err):
-		found.State = problems.ProbeAbsent
+		found.State = ProbeAbsent
 	case unsent:
-		found.State = problems.ProbeUnsent
+		found.State = ProbeUnsent
 	default:
-		found.State = problems.ProbeSilent
+		found.State = ProbeSilent
 	}
 	found.Err, found.Error = err, err.Error()
 	if op.Err != nil { // the whole text has the address
@@ -74,7 +101,7 @@ func probe(ctx context.Context, q question, isAgent func(text string) bool) prob
 }
 
 // silentTexts returns a text for each listener that has not answered, with the reason.
-func silentTexts(found []problems.Probe) (texts []string) {
+func silentTexts(found []Probe) (texts []string) {
 	for _, p := range found {
 		if p.Err != nil {
 			texts = append(texts, p.Err.Error())
@@ -85,7 +112,7 @@ func silentTexts(found []problems.Probe) (texts []string) {
 
 // Redirections sends a test query over each of the families to [iptables.TestAddr]. The rules of nametap redirect the
 // query to the agent's listener. A test query needs no capability, so it works in the agent's container of a pod.
-func Redirections(ctx context.Context, families []family.Family) []problems.Probe {
+func Redirections(ctx context.Context, families []family.Family) []Probe {
 	const testTimeout = 500 * time.Millisecond
 	questions := make([]question, 0, len(families))
 	for _, f := range families {
@@ -101,14 +128,20 @@ func Redirections(ctx context.Context, families []family.Family) []problems.Prob
 
 // Listeners sends queries, over UDP and TCP, to the listeners to which the rules of a family redirect. port is the port
 // of these listeners.
-func Listeners(ctx context.Context, f family.Family, port uint16) []problems.Probe {
+func Listeners(ctx context.Context, f family.Family, port uint16) []Probe {
 	return probeAll(ctx, listenerQuestions(askVersion, listenersAt(f, port)...), isNametap)
+}
+
+// AnswersAt reports whether an agent answers queries over UDP at an address.
+func AnswersAt(ctx context.Context, addr string) bool {
+	questions := listenerQuestions(askVersion, dnsproxy.Addr{Network: "udp", Address: addr})
+	return probe(ctx, questions[0], isNametap).State == ProbeAgent
 }
 
 // AsProgram queries a nameserver, over UDP and over TCP, as a program of another user would. The wanted agent is the one
 // with these listeners; the error says why none of them answers. AsProgram must run as root to send the queries as
 // another user.
-func AsProgram(ctx context.Context, server netip.AddrPort, listeners []dnsproxy.Addr) ([]problems.Probe, error) {
+func AsProgram(ctx context.Context, server netip.AddrPort, listeners []dnsproxy.Addr) ([]Probe, error) {
 	own, err := "", errors.New("it has no DNS listener")
 	for _, q := range listenerQuestions(askIdentity, listeners...) {
 		if own, err = ask(ctx, q); err == nil {
@@ -244,11 +277,13 @@ func setHops(hops int) func(network, address string, conn syscall.RawConn) error
 // withCause returns err, the error of a probe. If conntrack is full, it adds that as the cause: the kernel then drops
 // the first packet of each flow that passes rules of table nat, even if the rules do not redirect the packet.
 func withCause(err error) error {
-	table := ConntrackEntries()
-	if err == nil || len(problems.Conntrack(table)) == 0 {
-		return err
+	if err == nil {
+		return nil
 	}
-	return fmt.Errorf("%w; the kernel drops new flows, because conntrack has %d of at most %d entries: raise net.netfilter.nf_conntrack_max", err, table.Used, table.Limit)
+	for _, p := range ConntrackCondition().Problems {
+		err = fmt.Errorf("%w; the kernel drops new flows, because the table of conntrack is full: %s", err, p.Evidence)
+	}
+	return err
 }
 
 // noRoute reports whether an error means that the host has no address of a family or no route.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"sync"
 	"time"
-
-	"github.com/nametap/nametap/agent/problems"
 )
 
 // A reading is the part of the status that comes from outside the process: from iptables and
@@ -14,7 +12,7 @@ type reading struct {
 	silent           []string
 	capture          *CaptureStatus
 	onlyNameserverOf string
-	redirected       []problems.Probe
+	redirected       []Probe
 }
 
 // readingAge is how long a reading is kept.

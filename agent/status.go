@@ -18,11 +18,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/nds"
@@ -218,7 +219,7 @@ func (s *statusServer) handleReady(w http.ResponseWriter, _ *http.Request) {
 // problems returns a line for each problem. All users may read the lines, so they name no query.
 func (s *statusServer) problems() string {
 	var text strings.Builder
-	for _, p := range s.diagnosis.window.Report().Problems {
+	for _, p := range s.diagnosis.problems() {
 		fmt.Fprintf(&text, "\n%s: %s: %s", p.Severity, p.Code, p.What)
 	}
 	return text.String()
@@ -233,8 +234,8 @@ type Status struct {
 	DNS      []dnsproxy.Addr `json:"dns"`
 	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
 	Unserved []string        `json:"unserved,omitempty"` // why addresses are not open, except for DNS addresses
-	// Diagnosis has the problems that package problems finds.
-	Diagnosis problems.Report `json:"diagnosis"`
+	// Conditions has what the parts of the agent have found out about themselves.
+	Conditions []condition.Condition `json:"conditions"`
 	// Settings has, by name, the DNS settings in use that can change while the agent runs and that differ from their
 	// defaults.
 	Settings  map[string][]string `json:"settings,omitempty"`
@@ -247,21 +248,24 @@ type Status struct {
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
 	// Redirected is for an agent whose rules another process installs, as in a pod. It says whether queries are
 	// redirected to the agent. It is nil if Capture or OnlyNameserverOf is set.
-	Redirected []problems.Probe `json:"redirected,omitempty"`
+	Redirected []Probe `json:"redirected,omitempty"`
 	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
 }
 
 // Upstream is the state of a nameserver that is, or was, configured.
 type Upstream struct {
-	Server       string `json:"server"`
-	State        string `json:"state"`         // up, down, looping, or self: the server is this agent, which does not query itself
-	RTT          string `json:"rtt,omitempty"` // smoothed; empty before the first reply
-	Requests     uint64 `json:"requests"`
-	Failures     uint64 `json:"failures"` // requests without a reply
-	WrongReplies uint64 `json:"wrongReplies"`
-	Hedges       uint64 `json:"hedges"` // requests to this server because another server was slow
-	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP, FORMERR or
+	Server string `json:"server"`
+	// State is up, down, looping, unknown before the first reply, or self: the server is this agent, which does not query
+	// itself. LastReplyAt is when the last reply came.
+	State        string    `json:"state"`
+	LastReplyAt  time.Time `json:"lastReplyAt,omitzero"`
+	RTT          string    `json:"rtt,omitempty"` // smoothed; empty before the first reply
+	Requests     uint64    `json:"requests"`
+	Failures     uint64    `json:"failures"` // requests without a reply
+	WrongReplies uint64    `json:"wrongReplies"`
+	Hedges       uint64    `json:"hedges"` // requests to this server because another server was slow
+	// Responses counts the replies by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED or
 	// "other". Codes that the nameserver has not sent are left out.
 	Responses map[string]uint64 `json:"responses,omitempty"`
 	// Refusing is true if at least the last ten replies, for names of at least three domains, were failures: they had
@@ -272,15 +276,21 @@ type Upstream struct {
 	LastErrorAt time.Time `json:"lastErrorAt,omitzero"`
 }
 
+// ParamAsk is a parameter of /debug/status: the agent first asks each nameserver whether it replies, for up to 2 s.
+const ParamAsk = "ask"
+
 func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	c := s.core
+	if r.URL.Query().Has(ParamAsk) {
+		c.proxy.AskNameservers(r.Context())
+	}
 	read := s.readings.current(r.Context())
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(),
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
-		Diagnosis: s.diagnosis.add(read.silent),
-		Capture:   read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
+		Conditions: s.diagnosis.read(read.silent),
+		Capture:    read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
 	status.Ready = status.Reason == ""
 	if c.config.DNSSettings != nil {
@@ -303,7 +313,10 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 		u := Upstream{
 			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
 			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Responses: s.Responses, Refusing: s.Refusing,
-			LastError: s.LastError, LastErrorAt: s.LastErrorAt,
+			LastError: s.LastError, LastErrorAt: s.LastErrorAt, LastReplyAt: s.Heard,
+		}
+		if s.State == upstream.Up && s.Heard.IsZero() {
+			u.State = "unknown"
 		}
 		maps.DeleteFunc(u.Responses, func(_ string, n uint64) bool { return n == 0 })
 		if s.RTT > 0 {

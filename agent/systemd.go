@@ -10,7 +10,6 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -89,7 +88,7 @@ func (c *core) saysAnswers(ctx context.Context, watchdog bool) (err error) {
 
 // hangs reports whether UDP listeners are silent: one that has answered before, or all. One of two families may never work
 // on this host. If no probe could be sent, a restart would not help. hangs adds the listeners that answer to answered.
-func hangs(answered map[string]bool, found []problems.Probe) bool {
+func hangs(answered map[string]bool, found []Probe) bool {
 	works, silent, stopped := false, false, false
 	for _, p := range found {
 		switch {

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/family"
@@ -66,9 +65,30 @@ type ways struct {
 	leases  map[family.Family]*leaseState
 	looked  time.Time // when the leases were last looked at
 	lapses  lapses
-	status  atomic.Pointer[[]problems.Way]
+	status  atomic.Pointer[[]Way]
 	alive   chan struct{} // closed when a lease was renewed after the rules were installed
 }
+
+// A Way is the way of clients' queries to a nameserver.
+type Way struct {
+	Nameserver netip.Addr `json:"nameserver"`
+	State      WayState   `json:"state"`
+	// Detail says why the state is not [WayReached].
+	Detail string `json:"detail,omitempty"`
+}
+
+// WayState says where queries of clients to a nameserver go, according to the last probes.
+type WayState string
+
+// The states of a way.
+const (
+	WayUnknown   WayState = "unknown"   // not probed yet, or the host lacks a route or the address of the agent
+	WayReached   WayState = "reached"   // the agent answers the queries
+	WayElsewhere WayState = "elsewhere" // another server answers the probe, so the probe is not redirected to the agent
+	WayBroken    WayState = "broken"    // the agent answers, but redirected queries do not reach it; they now go to the nameserver
+	WayBarred    WayState = "barred"    // a firewall drops the agent's own queries; those of clients now go to the nameserver
+	WaySilent    WayState = "silent"    // the agent does not answer at all
+)
 
 // A leaseState is what is known of the lease of a family.
 type leaseState struct {
@@ -79,7 +99,7 @@ type leaseState struct {
 
 // A way is the state of the way to one nameserver.
 type way struct {
-	problems.Way
+	Way
 	misses   int       // failed probes in a row
 	lastMiss time.Time // when the last failure was counted
 	probing  bool      // whether a probe is in flight
@@ -88,12 +108,12 @@ type way struct {
 }
 
 // passes reports whether queries to the nameserver pass through.
-func (w *way) passes() bool { return w.State == problems.WayBroken || w.State == problems.WayBarred }
+func (w *way) passes() bool { return w.State == WayBroken || w.State == WayBarred }
 
 // probed is the result of a probe.
 type probed struct {
 	nameserver netip.Addr
-	state      problems.WayState
+	state      WayState
 	err        error
 }
 
@@ -159,7 +179,7 @@ func (w *ways) next(ctx context.Context, f family.Family) {
 	}
 	for _, addr := range targets {
 		if w.known[addr] == nil {
-			w.known[addr] = &way{Way: problems.Way{Nameserver: addr, State: problems.WayUnknown}}
+			w.known[addr] = &way{Way: Way{Nameserver: addr, State: WayUnknown}}
 		}
 	}
 	ready := slices.DeleteFunc(slices.Clone(targets), func(a netip.Addr) bool { return w.known[a].probing })
@@ -186,26 +206,26 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 		for _, network := range networks {
 			before := r
 			r.state, r.err = w.ask(ctx, network, nameserver)
-			if r.state == problems.WayReached {
+			if r.state == WayReached {
 				w.noteAnswer(ctx, f)
 				continue
 			}
 			silent := w.probeDirect(ctx, f, network)
-			if silent == nil && r.state != problems.WayBroken {
+			if silent == nil && r.state != WayBroken {
 				w.noteAnswer(ctx, f)
 			}
 			switch {
 			case noRoute(silent):
-				r.state, r.err = problems.WayUnknown, silent
-			case silent == nil || r.state != problems.WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
+				r.state, r.err = WayUnknown, silent
+			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
 			case network == "tcp": // the agent accepts no connection, so only the result over UDP counts
 				r = before
 			default:
-				r.state, r.err = problems.WaySilent, silent
+				r.state, r.err = WaySilent, silent
 			}
 			break
 		}
-		if r.state == problems.WayReached && w.isBarred() {
+		if r.state == WayReached && w.isBarred() {
 			r.state, r.err = probeForwarding(ctx, nameserver)
 		}
 		w.results <- r
@@ -221,31 +241,31 @@ func (w *ways) noteAnswer(ctx context.Context, f family.Family) {
 }
 
 // ask sends a probe to a nameserver as a client would, and returns the state that the answer shows.
-func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (problems.WayState, error) {
+func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
 	to := netip.AddrPortFrom(nameserver, 53).String()
 	text, err := ask(ctx, question{
 		description: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
 	})
 	switch {
 	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
-		return problems.WayUnknown, err
+		return WayUnknown, err
 	case err != nil:
-		return problems.WayBroken, err
+		return WayBroken, err
 	case text != w.id:
-		return problems.WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
+		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
 	}
-	return problems.WayReached, nil
+	return WayReached, nil
 }
 
-// probeForwarding sends a query to a nameserver as the agent forwards queries. It returns [problems.WayBarred] if a
-// firewall of this host drops the query, and otherwise [problems.WayReached], whether or not there is a reply.
-func probeForwarding(ctx context.Context, nameserver netip.Addr) (problems.WayState, error) {
+// probeForwarding sends a query to a nameserver as the agent forwards queries. It returns [WayBarred] if a
+// firewall of this host drops the query, and otherwise [WayReached], whether or not there is a reply.
+func probeForwarding(ctx context.Context, nameserver netip.Addr) (WayState, error) {
 	_, err := ask(ctx, question{description: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
 		name: askID, hops: queryHops, limit: probeRetry})
 	if errors.Is(err, unix.EPERM) {
-		return problems.WayBarred, err
+		return WayBarred, err
 	}
-	return problems.WayReached, nil
+	return WayReached, nil
 }
 
 // undialled reports whether err means that a UDP socket has no route to a server. A firewall that rejects packets causes
@@ -264,7 +284,7 @@ func (w *ways) record(ctx context.Context, r probed) {
 		return
 	}
 	before := known.State
-	if r.state == problems.WayReached {
+	if r.state == WayReached {
 		known.misses = 0
 	} else if now := time.Now(); known.misses == 0 || now.Sub(known.lastMiss) >= wayMissPause {
 		known.misses, known.lastMiss = known.misses+1, now
@@ -273,7 +293,7 @@ func (w *ways) record(ctx context.Context, r probed) {
 			w.onMiss()
 		}
 	}
-	if r.state == problems.WayReached || known.misses >= wayMisses {
+	if r.state == WayReached || known.misses >= wayMisses {
 		known.State, known.Detail = r.state, ""
 		if r.err != nil {
 			known.Detail = r.err.Error()
@@ -284,7 +304,7 @@ func (w *ways) record(ctx context.Context, r probed) {
 		w.updatePassing(f)
 	}
 	w.publish()
-	if r.state != problems.WayReached && known.misses <= wayMisses {
+	if r.state != WayReached && known.misses <= wayMisses {
 		for _, addr := range w.targets(f) {
 			if other := w.known[addr]; other != nil && !other.probing && time.Since(other.last) >= wayInterval/2 {
 				w.probe(ctx, addr)
@@ -302,15 +322,15 @@ func (w *ways) renewLease(f family.Family) {
 	case time.Since(lease.answered) > wayPatience:
 		lease.answered = time.Time{}
 		if w.drops() > lease.drops {
-			w.lapses.add(problems.LapseQueue)
+			w.lapses.add(LapseQueue)
 		} else {
-			w.lapses.add(problems.LapseSilent)
+			w.lapses.add(LapseSilent)
 		}
 		return
 	}
 	emptied, err := w.renew(f)
 	if emptied {
-		w.lapses.add(problems.LapseEmptied)
+		w.lapses.add(LapseEmptied)
 	}
 	if lease.failure.Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
@@ -334,26 +354,34 @@ func (w *ways) noteStandstill() {
 		}
 	}
 	if ended {
-		w.lapses.add(problems.LapseStandstill)
+		w.lapses.add(LapseStandstill)
 	}
+}
+
+// subject returns the nameserver of a way as an attribute for the log. If resolv.conf has no nameserver of a family, probes
+// go to its loopback address, which stands for all servers.
+func (w Way) subject() slog.Attr {
+	if f := family.Of(w.Nameserver); w.Nameserver == f.Loopback() {
+		return slog.String("nameserver", "any over "+f.String())
+	}
+	return slog.Any("nameserver", w.Nameserver)
 }
 
 // logState logs the new state of a way.
 func (w *ways) logState(known *way) {
-	switch known.State {
-	case problems.WayReached:
-		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", known.Nameserver)
-	case problems.WayBroken:
-		w.log.Warn("queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
-			"nameserver", known.Nameserver, "error", known.Detail)
-	case problems.WayBarred:
-		w.log.Warn("a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
-			"nameserver", known.Nameserver, "error", known.Detail)
-	case problems.WayElsewhere:
-		w.log.Warn("cannot check whether queries of clients reach the agent", "nameserver", known.Nameserver, "error", known.Detail)
-	case problems.WaySilent:
-		w.log.Warn("the agent does not answer its own probes", "nameserver", known.Nameserver, "error", known.Detail)
-	case problems.WayUnknown:
+	text := map[WayState]string{
+		WayReached:   "queries of clients to a nameserver reach the agent",
+		WayBroken:    "queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
+		WayBarred:    "a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
+		WayElsewhere: "cannot check whether queries of clients reach the agent",
+		WaySilent:    "the agent does not answer its own probes",
+	}[known.State]
+	switch {
+	case text == "":
+	case known.State == WayReached:
+		w.log.Info(text, known.subject())
+	default:
+		w.log.Warn(text, known.subject(), "error", known.Detail)
 	}
 }
 
@@ -375,7 +403,7 @@ func (w *ways) updatePassing(f family.Family) {
 
 // publish makes the states visible to other goroutines.
 func (w *ways) publish() {
-	all := make([]problems.Way, 0, len(w.known))
+	all := make([]Way, 0, len(w.known))
 	for _, known := range w.known {
 		all = append(all, known.Way)
 	}
@@ -384,7 +412,7 @@ func (w *ways) publish() {
 }
 
 // states returns the states of all ways, by nameserver.
-func (w *ways) states() []problems.Way {
+func (w *ways) states() []Way {
 	if all := w.status.Load(); all != nil {
 		return *all
 	}

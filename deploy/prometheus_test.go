@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"cmp"
 	"encoding/json"
 	"maps"
 	"regexp"
@@ -9,8 +10,6 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/nametap/nametap/agent/problems"
 )
 
 // An alert is a rule of prometheus/rules.yaml.
@@ -142,19 +141,23 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// R4, R15: each code of a problem that an agent finds has one alert. NametapProblem has the codes
-// without an alert of their own.
+// R4, R15: each code of a problem that an agent finds has one alert, which docs/problems.md names. NametapProblem has the
+// codes without an alert of their own.
 func TestAlertOfProblem(t *testing.T) {
 	t.Parallel()
+	documented := map[string]string{}
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|.*\\| (\\w+|-) \\|$").FindAllStringSubmatch(read(t, "../docs/problems.md"), -1) {
+		documented[row[1]] = row[2]
+	}
 	owners := map[string]string{
 		// Alerts with other metrics, which are about these problems, too.
-		string(problems.TableAbsent): "NametapNoTable", string(problems.QueriesFail): "NametapQueriesFail", string(problems.Overflow): "NametapQueriesFail",
+		"table_absent": "NametapNoTable", "queries_fail": "NametapQueriesFail", "overflow": "NametapQueriesFail",
 	}
 	var others []string
 	for _, a := range alerts(t) {
 		for _, match := range regexp.MustCompile(`\bcode(=~|=|!~)"([^"]+)"`).FindAllStringSubmatch(a.Expr, -1) {
 			for code := range strings.SplitSeq(match[2], "|") {
-				if !slices.Contains(problems.Codes(), problems.Code(code)) {
+				if documented[code] == "" {
 					t.Errorf("%s: there is no problem %s", a.Alert, code)
 				}
 				switch {
@@ -166,6 +169,11 @@ func TestAlertOfProblem(t *testing.T) {
 					owners[code] = a.Alert
 				}
 			}
+		}
+	}
+	for code, alert := range documented {
+		if owner := cmp.Or(owners[code], "NametapProblem"); alert != "-" && alert != owner {
+			t.Errorf("docs/problems.md: %s has the alert %s, want %s", code, alert, owner)
 		}
 	}
 	slices.Sort(others)

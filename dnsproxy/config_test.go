@@ -138,20 +138,13 @@ func TestMetrics(t *testing.T) { // R4
 		# HELP istio_agent_dns_upstream_requests_total DNS requests sent to nameservers, retries included.
 		# TYPE istio_agent_dns_upstream_requests_total counter
 		istio_agent_dns_upstream_requests_total 3
-		# HELP nametap_dns_queries_total DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, upstream, self, probe).
+		# HELP nametap_dns_queries_total DNS queries answered, by rcode and source (table, cache, stale, cached_failure, upstream, self).
 		# TYPE nametap_dns_queries_total counter
-		nametap_dns_queries_total{protocol="tcp",rcode="FORMERR",source="self",type="other"} 1
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="A"} 0
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="cache",type="AAAA"} 0
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="A"} 1
-		nametap_dns_queries_total{protocol="tcp",rcode="NOERROR",source="table",type="AAAA"} 0
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="A"} 0
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="cache",type="AAAA"} 0
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="A"} 1
-		nametap_dns_queries_total{protocol="udp",rcode="NOERROR",source="table",type="AAAA"} 1
-		nametap_dns_queries_total{protocol="udp",rcode="NXDOMAIN",source="upstream",type="other"} 1
-		nametap_dns_queries_total{protocol="udp",rcode="OTHER",source="upstream",type="other"} 1
-		nametap_dns_queries_total{protocol="udp",rcode="REFUSED",source="probe",type="TXT"} 1
+		nametap_dns_queries_total{rcode="NOERROR",source="cache"} 0
+		nametap_dns_queries_total{rcode="NOERROR",source="table"} 3
+		nametap_dns_queries_total{rcode="NXDOMAIN",source="upstream"} 1
+		nametap_dns_queries_total{rcode="other",source="self"} 1
+		nametap_dns_queries_total{rcode="other",source="upstream"} 1
 	`
 		if err := testutil.GatherAndCompare(p.metrics, strings.NewReader(want), requestsMetric,
 			"istio_agent_dns_upstream_failures_total", "istio_agent_dns_upstream_requests_total",

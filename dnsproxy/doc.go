@@ -19,6 +19,7 @@
 //	rows.go        the rows of docs/behaviour.md by which a question is answered
 //	writer.go      responses that nametap makes itself, record by record; the limit of their length
 //	provenance.go  where one answer came from: which nameserver, and how old it is
+//	conditions.go  what is wrong with listeners and answers
 //	metrics.go     counters
 //	decide.go      the decision about a query, made once
 //	config.go      the settings

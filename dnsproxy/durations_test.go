@@ -45,7 +45,7 @@ func TestRequestDurations(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newProxy(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
 			p.serve(t, "udp", question("web", dns.TypeA))
-			if d := p.durations(t)["self"]; d != (duration{1, 2, true}) {
+			if d := p.durations(t)["local"]; d != (duration{1, 2, true}) {
 				t.Errorf("%+v of an answer after 2 s", d)
 			}
 		})
@@ -68,12 +68,12 @@ func TestRequestDurations(t *testing.T) {
 		probe.Question[0].Qclass = dns.ClassCHAOS
 		p.exchange(t, "udp", probe)
 		all := p.durations(t)
-		for _, source := range []string{"upstream", "cache", "table"} {
-			if n := all[source].count; n != 1 {
-				t.Errorf("%d of the answers from the %s are measured", n, source)
+		for source, want := range map[string]uint64{"upstream": 1, "local": 2} { // the cache and the table
+			if n := all[source].count; n != want {
+				t.Errorf("%d of the answers from %s are measured", n, source)
 			}
 		}
-		if len(all) != 3 {
+		if len(all) != 2 {
 			t.Errorf("sources %v", all)
 		}
 	})

@@ -59,7 +59,8 @@ func (h *handler) answerFast(dst []byte, t *task) ([]byte, verdict) {
 	if t.decision.action != actForward {
 		t.decision = decision{} // otherwise an idle goroutine would keep a previous table in memory
 	}
-	h.metrics.countFast(t.query.Type, t.from.protocol, result)
+	h.metrics.requests.Inc()
+	h.metrics.count(result)
 	return h.withProvenance(response, len(dst), t, result), answered
 }
 
@@ -133,6 +134,7 @@ func (h *handler) refuse(dst []byte, t *task) (response []byte, ok bool) {
 		response, result = h.respondTooMany(dst, t, forward.ErrTooMany)
 	}
 	h.observe(t, result, response[len(dst):])
-	h.metrics.countFast(t.query.Type, t.from.protocol, result)
+	h.metrics.requests.Inc()
+	h.metrics.count(result)
 	return h.withProvenance(response, len(dst), t, result), true
 }

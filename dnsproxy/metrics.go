@@ -6,8 +6,8 @@ import (
 	"github.com/miekg/dns"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 // metrics are the metrics of a Server, except the metrics of its Forwarder. docs/metrics.md
@@ -15,9 +15,10 @@ import (
 type metrics struct {
 	requests prometheus.Counter // its name is the same as in Istio's agent, so that dashboards for that agent work
 
-	queries        *prometheus.CounterVec                // by type, protocol, rcode, source
-	answers        [transports]map[string]answerCounters // the most used counters of queries, by protocol and source
-	durations      *prometheus.HistogramVec              // by source
+	queries        *prometheus.CounterVec   // by rcode and source
+	fromTable      prometheus.Counter       // of queries, for NOERROR: it need not be looked up for each query
+	fromCache      prometheus.Counter       // of queries, for NOERROR
+	durations      *prometheus.HistogramVec // by source
 	truncated      prometheus.Counter
 	originErrors   prometheus.Counter
 	dropped        prometheus.Counter
@@ -58,12 +59,11 @@ func newMetrics() *metrics {
 			"DNS requests received."),
 		queries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nametap_dns_queries_total",
-			Help: "DNS queries answered, by type, protocol (udp, tcp), rcode and source (table, cache, stale, cached_failure, " +
-				"upstream, self, probe).",
-		}, []string{"type", "protocol", "rcode", "source"}),
+			Help: "DNS queries answered, by rcode and source (table, cache, stale, cached_failure, upstream, self).",
+		}, []string{"rcode", "source"}),
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "nametap_dns_request_duration_seconds",
-			Help: "Time from reading a query to its answer, by source.",
+			Help: "Time from reading a query to its answer, by source (upstream, local).",
 			// There are few buckets, because each costs a series for each source. A Prometheus server that reads native
 			// histograms gets finer buckets.
 			Buckets:                         []float64{.01, .5},
@@ -83,12 +83,8 @@ func newMetrics() *metrics {
 		listenerErrors: counter("nametap_dns_listener_errors_total",
 			"Transient errors of DNS listeners, such as a lack of descriptors; each is retried."),
 	}
-	for protocol := range m.answers {
-		m.answers[protocol] = map[string]answerCounters{}
-		for _, source := range []string{sourceTable, sourceCache} {
-			m.answers[protocol][source] = newAnswerCounters(m.queries, transport(protocol), source) //nolint:gosec // one of two
-		}
-	}
+	m.fromTable = m.queries.WithLabelValues(dns.RcodeToString[dns.RcodeSuccess], sourceTable)
+	m.fromCache = m.queries.WithLabelValues(dns.RcodeToString[dns.RcodeSuccess], sourceCache)
 	return m
 }
 
@@ -121,50 +117,39 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 }
 
-// answerCounters are the counters of NOERROR answers from one source over one transport.
-// They are kept here, so that they need not be looked up for each query.
-type answerCounters struct{ a, aaaa prometheus.Counter }
-
-func newAnswerCounters(queries *prometheus.CounterVec, protocol transport, source string) answerCounters {
-	counter := func(qtype uint16) prometheus.Counter {
-		return queries.WithLabelValues(typeLabel(qtype), protocol.String(), dns.RcodeToString[dns.RcodeSuccess], source)
-	}
-	return answerCounters{a: counter(dns.TypeA), aaaa: counter(dns.TypeAAAA)}
-}
-
-// countFast counts a query that the fast path has answered.
-func (m *metrics) countFast(qtype uint16, protocol transport, result outcome) {
-	m.requests.Inc()
-	counters, found := m.answers[protocol][result.source]
+// count counts an answered query of a client. A probe is none.
+func (m *metrics) count(result outcome) {
 	switch {
-	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeA:
-		counters.a.Inc()
-	case found && result.rcode == dns.RcodeSuccess && qtype == dns.TypeAAAA:
-		counters.aaaa.Inc()
+	case result.source == sourceProbe:
+	case result.rcode == dns.RcodeSuccess && result.source == sourceTable:
+		m.fromTable.Inc()
+	case result.rcode == dns.RcodeSuccess && result.source == sourceCache:
+		m.fromCache.Inc()
 	default:
-		m.countQuery(qtype, protocol, result)
+		m.queries.WithLabelValues(rcodeLabel(result), result.source).Inc()
 	}
 }
 
-// countQuery counts an answered query. Response codes without a name share one label value. Otherwise nameservers
-// could make 4,096 series, because the code has twelve bits.
-func (m *metrics) countQuery(qtype uint16, protocol transport, result outcome) {
-	code := "OTHER"
-	if _, named := dns.RcodeToString[result.rcode]; named {
-		code = wire.RcodeName(result.rcode)
-	}
-	m.queries.WithLabelValues(typeLabel(qtype), protocol.String(), code, result.source).Inc()
-}
-
-// typeLabel returns the label value of a type. Rare types share one value, so that clients cannot make a series for
-// each type.
-func typeLabel(qtype uint16) string {
-	switch qtype {
-	case dns.TypeA, dns.TypeAAAA, dns.TypePTR, dns.TypeSRV, dns.TypeTXT, dns.TypeMX, dns.TypeNS,
-		dns.TypeSOA, dns.TypeCNAME, dns.TypeHTTPS, dns.TypeSVCB, dns.TypeCAA, dns.TypeANY:
-		return dns.TypeToString[qtype]
+// rcodeLabel returns the label value of a response code. Only codes that matter for a source have their own. So the
+// number of series does not depend on what clients ask, and what nameservers answer.
+func rcodeLabel(result outcome) string {
+	code, from := result.rcode, result.source
+	whole := from == sourceUpstream || from == sourceSelf
+	if code == dns.RcodeSuccess && from != forward.SourceCachedFailure ||
+		code == dns.RcodeNameError && (whole || from == sourceCache || from == sourceStale) ||
+		code == dns.RcodeServerFailure && (whole || from == forward.SourceCachedFailure) ||
+		code == dns.RcodeRefused && whole {
+		return dns.RcodeToString[code]
 	}
 	return "other"
+}
+
+// observe adds the time that a query took.
+func (m *metrics) observe(source string, took time.Duration) {
+	if source != sourceUpstream {
+		source = "local"
+	}
+	m.durations.WithLabelValues(source).Observe(took.Seconds())
 }
 
 // mode returns the mode in which nameservers are asked if a query came over t.

@@ -79,7 +79,7 @@ func (h *handler) measure(t *task, took time.Duration, source string, response [
 		h.metrics.truncated.Inc()
 	}
 	if t.measured && source != sourceProbe {
-		h.metrics.durations.WithLabelValues(source).Observe(took.Seconds())
+		h.metrics.observe(source, took)
 	}
 }
 

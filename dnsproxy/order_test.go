@@ -212,7 +212,7 @@ func TestNameserverRefuses(t *testing.T) {
 	}
 }
 
-// R4: the replies of each nameserver are counted by response code, in at most seven series for every nameserver, whatever
+// R4: the replies of each nameserver are counted by response code, in at most five series for every nameserver, whatever
 // codes it sends.
 func TestNameserverResponses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -229,7 +229,7 @@ func TestNameserverResponses(t *testing.T) {
 			p.exchange(t, "udp", withEDNS(question(fmt.Sprintf("%d.example", n), dns.TypeA), 1232))
 		}
 		for rcode, least := range map[string]float64{
-			"NOERROR": 1, "FORMERR": 1, "SERVFAIL": 1, "NXDOMAIN": 1, "NOTIMP": 1, "REFUSED": 1, "other": many,
+			"NOERROR": 1, "SERVFAIL": 1, "NXDOMAIN": 1, "REFUSED": 1, "other": many,
 		} {
 			if n := p.sum(t, "nametap_upstream_responses_total", "rcode", rcode); n < least {
 				t.Errorf("%v replies with %s are counted, want %v", n, rcode, least)
@@ -238,7 +238,7 @@ func TestNameserverResponses(t *testing.T) {
 		if n := p.sum(t, "nametap_upstream_responses_total", "upstream", dead.String()); n > 0 {
 			t.Errorf("%v replies of the dead nameserver are counted", n)
 		}
-		const codes, always = 7, 3
+		const codes, always = 5, 3
 		if n, err := testutil.GatherAndCount(p.metrics, "nametap_upstream_responses_total"); err != nil || n != codes+always {
 			t.Errorf("%d series, %v", n, err)
 		}

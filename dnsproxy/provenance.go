@@ -81,7 +81,10 @@ func seconds(n int) string {
 
 // provenanceOf returns the provenance of a result of the forwarder, with its attempts if trace is set.
 func provenanceOf(found *forward.Result, trace bool) *Provenance {
-	p := &Provenance{Source: found.Source, Server: found.Server, Failure: failure{err: errors.New(found.Failure())}.text()}
+	p := &Provenance{Source: found.Source, Failure: failure{err: errors.New(found.Failure())}.text()}
+	if found.Err == nil {
+		p.Server = found.Server
+	}
 	switch found.Source {
 	case forward.SourceStale:
 		p.AgeSeconds, p.ExpiredSeconds = int(found.Age.Seconds), int(found.Expired()/time.Second)

@@ -201,9 +201,6 @@ func (s *Server) Addrs() []Addr {
 // routes.
 func (s *Server) Upstreams() []upstream.Spec { return s.handler.forwarder.Upstreams() }
 
-// UpstreamGroups returns the nameservers in use, grouped by the names that they are queried for.
-func (s *Server) UpstreamGroups() []forward.Group { return s.handler.forwarder.Groups() }
-
 // UpstreamStatus returns the state of each nameserver that was ever configured.
 func (s *Server) UpstreamStatus() []upstream.Status { return s.handler.forwarder.Status() }
 
@@ -222,16 +219,6 @@ func (s *Server) FlushCache(selection forward.CacheSelection) (int, error) {
 
 // Read adds a reader of the queries that are answered, as [seen.Recorder.Read] does.
 func (s *Server) Read(filter *seen.Filter) *seen.Reader { return s.handler.seen.Read(filter) }
-
-// Failures is [seen.Recorder.Failures].
-func (s *Server) Failures(start time.Time) []seen.Record { return s.handler.seen.Failures(start) }
-
-// Overflows returns how many queries were refused because too many were in flight.
-func (s *Server) Overflows() uint64 { return s.handler.forwarder.Overflows() }
-
-// Missing returns a reason for each listener that is not open. It leaves out listeners of a family that the host does
-// not have.
-func (s *Server) Missing() []string { return s.listeners.unopened() }
 
 // ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
 func (s *Server) ReadOwn(filter *seen.Filter) *seen.Reader { return s.handler.seen.ReadOwn(filter) }

@@ -23,7 +23,7 @@ func (h *handler) answerSlow(t *task) []byte {
 	}
 	response, result := respond(t)
 	h.observe(t, result, response)
-	h.metrics.countQuery(t.query.Type, t.from.protocol, result)
+	h.metrics.count(result)
 	return h.withProvenance(response, 0, t, result)
 }
 

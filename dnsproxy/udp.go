@@ -346,7 +346,7 @@ func (c *udpClient) Receive(found *forward.Result) {
 	t.began, t.measured = c.began, true
 	response, result := c.handler.respondResult(a.buffer, t, found)
 	c.handler.observe(t, result, response)
-	l.handler.metrics.countQuery(t.query.Type, overUDP, result)
+	l.handler.metrics.count(result)
 	a.response = c.handler.withProvenance(response, 0, t, result)
 	_ = l.raw.Control(a.send) // as in udpListener.send
 	l.handler.forwarder.ReleaseMemory(len(t.packet))

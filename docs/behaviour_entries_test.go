@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,6 +21,7 @@ const (
 
 	symptomHeader = "| symptom | meaning |"
 	codeHeader    = "| code | name | meaning |"
+	problemHeader = "| problem | meaning | alert |"
 )
 
 var (
@@ -32,7 +34,7 @@ var (
 // TestBehaviourEntries checks that `nametap explain` has the rows, the symptoms and the extended DNS errors of the
 // documents as they are. With -update it writes them.
 func TestBehaviourEntries(t *testing.T) {
-	want := append(rowEntries(t), operationsEntries(t)...)
+	want := slices.Concat(rowEntries(t), entriesOf(t, "operations.md"), entriesOf(t, "problems.md"))
 	got, err := explain.Entries()
 	diff := cmp.Diff(want, got)
 	if err == nil && diff == "" {
@@ -66,13 +68,35 @@ func TestErrorCodes(t *testing.T) {
 	}
 	delete(sent, "ToString")
 	documented := map[string]bool{}
-	for _, e := range operationsEntries(t) {
+	for _, e := range entriesOf(t, "operations.md") {
 		if e.Kind == explain.Code {
 			documented[strings.ReplaceAll(e.Title, " ", "")] = true
 		}
 	}
 	if diff := cmp.Diff(sent, documented); diff != "" {
 		t.Errorf("operations.md (-sent +documented):\n%s", diff)
+	}
+}
+
+// conditionCode matches the code of a problem in the source.
+var conditionCode = regexp.MustCompile(`(?:condition\.Condition\{|\{|\s)Code: +"([a-z_]+)"|\bCode += "([a-z_]+)"`)
+
+// R15: problems.md explains every problem that the agent and doctor find, and no other.
+func TestProblemCodes(t *testing.T) {
+	found := map[string]bool{}
+	for _, file := range files(t, ".go") {
+		if text := read(t, file); !strings.HasSuffix(file, "_test.go") && (strings.Contains(text, `/internal/condition"`) || strings.Contains(file, "/condition/")) {
+			for _, match := range conditionCode.FindAllStringSubmatch(text, -1) {
+				found[match[1]+match[2]] = true
+			}
+		}
+	}
+	documented := map[string]bool{}
+	for _, e := range entriesOf(t, "problems.md") {
+		documented[e.ID] = true
+	}
+	if diff := cmp.Diff(found, documented); diff != "" {
+		t.Errorf("problems.md (-found +documented):\n%s", diff)
 	}
 }
 
@@ -96,28 +120,34 @@ func rowEntries(t *testing.T) []explain.Entry {
 	return entries
 }
 
-// operationsEntries returns the symptoms and the codes in the tables of operations.md.
-func operationsEntries(t *testing.T) []explain.Entry {
+// entriesOf returns the symptoms, the codes and the problems in the tables of a document.
+func entriesOf(t *testing.T, document string) []explain.Entry {
 	t.Helper()
 	var entries []explain.Entry
 	section, header := "", ""
-	for _, line := range documentLines(t, "operations.md") {
+	for _, line := range documentLines(t, document) {
 		switch title, ok := strings.CutPrefix(line, "## "); {
 		case ok:
 			section = title
-		case line == symptomHeader || line == codeHeader:
+		case line == symptomHeader || line == codeHeader || line == problemHeader:
 			header = line
 		case !strings.HasPrefix(line, "|"):
 			header = ""
 		case header == "" || strings.HasPrefix(line, "|---"):
 		default:
 			slug := strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(section), ""), " ", "-")
-			e := explain.Entry{Kind: explain.Symptom, Section: section, Document: "docs/operations.md#" + slug}
+			e := explain.Entry{Kind: explain.Symptom, Section: section, Document: strings.TrimSuffix("docs/"+document+"#"+slug, "#")}
 			cells := cellsOf(line)
 			if header == codeHeader {
 				e.Kind, e.ID, cells = explain.Code, cells[0], cells[1:]
 			}
 			e.Title, e.Text = cells[0], cells[1]
+			if header == problemHeader {
+				e.Kind, e.ID, e.Title = explain.Problem, strings.Trim(cells[0], "`"), ""
+				if cells[2] != "-" {
+					e.Why = "alert " + cells[2]
+				}
+			}
 			entries = append(entries, e)
 		}
 	}

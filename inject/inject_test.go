@@ -212,7 +212,7 @@ func TestIstioExcludedPorts(t *testing.T) { // I5
 	for _, test := range []struct{ annotation, args, wantAnnotation, wantArgs string }{
 		{``, `istio-iptables`, "15055", "istio-iptables"},
 		{`"9000"`, `-d, "15090,9000"`, "9000,15055", "-d 15090,9000,15055"},
-		{`"9000, 15055"`, `-d, 15090`, "9000, 15055", "-d 15090,15055"},
+		{`"9000, 15055"`, `-d, "15090"`, "9000, 15055", "-d 15090,15055"},
 		{``, `-d, "", --run-validation`, "15055", "-d 15055 --run-validation"},
 		{``, `--istio-local-exclude-ports, "150550"`, "150550,15055", "--istio-local-exclude-ports 150550,15055"},
 	} {

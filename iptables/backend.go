@@ -200,9 +200,9 @@ func (m machine) choose(configured Backend) (*side, string, error) {
 	case legacy.unclear():
 		return nil, "", legacy.err()
 	case !legacy.usable():
-		return nft, "legacy cannot be used", nil
+		return nft, "this process has no other backend", nil
 	case !nft.usable():
-		return legacy, "nft cannot be used", nil
+		return legacy, "this process has no other backend", nil
 	}
 	n, l := nft.foreign(), legacy.foreign()
 	switch {

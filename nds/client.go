@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/logonce"
 	"github.com/nametap/nametap/internal/statedir"
 )
@@ -83,7 +84,7 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	c := &Client{
 		cfg:            cfg,
 		restored:       make(chan struct{}),
-		state:          state{clock: cfg.Clock, ready: make(chan struct{}), status: Status{Address: cfg.Addr, Variant: incremental.String()}},
+		state:          state{clock: cfg.Clock, ready: make(chan struct{}), failures: map[condition.Code]failure{}, status: Status{Address: cfg.Addr, Variant: incremental.String()}},
 		pingAfter:      pingAfter,
 		streamFailures: logonce.New(cfg.Logger),
 	}
@@ -99,9 +100,6 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 // Ready returns a channel that is closed when the first table, pushed or from the
 // snapshot, is in use.
 func (c *Client) Ready() <-chan struct{} { return c.state.ready }
-
-// Token reads the token for the control plane.
-func (c *Client) Token() Token { return tokenOf(c.cfg) }
 
 // Restored returns a channel that is closed when the snapshot is in use, or could not be
 // used.
@@ -154,6 +152,8 @@ func (c *Client) Run(ctx context.Context) error {
 		c.state.update(func(s *Status) { s.Connected, s.Open, s.LastError = false, false, err.Error() })
 		if errors.Is(err, errResumed) {
 			c.resumed()
+		} else if !errors.Is(err, errNodeChanged) {
+			c.state.failed(classify(c.cfg, err))
 		}
 		if lasted >= stableAfter {
 			c.failures = 0
@@ -177,7 +177,7 @@ func (c *Client) currentNode() (*corev3.Node, error) {
 			node, err = node.withDefaults()
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading the addresses and labels of this node: %w", err)
+			return nil, fileError{"the addresses and labels of this node", err}
 		}
 	}
 	return node.proto()

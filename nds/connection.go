@@ -164,13 +164,13 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 	tlsConfig := &tls.Config{ServerName: serverName, MinVersion: tls.VersionTLS12}
 	var err error
 	if tlsConfig.RootCAs, err = readRoots(cfg.RootCA, cfg.RootCAFallback); err != nil {
-		return creds, fmt.Errorf("reading root certificates (XDS_ROOT_CA, --xds-root-ca): %w", err)
+		return creds, fileError{"root certificates (XDS_ROOT_CA, --xds-root-ca)", err}
 	}
 	certificate := workload
 	if cfg.CertFile != "" {
 		pair, err := tls.LoadX509KeyPair(cfg.CertFile, cfg.KeyFile)
 		if err != nil {
-			return creds, fmt.Errorf("reading the client certificate (--xds-cert, --xds-key): %w", err)
+			return creds, fileError{"the client certificate (--xds-cert, --xds-key)", err}
 		}
 		certificate = &pair
 		creds.outdated = checkDates("the client certificate in "+cfg.CertFile+" (--xds-cert)", pair.Leaf.NotBefore, pair.Leaf.NotAfter)
@@ -194,7 +194,7 @@ func readCredentials(cfg Config, workload *tls.Certificate, serverName string) (
 		return creds, nil //nolint:nilerr // the certificate is enough
 	}
 	if err != nil {
-		return creds, fmt.Errorf("reading the token (--xds-token-file): %w", err)
+		return creds, fileError{"the token (--xds-token-file)", err}
 	}
 	if certificate == nil {
 		creds.outdated = checkToken(cfg, token)

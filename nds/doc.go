@@ -7,6 +7,7 @@
 // takes all these steps, so pushes are applied in the order in which they arrive. Another goroutine writes the
 // snapshot (snapshot.go), so a slow disk delays no push.
 //
+//	conditions.go    what is wrong: with the connection, its credentials and the table
 //	client.go        Client: connecting again and again, following the node
 //	stream.go        one stream: nonce and version, ACK and NACK
 //	receiver.go      applying responses and the snapshot

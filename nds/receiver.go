@@ -227,11 +227,7 @@ func (r *receiver) pushed(resp response, result string) {
 // reject counts and logs a rejected response.
 func (r *receiver) reject(resp response, reason error) {
 	r.metrics.pushed(resultRejected, resp.bytes)
-	r.state.update(func(s *Status) {
-		s.Pushes++
-		s.Rejected++
-		s.LastError = reason.Error()
-	})
+	r.state.rejected(reason.Error())
 	r.rejections.Report("push rejected, the current table stays", slog.LevelWarn, reason,
 		"version", clip.Text(resp.version, maxVersion), "nonce", clip.Text(resp.nonce, maxVersion))
 }

@@ -32,8 +32,9 @@ type snapshotSaver struct {
 	state *state
 	wake  chan struct{} // wakes run after put
 
-	mu   sync.Mutex
-	next *snapshot // the snapshot to write; nil if there is nothing new
+	mu    sync.Mutex
+	next  *snapshot // the snapshot to write; nil if there is nothing new
+	saved bool      // whether a write has succeeded
 
 	failures logonce.Log // of the goroutine of run
 }
@@ -109,6 +110,9 @@ func (s *snapshotSaver) save() (ok bool) {
 	if err == nil {
 		s.failures.Reset()
 		s.state.update(func(status *Status) { status.SnapshotError = "" })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.saved = true
 		return true
 	}
 	s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
@@ -119,6 +123,13 @@ func (s *snapshotSaver) save() (ok bool) {
 		s.next = next
 	}
 	return false
+}
+
+// hasSaved reports whether a write has succeeded.
+func (s *snapshotSaver) hasSaved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.saved
 }
 
 // The snapshot file has snapshotMagic, the SHA-256 of the rest, and a DeltaDiscoveryResponse with the resources of the

@@ -6,6 +6,7 @@ import (
 
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/condition"
 )
 
 // Status describes the state of a client. It is printed as JSON.
@@ -66,6 +67,27 @@ type state struct {
 	status   Status
 	received time.Time
 	digest   func() string
+	// failures are the last failures to connect since the last accepted push, by code. rejection is why the last push
+	// was rejected; "" if it was accepted.
+	failures  map[condition.Code]failure
+	rejection string
+}
+
+// failed records a failure to connect. An attempt reads the files first, so any other failure shows that they are right.
+func (s *state) failed(f failure) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.failures, controlFile)
+	s.failures[f.code] = f
+}
+
+// rejected records why a push was rejected.
+func (s *state) rejected(reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Pushes++
+	s.status.Rejected++
+	s.status.LastError, s.rejection = reason, reason
 }
 
 // read returns the recorded status, without Digest.
@@ -115,7 +137,8 @@ func (s *state) setTable(t *table, version string, pushed time.Time, stale bool)
 	}
 	s.received = time.Time{}
 	if !stale {
-		s.received = s.clock.Now()
+		s.received, s.rejection = s.clock.Now(), ""
+		clear(s.failures)
 		status.Pushes++
 	}
 	if first {

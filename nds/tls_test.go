@@ -216,6 +216,10 @@ func TestOutdatedFiles(t *testing.T) {
 				if got := h.client.Status().LastError; !strings.HasPrefix(got, want) || h.logs.Count("level=WARN") != 1 {
 					t.Errorf("the error is %q, want %q", got, want)
 				}
+				code := map[string]string{"certificate": "certificate_expired", "root": "control_plane_file", "token": "token_expired"}[tc.file]
+				if codes, _ := found(t, h.client); codes != code {
+					t.Errorf("the problems are %q, want %q", codes, code)
+				}
 			})
 		}
 	}

@@ -1,10 +1,11 @@
-// Package querylog logs queries in few lines: one line for each suffix and reason, with a count.
+// Package querylog logs queries in few lines: one line a minute for each cause, with a count.
 //
 //	querylog.go  Run: from the queries to the log
 //	summary.go   the content of the lines, and when they are due
 //
-// The first line about a suffix and a reason is logged a second after the first query. The next line follows a minute
-// later, with the queries of that minute. There is at most one line a second, however many queries clients send.
+// The first line about a cause is logged a second after the first query. The next line follows a minute later, with the
+// queries of that minute. However many names and nameservers clients choose, there are at most ten lines a minute; the
+// records of single queries are in package seen.
 package querylog
 
 import (
@@ -47,7 +48,7 @@ func (m Mode) Filter() *seen.Filter {
 }
 
 // Run logs the queries of reader until ctx ends, and then closes reader. domain is the cluster domain; queries for
-// names below it are grouped by namespace.
+// the suffixes of names below it are namespaces.
 func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logger) {
 	defer reader.Close()
 	s := newSummary(domain)
@@ -58,13 +59,9 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 			s.add(&records[i], now)
 		}
 		s.addLost(lost, now)
-		if l := s.due(now); l != nil {
-			l.log(log)
-		}
+		s.log(log, now, false)
 	}
-	if l := s.last(); l != nil {
-		l.log(log)
-	}
+	s.log(log, time.Now(), true)
 }
 
 // next waits for queries until a line is due. It returns the queries, if there are any, and how many further queries

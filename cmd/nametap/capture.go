@@ -14,7 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
@@ -197,9 +196,9 @@ code is 1.`,
 // read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
-		Settings   string           `json:"settings"`
-		Error      string           `json:"error"`
-		Redirected []problems.Probe `json:"redirected"`
+		Settings   string        `json:"settings"`
+		Error      string        `json:"error"`
+		Redirected []agent.Probe `json:"redirected"`
 	}{c.source, unread.Error(), agent.Redirections(ctx, c.config.Config.Families())}
 	err := c.output.print(w, result, func(w io.Writer) {
 		c.printSettings(w)
@@ -207,10 +206,10 @@ func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread er
 	})
 	for _, r := range result.Redirected {
 		switch {
-		case c.config.On && (notRedirected(r) || r.State != problems.ProbeAgent && c.config.Config.Needs(familyOf(r))):
+		case c.config.On && (notRedirected(r) || r.State != agent.ProbeAgent && c.config.Config.Needs(familyOf(r))):
 			return errors.Join(err,
 				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", familyOf(r), r.Error, unread))
-		case r.State == problems.ProbeAgent && !c.config.On:
+		case r.State == agent.ProbeAgent && !c.config.On:
 			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
 		}
 	}
@@ -239,16 +238,16 @@ func (c *captureCommand) check(status iptables.Status) error {
 
 // printStatus prints the rules, and the listeners that they redirect to.
 func (c *captureCommand) printStatus(
-	ctx context.Context, w io.Writer, status iptables.Status, listeners []problems.Probe,
+	ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Probe,
 ) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
-		Listeners []problems.Probe `json:"listeners,omitempty"`
+		Listeners []agent.Probe `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
 	return c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
-		printRules(w, status)
+		printRules(w, status, true)
 		printListeners(w, listeners)
 		printResolved(w, resolved.Inspect(ctx))
 	})
@@ -288,7 +287,7 @@ func printResolved(w io.Writer, status resolved.Status) {
 }
 
 // printRules prints a line for the backend and one for each family.
-func printRules(w io.Writer, status iptables.Status) {
+func printRules(w io.Writer, status iptables.Status, limits bool) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
@@ -315,10 +314,14 @@ func printRules(w io.Writer, status iptables.Status) {
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
 		for _, passes := range f.Passes {
-			fmt.Fprintf(w, "\tnot captured: %s\n", passes)
+			if limits {
+				fmt.Fprintf(w, "\tnot captured: %s\n", passes)
+			}
 		}
 		for _, unserved := range f.Unserved {
-			fmt.Fprintf(w, "\tnot served: %s\n", unserved)
+			if limits {
+				fmt.Fprintf(w, "\tnot served: %s\n", unserved)
+			}
 		}
 		for _, other := range f.Others {
 			fmt.Fprintf(w, "\t%s; `nametap capture check` shows what to do\n", other)

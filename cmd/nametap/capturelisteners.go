@@ -10,13 +10,12 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
 
 // redirectedTo returns the listeners to which the installed rules redirect queries.
-func redirectedTo(ctx context.Context, status iptables.Status) (found []problems.Probe) {
+func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Probe) {
 	for _, f := range status.Families {
 		if f.Port != 0 {
 			found = append(found, agent.Listeners(ctx, f.Family, f.Port)...)
@@ -27,7 +26,7 @@ func redirectedTo(ctx context.Context, status iptables.Status) (found []problems
 
 // checkedListeners returns the listeners to which the installed rules redirect queries. If there are no rules, or
 // they cannot be read, it returns the listeners to which apply would redirect queries.
-func (c *captureCommand) checkedListeners(ctx context.Context) (found []problems.Probe, installed bool) {
+func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Probe, installed bool) {
 	if status, err := c.capture.Status(ctx); err == nil {
 		found = redirectedTo(ctx, status)
 	}
@@ -42,17 +41,17 @@ func (c *captureCommand) checkedListeners(ctx context.Context) (found []problems
 
 // failing returns the listeners where no agent answers. Listeners of a family that the host lacks get no queries,
 // so they count only if no agent answers at any listener.
-func failing(listeners []problems.Probe) []problems.Probe {
+func failing(listeners []agent.Probe) []agent.Probe {
 	failed := slices.DeleteFunc(slices.Clone(listeners),
-		func(l problems.Probe) bool { return l.State == problems.ProbeAgent })
+		func(l agent.Probe) bool { return l.State == agent.ProbeAgent })
 	if len(failed) == len(listeners) {
 		return failed
 	}
-	return slices.DeleteFunc(failed, func(l problems.Probe) bool { return l.State == problems.ProbeAbsent })
+	return slices.DeleteFunc(failed, func(l agent.Probe) bool { return l.State == agent.ProbeAbsent })
 }
 
 // unanswered returns an error if no agent answers at listeners to which installed rules redirect queries.
-func unanswered(listeners []problems.Probe) error {
+func unanswered(listeners []agent.Probe) error {
 	failed := failing(listeners)
 	if len(failed) == 0 {
 		return nil
@@ -75,7 +74,7 @@ const portAdvice = "end that program, or set another port for the agent with --d
 
 // fullTable returns a finding if conntrack is full or nearly full: then the kernel may drop probes of listeners.
 func fullTable() (findings []iptables.Finding) {
-	for _, p := range problems.Conntrack(agent.ConntrackEntries()) {
+	for _, p := range agent.ConntrackCondition().Problems {
 		findings = append(findings, iptables.Finding{What: "conntrack", Detail: p.Evidence + ": " + p.Effect, Advice: p.Mend})
 	}
 	return findings
@@ -83,13 +82,13 @@ func fullTable() (findings []iptables.Finding) {
 
 // listenerFindings returns what `nametap capture check` says about listeners. If no rules are installed, it leaves out
 // addresses on which no program listens.
-func (c *captureCommand) listenerFindings(listeners []problems.Probe, installed bool) (findings []iptables.Finding) {
+func (c *captureCommand) listenerFindings(listeners []agent.Probe, installed bool) (findings []iptables.Finding) {
 	failed := failing(listeners)
 	full := len(fullTable()) > 0
 	for _, l := range listeners {
-		finding := iptables.Finding{What: "agent at " + l.Network + " " + l.To, OK: l.State == problems.ProbeAgent,
+		finding := iptables.Finding{What: "agent at " + l.Network + " " + l.To, OK: l.State == agent.ProbeAgent,
 			Needed: installed || c.config.Config.Needs(familyOf(l)), Detail: cmp.Or(l.Error, string(l.State))}
-		other := l.State == problems.ProbeOther || l.State == problems.ProbeSilent || l.State == problems.ProbeUnsent
+		other := l.State == agent.ProbeOther || l.State == agent.ProbeSilent || l.State == agent.ProbeUnsent
 		switch {
 		case finding.OK:
 		case !slices.Contains(failed, l), !installed && !other:
@@ -111,7 +110,7 @@ func (c *captureCommand) listenerFindings(listeners []problems.Probe, installed 
 }
 
 // printListeners prints whether an agent answers at the listeners to which the rules redirect queries.
-func printListeners(w io.Writer, listeners []problems.Probe) {
+func printListeners(w io.Writer, listeners []agent.Probe) {
 	failed, label := failing(listeners), "agent"
 	for _, l := range failed {
 		fmt.Fprintf(w, "%s\tdoes not answer at %s %s: %s\n", label, l.Network, l.To, l.Error)
@@ -123,13 +122,13 @@ func printListeners(w io.Writer, listeners []problems.Probe) {
 }
 
 // familyOf returns the family of the server that a probe was sent to.
-func familyOf(p problems.Probe) family.Family { return family.Of(netip.MustParseAddrPort(p.To).Addr()) }
+func familyOf(p agent.Probe) family.Family { return family.Of(netip.MustParseAddrPort(p.To).Addr()) }
 
 // notRedirected reports whether the result of a test query means that no rule redirects it.
-func notRedirected(p problems.Probe) bool { return p.State != problems.ProbeAgent && p.Sent() }
+func notRedirected(p agent.Probe) bool { return p.State != agent.ProbeAgent && p.Sent() }
 
 // printRedirections prints what is captured by rules of another process, as test queries show.
-func printRedirections(w io.Writer, redirected []problems.Probe) {
+func printRedirections(w io.Writer, redirected []agent.Probe) {
 	label := "capture"
 	for _, p := range redirected {
 		state := map[bool]string{false: "redirected", true: "not redirected"}[notRedirected(p)]

@@ -440,8 +440,8 @@ func TestDnstapReceiverCloses(t *testing.T) {
 	}
 }
 
-// R21: failures are logged in one line for each suffix and reason, with a count, the first client and an example. The mode
-// changes while the agent runs.
+// R21: failures are logged in one line for each cause, with counts, the first client and an example. The mode changes while
+// the agent runs.
 func TestQueryLog(t *testing.T) {
 	t.Parallel()
 	a := startLive(t)
@@ -450,13 +450,13 @@ func TestQueryLog(t *testing.T) {
 	a.ask("n1.one.bad.example")
 	a.ask("n2.other.test")
 	a.ask("web")
-	wait.Until(t, "both suffixes are logged", func() bool { return a.log.Count(lines) >= 2 })
-	who := fmt.Sprintf(`first_client="uid %d" example="n1.one.bad.example A"`, os.Getuid())
-	reason := fmt.Sprintf(`rcode=SERVFAIL reason="%s: SERVFAIL" row=F3`, a.one.Addr)
-	for suffix, parts := range map[string][]string{"bad.example": {reason, who}, "other.test": {reason}} {
-		if n := a.log.Count(append(parts, "level=WARN", lines, "suffix="+suffix+" ", "count=")...); n != 1 {
-			t.Errorf("%d lines about %s, want 1", n, suffix)
-		}
+	wait.Until(t, "the failures are logged", func() bool { return a.log.Count(lines) > 0 })
+	parts := []string{
+		"level=WARN", lines, "count=", "suffixes=", fmt.Sprintf(`reason="%s: SERVFAIL" row=F3`, a.one.Addr),
+		fmt.Sprintf(`first_client="uid %d" example="n1.one.bad.example A"`, os.Getuid()),
+	}
+	if n := a.log.Count(parts...); n != 1 {
+		t.Errorf("%d lines about the nameserver, want 1", n)
 	}
 	if n := a.log.Count("queries answered"); n != 0 {
 		t.Errorf("%d lines about queries that were answered", n)
@@ -465,13 +465,13 @@ func TestQueryLog(t *testing.T) {
 	a.set("upstream: [ONE]\nquery-log: all\n")
 	a.ask("web.ns1.svc.cluster.local")
 	wait.Until(t, "an answer is logged", func() bool {
-		return a.log.Count("level=INFO", `msg="queries answered"`, "suffix=ns1.svc.cluster.local ", "source=table") == 1
+		return a.log.Count("level=INFO", `msg="queries answered"`, "suffixes=1 ", "reason=table") == 1
 	})
 	a.set("upstream: [ONE]\nquery-log: off\n")
 	a.ask("n3.bad.example")
 	a.set("upstream: [ONE]\nquery-log: failed\n")
 	a.ask("n4.later.test") // whose line comes after that of the query before, if there was one
-	wait.Until(t, "the next failure is logged", func() bool { return a.log.Count(lines, "suffix=later.test ") == 1 })
+	wait.Until(t, "the next failure is logged", func() bool { return a.log.Count(lines, "n4.later.test") == 1 })
 	if n := a.log.Count(lines, "n3.bad.example"); n != 0 {
 		t.Errorf("%d lines while the log was off", n)
 	}

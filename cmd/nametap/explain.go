@@ -24,11 +24,12 @@ func newExplainCommand() *cobra.Command {
 		Use:   "explain ROW|CODE|TEXT",
 		Short: "Explain a row, an error code or a message that nametap prints",
 		Long: `Print what the documents of this version say about a row of docs/behaviour.md such as N9,
-an Extended DNS Error such as 22, or a message. A text that is no message is looked for as
-words. This needs no network and no agent.
+a problem such as nameserver_down, an Extended DNS Error such as 22, or a message. A text that
+is no message is looked for as words. This needs no network and no agent.
 
 The exit code is 1 if the documents say nothing about it.`,
 		Example: `  nametap explain N9
+  nametap explain nameserver_down
   nametap explain 22
   nametap explain no nameserver to ask`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
@@ -39,7 +40,7 @@ The exit code is 1 if the documents say nothing about it.`,
 			}
 			found := explain.Find(all, args)
 			if len(found) == 0 {
-				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22, "+
+				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22 or nameserver_down, "+
 					"or a message or words in it",
 					version.String(), strings.Join(args, " "))
 			}
@@ -64,12 +65,18 @@ func printExplained(w io.Writer, entries []explain.Entry) {
 			wrap(w, "", fmt.Sprintf("%s (%s): %s", e.ID, e.Section, e.Text))
 		case explain.Code:
 			wrap(w, "", fmt.Sprintf("Extended DNS Error %s, %s: %s", e.ID, e.Title, e.Text))
+		case explain.Problem:
+			wrap(w, "", "problem "+e.ID+": "+e.Text)
 		case explain.Symptom:
 			wrap(w, "", e.Title+":")
 			wrap(w, "  ", e.Text)
 		}
 		if e.Why != "" {
-			wrap(w, "  ", "why: "+e.Why)
+			label := "why: "
+			if e.Kind == explain.Problem {
+				label = ""
+			}
+			wrap(w, "  ", label+e.Why)
 		}
 		if e.Document != "" {
 			fmt.Fprintf(w, "  see: %s\n", version.Document(e.Document))

@@ -222,7 +222,7 @@ func (o *options) declareProcess(g settings.Group) {
 		"query is redirected to the agent any more")
 	g.Bool(&o.supervise, "supervise",
 		"hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
-	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in at most one line a second with counts: "+
+	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in one line a minute for each cause: "+
 		"off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap",
 		"send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")

@@ -13,13 +13,18 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
+// A takenPort is a port of the agent that another program uses.
+type takenPort struct {
+	Address string // with the protocol
+	Program string // with its process number; "" if that is not known
+}
+
 // programsAt returns the programs other than nametap that have the port of a DNS address: at that address, at
 // loopback or at all addresses. Only root sees the programs of other users.
-func programsAt(addr string) (found []problems.Taken) {
+func programsAt(addr string) (found []takenPort) {
 	hosts, port, err := sockets.SplitAddr("address", addr)
 	if err != nil {
 		return nil
@@ -33,8 +38,7 @@ func programsAt(addr string) (found []problems.Taken) {
 				continue
 			}
 			if program, own := programOf(s.inode); !own {
-				found = append(found,
-					problems.Taken{Address: strings.TrimSuffix(table, "6") + " " + s.addr.String(), Program: program})
+				found = append(found, takenPort{strings.TrimSuffix(table, "6") + " " + s.addr.String(), program})
 			}
 		}
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
@@ -38,7 +38,7 @@ type queryResult struct {
 	Answer     []string              `json:"answer"`
 	Authority  []string              `json:"authority"`
 	Additional []string              `json:"additional,omitempty"`
-	Errors     []string              `json:"errors"` // Extended DNS Errors, RFC 8914
+	Errors     []extendedError       `json:"errors"` // Extended DNS Errors, RFC 8914
 	Protocol   string                `json:"protocol"`
 	Took       float64               `json:"tookSeconds"`
 	From       *dnsproxy.Provenance  `json:"from,omitempty"`
@@ -238,10 +238,10 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	result := queryResult{
 		Name: q.Name, Type: wire.TypeName(q.Qtype), Rcode: wire.RcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
-		Errors:   extendedErrors(resp),
 		Protocol: protocol, Took: time.Since(start).Round(10 * time.Microsecond).Seconds(),
 	}
 	result.readFrom(resp)
+	result.Errors = extendedErrors(resp, result.From)
 	return result, nil
 }
 
@@ -270,17 +270,47 @@ func recordTexts(rrs []dns.RR) []string {
 	return texts
 }
 
-func extendedErrors(resp *dns.Msg) []string {
-	texts := []string{}
-	if opt := resp.IsEdns0(); opt != nil {
-		for _, option := range opt.Option {
-			if ede, ok := option.(*dns.EDNS0_EDE); ok {
-				name := cmp.Or(dns.ExtendedErrorCodeToString[ede.InfoCode], fmt.Sprintf("code %d", ede.InfoCode))
-				texts = append(texts, fmt.Sprintf("%s: %s", name, ede.ExtraText))
-			}
-		}
+// An extendedError is an Extended DNS Error (RFC 8914) in an answer.
+type extendedError struct {
+	Server string `json:"server,omitempty"` // the nameserver that sent it; "" if the agent did, or that is not known
+	Code   uint16 `json:"code"`
+	Name   string `json:"name,omitempty"`
+	Text   string `json:"text,omitempty"`
+}
+
+// extendedErrors returns the errors in an answer. A reply of a nameserver has that server's errors; the agent only adds that
+// the reply is stale.
+func extendedErrors(resp *dns.Msg, from *dnsproxy.Provenance) []extendedError {
+	found := []extendedError{}
+	opt := resp.IsEdns0()
+	if opt == nil {
+		return found
 	}
-	return texts
+	for _, option := range opt.Option {
+		ede, ok := option.(*dns.EDNS0_EDE)
+		if !ok {
+			continue
+		}
+		e := extendedError{Code: ede.InfoCode, Name: dns.ExtendedErrorCodeToString[ede.InfoCode], Text: ede.ExtraText}
+		stale := ede.InfoCode == dns.ExtendedErrorCodeStaleAnswer || ede.InfoCode == dns.ExtendedErrorCodeStaleNXDOMAINAnswer
+		if from != nil && (from.Source != forward.SourceStale || !stale) {
+			e.Server = from.Server
+		}
+		found = append(found, e)
+	}
+	return found
+}
+
+// print prints the error.
+func (e extendedError) print(w io.Writer) {
+	label, text := "error", strings.TrimSpace(fmt.Sprintf("%d %s", e.Code, e.Name))
+	if e.Server != "" {
+		label += " of " + e.Server
+	}
+	if e.Text != "" {
+		text += ": " + e.Text
+	}
+	fmt.Fprintf(w, "  %s: %s\n", label, clip.Line(text))
 }
 
 // explain adds the rule that gave the answer.
@@ -312,7 +342,7 @@ func printResults(w io.Writer, results []queryResult) {
 			fmt.Fprintf(w, "  additional: %s\n", record)
 		}
 		for _, e := range r.Errors {
-			fmt.Fprintf(w, "  error: %s\n", clip.Line(e))
+			e.print(w)
 		}
 		r.Captured.print(w)
 		r.printFrom(w)

@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -54,7 +54,40 @@ type reloader struct {
 	// for any other setting, the value that the agent was started with.
 	inUse atomic.Pointer[options]
 	// files says whether changed files were refused, and which changes need a restart.
-	files atomic.Pointer[problems.Settings]
+	files atomic.Pointer[fileSettings]
+}
+
+// fileSettings says which changes of the settings files, since the start of the agent, are not in use.
+type fileSettings struct {
+	refused string   // why the settings in the files cannot be used; "" if they can be
+	pending []string // the names of changed settings that take effect after a restart
+}
+
+// conditions says what is wrong with the settings files.
+func (r *reloader) conditions() []condition.Condition {
+	files := r.files.Load()
+	refused := condition.Condition{Code: "settings_refused", Title: "the settings in the files are in use"}
+	if files.refused != "" {
+		refused.Problems = []condition.Problem{{
+			Severity: condition.Minor, What: "the settings files have changed, and cannot be used", Evidence: files.refused,
+			Effect: "the agent uses the previous settings, and would not start again with these",
+			Mend:   "correct that setting; nothing needs a restart", Rows: []string{"R10"},
+		}}
+	}
+	pending := condition.Condition{Code: "settings_pending", Title: "no setting waits for a restart", Causes: []condition.Code{refused.Code}}
+	if names := files.pending; len(names) > 0 {
+		pending.Problems = []condition.Problem{pendingProblem(names, "the files with settings have other values than the agent had at its start")}
+	}
+	return []condition.Condition{refused, pending}
+}
+
+// pendingProblem returns the problem that settings wait for a restart.
+func pendingProblem(names []string, evidence string) condition.Problem {
+	return condition.Problem{
+		Severity: condition.Minor, What: "settings have changed that take effect after a restart: " + strings.Join(names, ", "),
+		Evidence: evidence, Effect: "the agent uses the previous values",
+		Mend: "systemctl restart nametap; in a pod, replace the pod", Rows: []string{"R10"},
+	}
 }
 
 // newReloader returns a reloader for an agent that was started with the settings o. The function current returns the
@@ -64,13 +97,13 @@ func newReloader(o *options, log *slog.Logger, current func() configurable) *rel
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
 	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: current}
 	r.inUse.Store(o)
-	r.files.Store(&problems.Settings{})
+	r.files.Store(&fileSettings{})
 	return r
 }
 
 // showIn makes an agent show the settings in use.
 func (r *reloader) showIn(cfg *agent.Config) {
-	cfg.FileSettings = func() problems.Settings { return *r.files.Load() }
+	cfg.Conditions = r.conditions
 	cfg.Settings = func() map[string][]string { return r.values(affectsCapture) }
 	cfg.DNSSettings = func() map[string][]string {
 		return r.values(isOfDNS)
@@ -110,7 +143,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 func (r *reloader) reload() {
 	next, err := r.read()
 	if err != nil {
-		r.files.Store(&problems.Settings{Refused: err.Error(), Pending: r.files.Load().Pending})
+		r.files.Store(&fileSettings{refused: err.Error(), pending: r.files.Load().pending})
 		if text := err.Error(); text != r.failed {
 			r.failed = text
 			r.log.Error("the settings stay unchanged", "error", err)
@@ -131,7 +164,7 @@ func (r *reloader) reload() {
 		r.log.Warn("ISTIO_META variables changed: they take effect after a restart")
 	}
 	r.last = next.read
-	r.files.Store(&problems.Settings{Pending: r.pending()})
+	r.files.Store(&fileSettings{pending: r.pending()})
 	r.apply(next)
 }
 

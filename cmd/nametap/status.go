@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -59,7 +59,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 	fmt.Fprintf(w, "ready\t%s\n", ready)
 	fmt.Fprintf(w, "up for\t%s\n", status.Uptime)
 	fmt.Fprintf(w, "DNS\t%s\n", strings.Join(listeners, ", "))
-	printProblems(w, status.Diagnosis)
+	printProblems(w, condition.Judge(status.Conditions))
 	printSettings(w, status.Settings)
 	printUpstreams(w, status.Upstreams)
 	fmt.Fprintf(w, "hosts\t%d\n", status.Hosts)
@@ -72,8 +72,8 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 
 // printProblems prints a line for each problem, and one for each suspected problem, which has not lasted long
 // enough yet.
-func printProblems(w io.Writer, report problems.Report) {
-	print := func(p problems.Problem, label string) {
+func printProblems(w io.Writer, report condition.Report) {
+	print := func(p condition.Problem, label string) {
 		fmt.Fprintf(w, "%s\t%s, since %s: %s\n", label, clip.Line(p.What), timeOfDay(p.Since), oneLine(p.Evidence))
 	}
 	for _, p := range report.Problems {
@@ -114,6 +114,11 @@ func describeUpstream(u agent.Upstream) string {
 		return "left out, it is this agent"
 	}
 	texts := []string{u.State}
+	if u.State == "unknown" {
+		texts[0] = "not known, no reply so far"
+	} else if ago := time.Since(u.LastReplyAt).Round(time.Second); !u.LastReplyAt.IsZero() && ago > condition.Lasting {
+		texts = append(texts, fmt.Sprintf("last reply %v ago", ago))
+	}
 	if u.RTT != "" {
 		texts = append(texts, u.RTT)
 	}
@@ -154,11 +159,11 @@ func printXDS(w io.Writer, status agent.Status) {
 		fmt.Fprintf(w, "table\tnone yet\n")
 		return
 	}
-	age := (time.Duration(xds.TableAge) * time.Second).String() + " old"
+	sent := "sent "
 	if xds.Stale {
-		age += ", stale: from the snapshot; the control plane has not confirmed it since the start"
+		sent = "of the snapshot until the control plane sends one, sent "
 	}
-	fmt.Fprintf(w, "table\t%s%s\n", versionText(xds.Version), age)
+	fmt.Fprintf(w, "table\t%s%s%v ago\n", versionText(xds.Version), sent, time.Duration(xds.TableAge)*time.Second)
 	fmt.Fprintf(w, "pushes\t%d, %d rejected\n", xds.Pushes, xds.Rejected)
 	mode := "the control plane sends whole tables"
 	if xds.Mode == nds.ModeNamed {
@@ -206,7 +211,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 }
 
 // printWays prints the nameservers for which clients' queries do not reach the agent, or may not.
-func printWays(w io.Writer, ways []problems.Way) {
+func printWays(w io.Writer, ways []agent.Way) {
 	for _, way := range ways {
 		if way.Detail != "" {
 			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Nameserver, way.State, way.Detail)
@@ -230,7 +235,7 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	for _, other := range capture.Others {
 		fmt.Fprintf(w, "\tanother agent wants to capture here: %s\n", other)
 	}
-	printRules(w, *capture.Rules)
+	printRules(w, *capture.Rules, false)
 	printWays(w, capture.Ways)
 	for _, lapse := range capture.Lapses {
 		fmt.Fprintf(w, "\tinterrupted %d times, last %s: %s\n", lapse.Count, timeOfDay(lapse.Last), lapse.Cause)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/problems"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -16,8 +16,8 @@ func TestStatusOfHostileTexts(t *testing.T) { // R15
 	var text strings.Builder
 	printAgentStatus(&text, agent.Status{
 		Ready: true, XDS: nds.Status{LastError: hostile, CertificateError: hostile},
-		Diagnosis: problems.Report{Problems: []problems.Problem{{What: hostile, Evidence: hostile}}},
-		Upstreams: []agent.Upstream{{LastError: hostile}},
+		Conditions: []condition.Condition{{Problems: []condition.Problem{{What: hostile, Evidence: hostile}}}},
+		Upstreams:  []agent.Upstream{{LastError: hostile}},
 	})
 	if got := text.String(); strings.Contains(got, "\x1b") || strings.Count(got, "\nready") > 0 {
 		t.Errorf("the status is\n%q", got)
@@ -28,7 +28,7 @@ func TestStatusOfHostileTexts(t *testing.T) { // R15
 func TestSuspectedProblem(t *testing.T) { // R15
 	var text strings.Builder
 	since := time.Now()
-	report := problems.Report{Suspected: []problems.Problem{{What: "192.0.2.1 does not reply", Since: since}}}
+	report := condition.Report{Suspected: []condition.Problem{{What: "192.0.2.1 does not reply", Since: since}}}
 	new(doctorCommand).print(&text, agent.Status{}, report)
 	if want := "\nsuspected since " + timeOfDay(since) + ", a problem after 15s: 192.0.2.1 does not reply\n"; !strings.Contains(text.String(), want) {
 		t.Errorf("want %q in\n%s", want, &text)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
+	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -184,6 +185,11 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w; run this command with sudo", cause(err))
+	case err != nil && ctx.Err() == nil:
+		if found := c.findByPorts(ctx); found != nil {
+			return nil, *found
+		}
+		fallthrough
 	case err != nil:
 		return nil, fmt.Errorf("%w at %s: is it running? --status-addr names another address: %w", errNoAgent,
 			c.options.agent.StatusAddr, cause(err))
@@ -202,10 +208,67 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	return nil, fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 }
 
+// A noSocketError is the error if an agent answers at its ports, and commands cannot ask it.
+type noSocketError struct {
+	at    string   // where it answers
+	asked string   // the status address in the settings of the command
+	user  string   // its user and group, "" if it does not say
+	says  string   // what it says of its health
+	paths []string // where its private socket may be
+}
+
+// findByPorts looks for an agent at its DNS address and its status address. It returns nil if there is none.
+func (c *statusClient) findByPorts(ctx context.Context) *noSocketError {
+	found := &noSocketError{asked: c.options.agent.StatusAddr, paths: c.socketPaths()}
+	if status, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err == nil {
+		found.user, found.says, err = agent.AskHealth(ctx, status)
+		if err == nil && found.user != "" {
+			found.at = c.options.agent.StatusAddr
+			return found
+		}
+	}
+	if addr, err := reachable(dnsAddrFlag, c.options.agent.DNS.Addr); err == nil && agent.AnswersAt(ctx, addr) {
+		found.at = c.options.agent.DNS.Addr
+		return found
+	}
+	return nil
+}
+
+// Error says which directory to make.
+func (e noSocketError) Error() string {
+	p := e.problem()
+	return p.What + ": " + p.Evidence + "; " + p.Mend
+}
+
+// problem returns what is wrong.
+func (e noSocketError) problem() condition.Problem {
+	p := condition.Problem{
+		Severity: condition.Minor, What: "an agent answers at " + e.at + ", but commands cannot ask it",
+		Evidence: "there is no socket at " + strings.Join(e.paths, " or "),
+		Effect:   "names resolve; nametap status, tail, table and doctor show nothing of the agent",
+		Mend:     "give this command the agent's --status-addr and --state-dir", Rows: []string{"R15"},
+	}
+	if e.user == "" {
+		p.Evidence += ", and no agent answers at " + e.asked
+	} else {
+		p.Mend = "make the directory for its socket: install -d -o " + strings.Replace(e.user, ":", " -g ", 1) +
+			" /run/nametap; the agent opens the socket within a second. Or, if it has another one, " + p.Mend
+	}
+	if e.says != "" {
+		p.Evidence += "; the agent says: " + e.says
+	}
+	return p
+}
+
+// socketPaths returns where the agent's private socket may be.
+func (c *statusClient) socketPaths() []string {
+	settings := &c.options.agent
+	return agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)
+}
+
 // transport returns a transport to the agent, over the agent's private socket.
 func (c *statusClient) transport() http.RoundTripper {
-	settings := &c.options.agent
-	paths := agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)
+	paths := c.socketPaths()
 	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return agent.DialPrivate(ctx, paths)
 	}}

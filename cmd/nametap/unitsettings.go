@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +32,35 @@ type unitSettings struct {
 	environ []string // a later variable wins
 	files   []string // the files that were read
 	err     error    // why a file could not be read
+	pid     int      // the process of the unit; 0 if it does not run, or there is no systemd
+}
+
+// name names the settings of the unit.
+func (u unitSettings) name() string {
+	return "a setting of " + unitName + " (" + strings.Join(u.files, ", ") + ")"
+}
+
+// options returns the settings that an agent with the unit's environment would have, and an error if they are wrong.
+func (u unitSettings) options() (*options, error) { return optionsOf(u.environ) }
+
+// running returns the settings that the environment of the unit's process gives.
+func (u unitSettings) running() (*options, error) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(u.pid) + "/environ")
+	if err != nil {
+		return nil, err
+	}
+	o, _ := optionsOf(strings.Split(string(text), "\x00")) // the process runs with them
+	return o, nil
+}
+
+// optionsOf returns the settings of an environment, and an error if they are wrong.
+func optionsOf(environ []string) (*options, error) {
+	o := looseOptions()
+	err := settings.Resolve(o.flags, environ)
+	if err == nil {
+		_, err = o.config()
+	}
+	return o, err
 }
 
 // describe returns the end of a text about where settings come from. The text says why they do not come from the
@@ -62,11 +92,19 @@ func showUnit(ctx context.Context, properties string) string {
 	return string(out)
 }
 
+// property returns a property that `systemctl show` has printed.
+func property(text, name string) string {
+	_, value, _ := strings.Cut("\n"+text, "\n"+name+"=")
+	value, _, _ = strings.Cut(value, "\n")
+	return value
+}
+
 // readUnit returns the settings of nametap.service, including the settings of drop-ins.
 func readUnit(ctx context.Context) (unit unitSettings) {
 	files := unitFiles()
-	if text := showUnit(ctx, "Environment,EnvironmentFiles"); text != "" {
+	if text := showUnit(ctx, "Environment,EnvironmentFiles,MainPID"); text != "" {
 		unit.environ, files = parseUnit(text)
+		unit.pid, _ = strconv.Atoi(property(text, "MainPID"))
 	}
 	for _, pattern := range files {
 		found, err := filepath.Glob(pattern)

@@ -7,6 +7,7 @@
 // reads the nameserver's reply passes the result to the caller's [Client].
 //
 //	forward.go       the Forwarder: answers queries from the cache or by asking nameservers
+//	conditions.go    what is wrong with the nameservers
 //	metrics.go       counters
 //	cachecontent.go  what the cache has, for commands
 //	flight.go        questions in flight, each for all clients that ask it; the limit of clients

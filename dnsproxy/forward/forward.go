@@ -309,9 +309,9 @@ func (f *Forwarder) relay(q *Query, client Client) {
 // evicted to make room.
 func (f *Forwarder) board(key flightKey, s seat, group *upstream.Group) boarding {
 	b := f.flights.join(key, s, s.client != nil && !group.Full())
-	f.metrics.overflows.Add(uint64(b.end())) //nolint:gosec // a length
+	f.metrics.overflow(b.end())
 	if b.flight == nil && s.client != nil {
-		f.metrics.overflows.Add(1)
+		f.metrics.overflow(1)
 		s.give(&Result{Err: ErrTooMany, Source: SourceSelf})
 	}
 	return b
@@ -338,16 +338,13 @@ func (f *Forwarder) transfer(q *Query) Result {
 // must call release.
 func (f *Forwarder) Hold() (release func(), ok bool) {
 	if ok = f.flights.take(); !ok {
-		f.metrics.overflows.Add(1)
+		f.metrics.overflow(1)
 	}
 	return f.flights.release, ok
 }
 
 // Overflow counts a query that was refused because too many queries are in flight.
-func (f *Forwarder) Overflow() { f.metrics.overflows.Add(1) }
-
-// Overflows returns how many queries were refused because too many were in flight.
-func (f *Forwarder) Overflows() uint64 { return f.metrics.overflows.Load() }
+func (f *Forwarder) Overflow() { f.metrics.overflow(1) }
 
 // Full reports whether q would fail at once if it asked nameservers now, because all of them are silent.
 func (f *Forwarder) Full(q *Query) bool { return f.routing.Load().group(q.Name).Full() }

@@ -16,6 +16,7 @@ type metrics struct {
 	upstreamDuration prometheus.Histogram // named as in Istio's agent, so that dashboards for that agent work
 	direct           prometheus.Counter
 	overflows        atomic.Uint64
+	lastOverflow     atomic.Pointer[time.Time] // when overflows last grew; nil for never
 	resolvConfErrors prometheus.Counter
 }
 
@@ -33,6 +34,14 @@ func newMetrics() *metrics {
 			"Messages forwarded to their original destination."),
 		resolvConfErrors: counter("nametap_resolv_conf_errors_total",
 			"Times that resolv.conf became unusable; the previous nameservers stay in use."),
+	}
+}
+
+// overflow counts queries that were refused because of a limit.
+func (m *metrics) overflow(n int) {
+	if n > 0 {
+		m.overflows.Add(uint64(n)) //nolint:gosec // positive
+		m.lastOverflow.Store(new(time.Now()))
 	}
 }
 

@@ -28,8 +28,8 @@ const staleAfter = 1800 * time.Millisecond
 
 // Reasons for stale replies. An error of nameservers is another reason.
 var (
-	errDown = errors.New("all nameservers are down")
-	errLate = errors.New("no nameserver answered within " + staleAfter.String())
+	errDown = errors.New("no nameserver answered: all are down")
+	errLate = errors.New("no nameserver answered: none within " + staleAfter.String())
 )
 
 // A CachedFailure says why nameservers did not answer the same question a moment ago.

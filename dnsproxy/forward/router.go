@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -152,24 +151,6 @@ func (r *router) TrustAD() bool { return r.routing.Load().conf.TrustAD }
 // routes.
 func (r *router) Upstreams() []upstream.Spec {
 	return slices.Clone(r.routing.Load().fallback.servers)
-}
-
-// Groups returns the nameservers in use: first the group for all names, then the groups for
-// suffixes.
-func (r *router) Groups() []Group {
-	current := r.routing.Load()
-	groups := []Group{{Servers: slices.Clone(current.fallback.servers)}}
-	for _, route := range current.routes {
-		groups = append(groups,
-			Group{Suffix: strings.TrimSuffix(route.suffix.String(), "."), Servers: slices.Clone(route.servers)})
-	}
-	return groups
-}
-
-// A Group is the nameservers for the names of a suffix. The suffix "" stands for all other names.
-type Group struct {
-	Suffix  string
-	Servers []upstream.Spec
 }
 
 // Self returns the nameservers that are left out because they are this agent.

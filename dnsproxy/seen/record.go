@@ -104,6 +104,21 @@ func (r *Record) Who() string {
 	return r.Unit + " (" + uid + ")"
 }
 
+// Cause returns why the query has failed: the reason without what differs between queries with one cause, such as names
+// and the error of each nameserver. A nameserver that has sent a failure is a part of the cause.
+func (r *Record) Cause() string {
+	cause, _, _ := strings.Cut(r.Reason, "; ")
+	switch {
+	case cause == "" && r.Server == "":
+		return r.Rcode
+	case cause == "":
+		return r.Server + ": " + r.Rcode
+	case r.Server == "" || !strings.HasPrefix(cause, r.Server+": "):
+		cause, _, _ = strings.Cut(cause, ": ")
+	}
+	return cause
+}
+
 // Question returns the question as a text for people.
 func (r *Record) Question() string {
 	name := strings.TrimSuffix(r.Name, ".")

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -104,6 +105,21 @@ func (c *Client) Status() []Status {
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Spec.String() < all[j].Spec.String() })
 	return all
+}
+
+// Ask sends each of these servers a question that it answers itself, and again if there is no reply. It returns when all
+// have replied or have had three questions and 2 s, or when ctx ends. Status then has what was found out. Ask is for a
+// person who wants to know now: queries of clients need no such question.
+func (c *Client) Ask(ctx context.Context, specs []Spec) {
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, spec := range specs {
+		if s := c.servers[spec]; s != nil && !c.closed {
+			asking.Go(func() { s.ask(ctx) })
+		}
+	}
 }
 
 // sweepInterval is how often attempts and sockets are checked for their age.

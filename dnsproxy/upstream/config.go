@@ -80,13 +80,17 @@ type Status struct {
 	Malformed uint64 // packets that are not DNS responses, and replies that cannot be parsed
 	Hedges    uint64 // queries sent because a server was late
 
-	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL, REFUSED, NOTIMP and FORMERR, and
+	// Heard is when the last reply came, and Unanswered when the last [Client.Ask] ended without one; zero for never.
+	Heard, Unanswered time.Time
+
+	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL and REFUSED, and
 	// "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
 	Responses map[string]uint64
 	// Refusing is true if all recent replies to queries were failures: at least ten in a row, for names of at least
 	// three domains. A failure does not count if another server failed for the same query before, and that server
 	// answers other queries: then the name is the likely reason.
-	Refusing bool
+	Refusing  bool
+	RefusedAt time.Time // when the last failure came that counts for Refusing
 
 	LastError   string // empty if there was none
 	LastErrorAt time.Time
@@ -96,9 +100,9 @@ type Status struct {
 	TCP TCPStatus
 }
 
-// A TCPStatus describes the failures of queries over TCP since the last reply over TCP. It is zero if there was no
-// failure.
+// A TCPStatus describes the last reply over TCP, and the failures of queries over TCP since then.
 type TCPStatus struct {
+	Heard       time.Time // when the last reply over TCP came; zero for never
 	Since       time.Time
 	LastError   string
 	LastErrorAt time.Time

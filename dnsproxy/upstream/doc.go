@@ -112,7 +112,7 @@
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
 // to these servers, but they have bounds of their own: 512 servers are remembered, and at most 512 sockets are open to
 // all of them together. While 256 sockets or more are open, each new server evicts servers that have not replied,
-// beginning with those asked least recently. At most one line a second is logged about such servers.
+// beginning with those asked least recently. At most one line a minute is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
 // There are at most 16 transfers at a time.

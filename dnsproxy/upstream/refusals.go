@@ -43,18 +43,17 @@ func (f *refusals) add(question []byte) {
 const questionTail = 5
 
 // rcodes is the number of keys of Status.Responses.
-const rcodes = 7
+const rcodes = 5
 
 // rcodeNames returns the keys of Status.Responses.
 func rcodeNames() [rcodes]string {
-	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "NOTIMP", "FORMERR", "other"}
+	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "other"}
 }
 
 // rcodeIndex returns the index of a response code in rcodeNames.
 func rcodeIndex(code int) int {
 	for i, named := range [...]int{
-		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented,
-		dns.RcodeFormatError,
+		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused,
 	} {
 		if code == named {
 			return i

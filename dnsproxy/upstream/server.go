@@ -17,6 +17,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A carrier carries queries to a server and its replies back.
@@ -65,7 +66,9 @@ type server struct {
 	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused        refusals
+	refusedAt      time.Time // when refused last grew
 	refusalsLogged time.Time // when a change of refused.all was last logged
+	unanswered     time.Time // see Status.Unanswered
 	lastError      string
 	lastErrorAt    time.Time
 	barred         bool // see Status.Barred
@@ -80,6 +83,7 @@ type server struct {
 // tcpFailures describes the failures of queries over TCP since the last reply over TCP. It is used for servers that are
 // also queried over UDP.
 type tcpFailures struct {
+	heard       time.Time // when the last reply came; zero if there was none
 	first, last time.Time // when the first and the last failure were; zero if there is none
 	err         string    // the error of the last failure
 }
@@ -235,7 +239,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.mu.Lock()
 	s.barred = false
 	if a.stream {
-		s.tcpFailures = tcpFailures{}
+		s.tcpFailures = tcpFailures{heard: now}
 	}
 	s.history.replied(now, rtt, r)
 	if a.probe != noProbe {
@@ -279,6 +283,7 @@ func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 		s.refused = refusals{domains: s.refused.domains[:0]}
 	} else if !a.failedForOthers {
 		s.refused.add(a.question)
+		s.refusedAt = time.Now()
 	}
 	return s.refused.all() != before
 }
@@ -375,6 +380,38 @@ func (s *server) sendProbe(now time.Time) {
 	a.question = append(a.question, question...)
 	s.requests.Add(1)
 	s.carrier(a.stream).send(a, wire.NewQuery(question))
+}
+
+// askTries is how often ask sends a probe, and askPause how long each may be unanswered.
+const (
+	askTries = 3
+	askPause = 700 * time.Millisecond
+)
+
+// ask sends probes until there is a reply, and notes that there is none.
+func (s *server) ask(ctx context.Context) {
+	began := time.Now()
+	for range askTries {
+		s.sendProbe(time.Now())
+		for sent := time.Now(); time.Since(sent) < askPause; {
+			if s.heardSince(began) || !clock.Sleep(ctx, askPause/100) {
+				return
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unanswered = time.Now()
+	if s.lastErrorAt.Before(began) {
+		s.lastError, s.lastErrorAt = ErrTimeout.Error(), s.unanswered
+	}
+}
+
+// heardSince reports whether a reply has come since a time.
+func (s *server) heardSince(since time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.history.heard.Before(since)
 }
 
 // loopProbeDue reports whether a loop probe is to be sent to a server that may loop, and counts the probe.
@@ -482,7 +519,7 @@ func (s *server) setLooping(looping bool, reason string) {
 	}
 }
 
-// logs logs a line. About servers that are not configured, it logs at most one line a second.
+// logs logs a line. About servers that are not configured, it logs at most one line a minute.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 	attrs = append(attrs, slog.String("server", s.name))
 	logger := s.shared.config.Logger
@@ -507,12 +544,13 @@ func (s *server) status(now time.Time) Status {
 	for i, name := range rcodeNames() {
 		responses[name] = s.responses[i]
 	}
-	tcp := TCPStatus{Since: s.tcpFailures.first, LastError: s.tcpFailures.err, LastErrorAt: s.tcpFailures.last}
+	tcp := TCPStatus{Heard: s.tcpFailures.heard, Since: s.tcpFailures.first, LastError: s.tcpFailures.err, LastErrorAt: s.tcpFailures.last}
 	return Status{
 		TCP: tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
 		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
-		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(),
+		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(), RefusedAt: s.refusedAt,
+		Heard: s.history.heard, Unanswered: s.unanswered,
 	}
 }
 

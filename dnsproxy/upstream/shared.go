@@ -86,7 +86,7 @@ func (c *shared) tlsConfig(spec Spec) (*tls.Config, error) {
 }
 
 // elsewhereLogPause is the least time between lines in the log about servers that are not configured.
-const elsewhereLogPause = time.Second
+const elsewhereLogPause = time.Minute
 
 // A limitedLog bounds the number of lines in the log.
 type limitedLog struct {

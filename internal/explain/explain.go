@@ -1,6 +1,6 @@
 // Package explain has texts that explain what a command or the log prints. The texts are from the documents of this
-// version: the rows of docs/behaviour.md, and the symptoms and the extended DNS errors of docs/operations.md. They
-// are a part of the program, so reading them needs no network.
+// version: the rows of docs/behaviour.md, the problems of docs/problems.md, and the symptoms and the extended DNS errors of
+// docs/operations.md. They are a part of the program, so reading them needs no network.
 //
 // The texts are in entries.gz, which `make generate` writes from the documents.
 package explain
@@ -30,19 +30,20 @@ const (
 	Row     Kind = "row"     // of docs/behaviour.md
 	Symptom Kind = "symptom" // of docs/operations.md
 	Code    Kind = "code"    // an extended DNS error (RFC 8914)
+	Problem Kind = "problem" // of docs/problems.md
 )
 
 // An Entry explains one thing.
 type Entry struct {
 	Kind Kind `json:"kind"`
-	// ID is the number of a row or of a code; empty for a symptom.
+	// ID is the number of a row or of an error, or the code of a problem; empty for a symptom.
 	ID string `json:"id,omitempty"`
 	// Section is the heading above the text in the document.
 	Section string `json:"section,omitempty"`
 	// Title is the symptom, or the name of the code; empty for a row.
 	Title string `json:"title,omitempty"`
 	Text  string `json:"text"`
-	// Why is the reason for a row; it may be empty.
+	// Why is the reason for a row, or the alert of a problem; it may be empty.
 	Why string `json:"why,omitempty"`
 	// Document is the path of the document, with its anchor.
 	Document string `json:"document,omitempty"`
@@ -93,8 +94,13 @@ func Find(entries []Entry, words []string) []Entry {
 	return found
 }
 
-// numbered returns the row or the code with a number, or nil if there is none.
+// numbered returns the row, the problem or the error with a number or a code, or nil if there is none.
 func numbered(entries []Entry, word string) *Entry {
+	for i := range entries {
+		if entries[i].Kind == Problem && strings.EqualFold(entries[i].ID, word) {
+			return &entries[i]
+		}
+	}
 	kind, id := Row, strings.ToUpper(word)
 	if match := codeID.FindStringSubmatch(word); match != nil {
 		kind, id = Code, match[1]
