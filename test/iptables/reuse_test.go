@@ -196,6 +196,9 @@ func (l *lab) wantTCP(way string) {
 func (l *lab) resetByServer() {
 	l.t.Helper()
 	l.resetConn(l.tcpFrom(reusedPort))
+	if got := l.tcpEntries(); !strings.Contains(got, "CLOSE ") {
+		l.t.Fatalf("conntrack has\n%s", got)
+	}
 }
 
 // resetConn lets the server reset a connection.
@@ -208,9 +211,6 @@ func (l *lab) resetConn(conn net.Conn) {
 		l.t.Fatalf("%d bytes, %v, want a reset", n, err)
 	}
 	_ = conn.Close()
-	if got := l.tcpEntries(); !strings.Contains(got, "CLOSE ") {
-		l.t.Fatalf("conntrack has\n%s", got)
-	}
 }
 
 // withoutReply makes a connection attempt from the port, whose SYN has no reply.
