@@ -51,6 +51,17 @@ func brokenLocally() []hostCase {
 		{name: "the unit's settings do not parse", says: "PROBLEM  a setting of nametap.service (/etc/default/nametap) cannot be used", make: func(e *examined) {
 			e.files["/etc/default"] = e.folder("default", "nametap", "NAMETAP_UPSTREAM=nonsense\n")
 		}},
+		{name: "the unit's settings were changed", says: "WARNING  settings have changed that take effect after a restart: --ttl (NAMETAP_TTL=10s)", make: func(e *examined) {
+			e.unit("NAMETAP_TTL=10s\n")
+			e.mend = func() { e.write("default/nametap", "NAMETAP_TTL=30s\n") } // the default
+		}},
+		{name: "the unit's settings were changed and do not parse", says: "PROBLEM  a setting of nametap.service (/etc/default/nametap) cannot be used", make: func(e *examined) {
+			e.unit("NAMETAP_TTL=long\n")
+		}},
+		{name: "there is no directory for the private socket", says: "WARNING  an agent answers at " + statusAddr + ", but commands cannot ask it", make: func(e *examined) {
+			e.environment = append(e.environment, "RUNTIME_DIRECTORY=")
+			e.agent()
+		}},
 		{name: "settings were changed and do not parse", says: "WARNING  the settings files have changed, and cannot be used", make: func(e *examined) {
 			config := e.write("config.yaml", "cache-size: 1MiB\n")
 			e.agent("--config", config)
@@ -111,6 +122,13 @@ func brokenControl() []hostCase {
 			withToken(e, -time.Minute, time.Hour)
 			e.launch(e.agents...)
 		}},
+		{name: "the client certificate has expired", says: "PROBLEM  the client certificate for the control plane is not valid now", raises: "certificate_expired", make: func(e *examined) {
+			a := authority(e)
+			e.control(fakexds.Options{Authority: a})
+			certificate, key := fakexds.SelfSigned(e.tb, 1, -2*time.Hour, -time.Hour)
+			secure(e, "--xds-root-ca", root(e, a), "--xds-token-file", "", "--xds-cert", e.write("cert.pem", certificate), "--xds-key", e.write("key.pem", key))
+			e.launch(e.agents...)
+		}},
 		{name: "the control plane has another authority", says: "PROBLEM  the agent does not accept the certificate of the control plane 127.0.0.1:15012", make: func(e *examined) {
 			e.control(fakexds.Options{Authority: authority(e)})
 			secure(e, "--xds-root-ca", root(e, authority(e)), "--xds-token-file", "")
@@ -161,6 +179,9 @@ func brokenServers() []hostCase {
 			e.named.Handle(fakedns.Silence)
 			asked(e)
 			e.mend = func() { e.named.Handle(anyName(namedIP)) }
+		}},
+		{name: "a nameserver that no client has used is silent", says: "PROBLEM  10.0.0.99, the only nameserver of corp.example, does not reply", make: func(e *examined) {
+			e.agent("--upstream", named, "--upstream", "corp.example=10.0.0.99")
 		}},
 		{name: "the first nameserver answers REFUSED", says: "WARNING  10.0.0.53, the first nameserver, answers no query", make: func(e *examined) {
 			two(e)
@@ -215,6 +236,17 @@ func brokenCapture() []hostCase {
 			e.Exec("iptables-nft", "-t", "mangle", "-A", "OUTPUT", "-p", "udp", "--dport", "53", "-m", "owner", "--uid-owner", "65534", "-j", "DROP")
 		}},
 	}
+}
+
+// unit starts the agent as systemd's nametap.service, and then writes a file with its environment.
+func (e *examined) unit(file string) {
+	e.tb.Helper()
+	a := e.agent()
+	e.files["/etc/default"] = e.folder("default", "nametap", file)
+	e.folder("bin", "README", "")
+	e.script("bin/systemctl", fmt.Sprintf("#!/bin/sh\necho 'LoadState=loaded\nMainPID=%d\n"+
+		"Environment=POD_NAME=web-0 POD_NAMESPACE=shop INSTANCE_IP=10.1.2.3\nEnvironmentFiles=/etc/default/nametap (ignore_errors=yes)'\n", a.Process.Pid))
+	e.environment = append(e.environment, "PATH="+filepath.Join(e.dir, "bin")+":"+os.Getenv("PATH"))
 }
 
 // agentCommand is the command of an agent as root.

@@ -56,6 +56,7 @@ func (u unitSettings) running() (*options, error) {
 // optionsOf returns the settings of an environment, and an error if they are wrong.
 func optionsOf(environ []string) (*options, error) {
 	o := looseOptions()
+	o.checkOnly = true
 	err := settings.Resolve(o.flags, environ)
 	if err == nil {
 		_, err = o.config()
