@@ -183,8 +183,8 @@ func indentation(root *yaml.Node) (spaces int, compact bool) {
 			}
 		}
 	})
-	if spaces < 2 || spaces > 8 {
-		spaces = 2
+	if spaces == 0 {
+		spaces = 2 // the encoder would take 4; it also takes 2 for numbers that it cannot write
 	}
 	return spaces, compact
 }
