@@ -28,7 +28,7 @@ type push struct {
 	version   string       // of the whole table; may be empty
 	resources []mem.Buffer // encoded
 	removed   []string     // names of resources
-	made      int          // bytes of resources that were encoded for it
+	unused    int          // bytes of resources that no other push has used
 }
 
 // newResponse returns the response of a push. The nonce is last: a client that knows the nonce has received the whole
@@ -45,13 +45,16 @@ func newResponse(p *push, nonce string) encodedResponse {
 
 // encoded has the bytes of a shard: the resource in a response of the incremental variant, and the NameTable at the end
 // of this resource.
-type encoded struct{ resource, table mem.SliceBuffer }
+type encoded struct {
+	resource, table mem.SliceBuffer
+	used            bool // by a push; guarded by tables.encoding
+}
 
 // newEncoded returns the bytes of a NameTable as a resource with a name.
 func newEncoded(name, version string, content []byte) *encoded {
 	head := digest.ResourceHead(name, version, len(content))
 	resource := append(slices.Grow(head, len(content)), content...)
-	return &encoded{resource, resource[len(head):]}
+	return &encoded{resource: resource, table: resource[len(head):]}
 }
 
 // newWhole returns a resource without a name in a response of either variant. The parameter parts has its NameTable.

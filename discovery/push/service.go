@@ -42,8 +42,8 @@ type Config struct {
 	// node names, and ctx is the context of the client's stream. The error ends the stream. If Check is nil, nothing is
 	// checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called for a client after a large resource was
-	// encoded that not all namespaces share. The error ends the client's stream. If Room is nil, there is always room.
+	// Room returns an error if there is no memory for another table. It is called before a client is the first to get a large
+	// resource that not all namespaces share. The error ends the client's stream. If Room is nil, there is always room.
 	Room func() error
 	// Replica is the name of this replica of the control plane, for [Agent.Replica].
 	Replica string

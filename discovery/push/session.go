@@ -173,8 +173,8 @@ func (s *session) push() error {
 	return s.pushLocked()
 }
 
-// A push of which maxSmall bytes or more had to be encoded counts as large. Most pushes are smaller, and are sent without
-// a call of Config.Room.
+// A push with maxSmall bytes or more that no other push has used counts as large. Most pushes are smaller, and are sent
+// without a call of Config.Room.
 const maxSmall = 64 << 10
 
 // pushLocked sends what the client does not have, unless the client's answer to the last push is awaited.
@@ -190,7 +190,7 @@ func (s *session) pushLocked() error {
 	if len(p.resources)+len(p.removed) == 0 && !s.owed {
 		return nil
 	}
-	if own && p.made >= maxSmall && s.service.cfg.Room != nil {
+	if own && p.unused >= maxSmall && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
@@ -208,8 +208,8 @@ func (s *session) pushLocked() error {
 // missing returns what the client lacks of a table.
 func (s *session) missing(now *table, of *source) (p push) {
 	encoded := func(number int) *encoded {
-		e, made := s.service.tables.encoded(of, now, number)
-		p.made += made
+		e, unused := s.service.tables.encoded(of, now, number)
+		p.unused += unused
 		return e
 	}
 	switch changed, gone := now.since(s.sent); {

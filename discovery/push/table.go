@@ -195,20 +195,22 @@ type source struct {
 	base   hosts.Viewer // at its base
 }
 
-// encoded returns the bytes of a shard of a table, and how many bytes it has made now.
-func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made int) {
+// encoded returns the bytes of a shard of a table, and how many of them no stream has used yet.
+func (t *tables) encoded(of *source, from *table, number int) (e *encoded, unused int) {
 	s := from.shard(number)
 	t.encoding.Lock()
 	defer t.encoding.Unlock()
-	if e = s.bytes.Value(); e != nil {
+	if e = s.bytes.Value(); e == nil {
+		v := &of.base
+		if _, own := from.own[number]; own {
+			v = &of.viewer
+		}
+		e = newEncoded(nameOf(number), s.text(), contentOf(entriesOf(v, of.hosts[number])))
+		s.bytes = weak.Make(e)
+	}
+	if e.used {
 		return e, 0
 	}
-	v := &of.base
-	if _, own := from.own[number]; own {
-		v = &of.viewer
-	}
-	content := contentOf(entriesOf(v, of.hosts[number]))
-	e = newEncoded(nameOf(number), s.text(), content)
-	s.bytes = weak.Make(e)
-	return e, len(content)
+	e.used = true
+	return e, len(e.table)
 }
