@@ -108,6 +108,9 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 		s.addNamespace(resource{name: "labels of the root namespace", kind: object.KindNamespace, fields: selectName(cfg.NetworkOf)})
 	}
 	s.customs = newCustoms(c, s.selection, cfg)
+	for _, one := range s.all() {
+		one.dirty = map[object.Key]bool{}
+	}
 	return s, nil
 }
 

@@ -38,7 +38,7 @@ type store[T any] struct {
 	values  map[object.Key]*T
 	errs    map[object.Key][]object.Error
 	revised int                 // how often errs has changed
-	dirty   map[object.Key]bool // objects that have changed since the last call of take
+	dirty   map[object.Key]bool // objects that have changed since the last call of take; nil if it is never called
 	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
 	dropped map[string]bool     // namespaces whose objects were dropped since the last list
@@ -52,7 +52,7 @@ var _ cache.ReflectorStore = (*store[bool])(nil)
 func newStore[T any](r resource, log *slog.Logger, changed func(), decode func([]byte) reading[T]) *store[T] {
 	return &store[T]{
 		resource: r, decode: decode, changed: changed, values: map[object.Key]*T{}, errs: map[object.Key][]object.Error{},
-		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{what: r.name, log: log},
+		dropped: map[string]bool{}, health: health{what: r.name, log: log},
 	}
 }
 
@@ -184,7 +184,8 @@ func (s *store[T]) putLocked(i *item[T]) {
 	case i.value == nil && !s.strict:
 		s.removeLocked(i.key)
 	case i.value != nil && (old == nil || old != i.value && !reflect.DeepEqual(old, i.value)): // otherwise only unused fields have changed
-		s.values[i.key], s.dirty[i.key] = i.value, true
+		s.values[i.key] = i.value
+		s.noteLocked(i.key)
 	}
 	s.setErrsLocked(i.key, i.errs)
 }
@@ -194,6 +195,13 @@ func (s *store[T]) removeLocked(key object.Key) {
 	s.setErrsLocked(key, nil)
 	if s.values[key] != nil {
 		delete(s.values, key)
+		s.noteLocked(key)
+	}
+}
+
+// noteLocked notes that an object has changed.
+func (s *store[T]) noteLocked(key object.Key) {
+	if s.dirty != nil {
 		s.dirty[key] = true
 	}
 }
