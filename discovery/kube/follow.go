@@ -2,9 +2,7 @@ package kube
 
 import (
 	"context"
-	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -17,7 +15,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nametap/nametap/discovery/source"
-	"github.com/nametap/nametap/internal/logonce"
 )
 
 // maxAge bounds how old the last list of a resource is. A list takes the place of all that a watch may have missed: after
@@ -42,10 +39,12 @@ func (s *store[T]) run(ctx context.Context) {
 		case <-s.selection.ready:
 		}
 	}
-	silent := logr.Discard() // the field health logs what matters
+	silent := logr.Discard() // noteRequest logs what matters
 	for ctx.Err() == nil {
 		round, end := context.WithTimeout(ctx, maxAge-rand.N(maxAge/5))
-		s.setRelist(end)
+		s.mu.Lock()
+		s.relist = end
+		s.mu.Unlock()
 		cache.NewReflectorWithOptions(s.listWatch(), &item[T]{}, s, cache.ReflectorOptions{
 			Name: s.resource.name, Logger: &silent, Backoff: retry(),
 		}).RunWithContext(klog.NewContext(round, silent))
@@ -81,65 +80,42 @@ func (s *store[T]) listWatch() *cache.ListWatch {
 	}
 }
 
-// A health records whether requests for a resource succeed. It logs when requests begin to fail, and when they succeed
-// again.
-type health struct {
-	what string // is requested
-	log  *slog.Logger
-
-	mu           sync.Mutex
-	failure      error           // of the last request; nil if it succeeded
-	failingSince time.Time       // when requests began to fail; zero without a failure
-	logged       logonce.Failure // the failure that was logged
-	latest       time.Time       // when a request last succeeded
-	relists      func()          // makes the Reflector list again; nil before it runs
-}
-
-func (h *health) setRelist(relists func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.relists = relists
-}
-
-// relist makes the Reflector list again, if it runs.
-func (h *health) relist() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.relists != nil {
-		h.relists()
-	}
-}
-
-// noteRequest notes the result of a request, unless ctx has ended.
-func (h *health) noteRequest(ctx context.Context, err error) {
+// noteRequest notes the result of a request, unless ctx has ended. It logs when requests begin to fail, and when they
+// succeed again.
+func (s *store[T]) noteRequest(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err != nil {
-		if h.failure == nil {
-			h.failingSince = time.Now()
+		if s.failure == nil {
+			s.failingSince = time.Now()
 		}
-		if h.failure = err; h.logged.Differs(err) {
-			h.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", h.what, "error", err)
+		if s.failure = err; s.logged.Differs(err) {
+			s.log.Error("cannot read from the Kubernetes API; the objects stay as they are", "what", s.resource.name, "error", err)
 		}
 		return
 	}
-	h.failure, h.failingSince, h.latest = nil, time.Time{}, time.Now()
-	if h.logged.Ended(nil) {
-		h.logged.Forget()
-		h.log.Info("reading from the Kubernetes API again", "what", h.what)
+	s.failure, s.heard = nil, time.Now()
+	if s.logged.Ended(nil) {
+		s.logged.Forget()
+		s.log.Info("reading from the Kubernetes API again", "what", s.resource.name)
 	}
 }
 
-// status returns the state of the resource. The parameter objects is the number of its objects in use.
-func (h *health) status(objects int, synced bool) source.Status {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := source.Status{Resource: h.what, Objects: objects, Synced: synced, Heard: h.latest}
-	if h.failure != nil {
-		s.Failure, s.FailingSince = h.failure.Error(), h.failingSince
+// status returns the state of the resource.
+func (s *store[T]) status() source.Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state := source.Status{Resource: s.resource.name, Objects: len(s.values), Synced: s.synced, Heard: s.heard}
+	if s.failure != nil {
+		state.Failure, state.FailingSince = s.failure.Error(), s.failingSince
 	}
-	return s
+	for _, errs := range s.errs {
+		if s.listed && !s.synced && state.Failure == "" {
+			state.Failure, state.FailingSince = errs[0].Error(), state.Heard
+		}
+	}
+	return state
 }

@@ -81,10 +81,12 @@ func TestListedAgain(t *testing.T) {
 					time.Sleep(10 * time.Minute) //nolint:forbidigo // in virtual time
 					synctest.Wait()
 					services := slices.DeleteFunc(s.All(), func(o object.Object) bool { return o.Service == nil })
+					r.mu.Lock()
 					if len(r.lists) <= last || len(services) != 1 || s.Waiting() != "" {
 						t.Errorf("listed after %v: %d Services, waiting %q", r.lists, len(services), s.Waiting())
 					}
 					last = len(r.lists)
+					r.mu.Unlock()
 				}
 				cancel()
 				running.Wait()

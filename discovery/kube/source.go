@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -68,10 +69,11 @@ type Source struct {
 	selection *selection
 	built     []*objects
 	customs   []custom
+	revised   atomic.Int64 // counts the changes of errors in objects
 
 	// The fields below are owned by the goroutine that calls Read.
-	errs    []object.Error // the errors in objects, as they were last collected
-	revised []int          // for each store, how often its errors had changed when errs was collected
+	errs      []object.Error // the errors in objects, as they were last collected
+	collected int64          // revised when errs was collected
 }
 
 // NewObjects returns the objects of the API server.
@@ -108,6 +110,9 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 		s.addNamespace(resource{name: "labels of the root namespace", kind: object.KindNamespace, fields: selectName(cfg.NetworkOf)})
 	}
 	s.customs = newCustoms(c, s.selection, cfg)
+	for _, one := range s.all() {
+		one.dirty, one.revised = map[object.Key]bool{}, &s.revised
+	}
 	return s, nil
 }
 
@@ -198,16 +203,13 @@ func (s *Source) Read() source.Reading {
 // errors returns the errors in objects, sorted. The owner of a namespace can make many, so they are collected only when
 // they have changed; otherwise errors returns the same slice again.
 func (s *Source) errors(stores []*objects) []object.Error {
-	revised := make([]int, len(stores))
-	for i, one := range stores {
-		revised[i] = one.errorsRevised()
-	}
-	if slices.Equal(revised, s.revised) {
+	revised := s.revised.Load()
+	if revised == s.collected {
 		return s.errs
 	}
-	s.errs, s.revised = nil, revised
-	for i, one := range stores {
-		s.errs, revised[i] = one.addErrors(s.errs)
+	s.errs, s.collected = nil, revised
+	for _, one := range stores {
+		s.errs = one.addErrors(s.errs)
 	}
 	for i := range s.errs {
 		s.errs[i].Cluster = s.cfg.Cluster

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"reflect"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,7 +16,7 @@ import (
 
 	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
-	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 // A reading is what was read of an object.
@@ -28,8 +30,10 @@ type reading[T any] struct {
 type store[T any] struct {
 	resource  resource
 	decode    func([]byte) reading[T] // decodes the JSON of an object
-	changed   func()                  // called after each change, without the lock; must not block
-	selection *selection              // of namespaces whose objects count; nil for all
+	log       *slog.Logger
+	changed   func()        // called after each change, without the lock; must not block
+	revised   *atomic.Int64 // counts the changes of errs
+	selection *selection    // of namespaces whose objects count; nil for all
 	// strict is true if the last value of an object stays when the object cannot be used any more.
 	// Then no table may be served before each object can be used.
 	strict bool
@@ -37,13 +41,16 @@ type store[T any] struct {
 	mu      sync.Mutex
 	values  map[object.Key]*T
 	errs    map[object.Key][]object.Error
-	revised int                 // how often errs has changed
-	dirty   map[object.Key]bool // objects that have changed since the last call of take
+	dirty   map[object.Key]bool // objects that have changed since the last call of take; nil if it is never called
 	listed  bool                // all objects were listed once, or the API server does not have the resource
 	synced  bool                // listed and, if strict is set, there was a time at which no object had errors
 	dropped map[string]bool     // namespaces whose objects were dropped since the last list
+	relist  func()              // lists the objects again; nil before run
 
-	health
+	failure      error           // of the last request; nil if it succeeded
+	failingSince time.Time       // when requests began to fail; only meaningful with a failure
+	logged       logonce.Failure // the failure that was logged
+	heard        time.Time       // when a request last succeeded
 }
 
 var _ cache.ReflectorStore = (*store[bool])(nil)
@@ -51,8 +58,8 @@ var _ cache.ReflectorStore = (*store[bool])(nil)
 // newStore returns the empty store of a resource.
 func newStore[T any](r resource, log *slog.Logger, changed func(), decode func([]byte) reading[T]) *store[T] {
 	return &store[T]{
-		resource: r, decode: decode, changed: changed, values: map[object.Key]*T{}, errs: map[object.Key][]object.Error{},
-		dirty: map[object.Key]bool{}, dropped: map[string]bool{}, health: health{what: r.name, log: log},
+		resource: r, decode: decode, log: log, changed: changed, revised: new(atomic.Int64),
+		values: map[object.Key]*T{}, errs: map[object.Key][]object.Error{}, dropped: map[string]bool{},
 	}
 }
 
@@ -131,8 +138,9 @@ func (s *store[T]) reselect() {
 	names := s.selection.current()
 	for namespace := range s.dropped {
 		if names.include(namespace) {
-			s.dropped = map[string]bool{}
-			s.relist()
+			if s.dropped = map[string]bool{}; s.relist != nil {
+				s.relist()
+			}
 			return
 		}
 	}
@@ -184,7 +192,8 @@ func (s *store[T]) putLocked(i *item[T]) {
 	case i.value == nil && !s.strict:
 		s.removeLocked(i.key)
 	case i.value != nil && (old == nil || old != i.value && !reflect.DeepEqual(old, i.value)): // otherwise only unused fields have changed
-		s.values[i.key], s.dirty[i.key] = i.value, true
+		s.values[i.key] = i.value
+		s.noteLocked(i.key)
 	}
 	s.setErrsLocked(i.key, i.errs)
 }
@@ -194,6 +203,13 @@ func (s *store[T]) removeLocked(key object.Key) {
 	s.setErrsLocked(key, nil)
 	if s.values[key] != nil {
 		delete(s.values, key)
+		s.noteLocked(key)
+	}
+}
+
+// noteLocked notes that an object has changed.
+func (s *store[T]) noteLocked(key object.Key) {
+	if s.dirty != nil {
 		s.dirty[key] = true
 	}
 }
@@ -217,7 +233,7 @@ func (s *store[T]) setErrsLocked(key object.Key, errs []object.Error) {
 	if len(errs)+len(s.errs[key]) == 0 {
 		return
 	}
-	s.revised++
+	s.revised.Add(1)
 	if delete(s.errs, key); len(errs) > 0 {
 		s.errs[key] = errs
 	}
@@ -237,15 +253,8 @@ func (s *store[T]) take(dirty map[object.Key]bool) {
 	clear(s.dirty)
 }
 
-// errorsRevised returns how often the errors in objects have changed.
-func (s *store[T]) errorsRevised() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.revised
-}
-
-// addErrors appends the errors in objects to a list. It returns the list, and how often the errors have changed.
-func (s *store[T]) addErrors(all []object.Error) ([]object.Error, int) {
+// addErrors appends the errors in objects to a list.
+func (s *store[T]) addErrors(all []object.Error) []object.Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, errs := range s.errs {
@@ -254,7 +263,7 @@ func (s *store[T]) addErrors(all []object.Error) ([]object.Error, int) {
 			all = append(all, e)
 		}
 	}
-	return all, s.revised
+	return all
 }
 
 // get returns the value of an object; nil if there is none.
@@ -269,17 +278,4 @@ func (s *store[T]) all() (values map[object.Key]*T, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.values), s.synced
-}
-
-// status returns the state of the resource.
-func (s *store[T]) status() source.Status {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	state := s.health.status(len(s.values), s.synced)
-	for _, errs := range s.errs {
-		if s.listed && !s.synced && state.Failure == "" {
-			state.Failure, state.FailingSince = errs[0].Error(), state.Heard
-		}
-	}
-	return state
 }
