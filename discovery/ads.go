@@ -124,7 +124,7 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 		}
 		p.listener = &boundedListener{
 			Listener: ln, limit: s.conns, addresses: &s.addresses, tooMany: s.push.TooMany,
-			full: func() bool { return s.memory.check(connShare) != nil },
+			full: func(place *connlimit.Place) bool { return s.memory.check(connShare, place) != nil },
 		}
 		open = append(open, p)
 	}
@@ -193,7 +193,6 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
-		grpc.ChainStreamInterceptor(s.memory.stream),
 		grpc.ConnectionTimeout(s.patience),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
@@ -206,8 +205,8 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if its address has too many streams, or if it is not one of the given
-// clients. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
+// admit returns an interceptor that refuses a client if its address has too many streams, if it is not one of the given
+// clients, or if there is no memory for it. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
 // client has proven. When the token or certificate that proves the identity ends, the stream ends, and the client
 // connects again with the next token or certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
@@ -237,6 +236,9 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 					"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
 				defer cancel()
 			}
+		}
+		if err := s.memory.check(streamShare, admitted.connection.Place()); err != nil {
+			return err
 		}
 		return handler(srv, admitted)
 	}

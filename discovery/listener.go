@@ -17,8 +17,8 @@ type boundedListener struct {
 	net.Listener
 	limit     *connlimit.Limit
 	addresses *perAddress
-	tooMany   func()      // called for each connection that is closed because there are too many at its address
-	full      func() bool // reports whether there is no memory for another connection
+	tooMany   func()                            // called for each connection that is closed because there are too many at its address
+	full      func(place *connlimit.Place) bool // reports whether there is no memory for another connection, which has a place
 }
 
 // Accept returns the next connection that is within the bounds.
@@ -29,16 +29,17 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		give, ok := l.addresses.take(intake.AddressOf(conn.RemoteAddr()))
-		switch {
-		case !ok:
+		if !ok {
 			l.tooMany()
-		case l.full():
-			give()
-		default:
-			boundBuffers(conn)
-			return &boundedConn{Conn: conn, place: l.limit.Enter(conn), give: sync.OnceFunc(give)}, nil
+			_ = conn.Close() // the client notices
+			continue
 		}
-		_ = conn.Close() // the client notices
+		bounded := &boundedConn{Conn: conn, place: l.limit.Enter(conn), give: sync.OnceFunc(give)}
+		if !l.full(bounded.place) {
+			boundBuffers(conn)
+			return bounded, nil
+		}
+		_ = bounded.Close()
 	}
 }
 

@@ -58,8 +58,14 @@ type plane struct {
 	ended              chan struct{}
 }
 
-// startPlane starts a control plane with some flags.
+// startPlane starts a control plane with some flags, which has the memory of the Deployment.
 func startPlane(tb testing.TB, flags ...string) *plane {
+	tb.Helper()
+	return startPlaneWith(tb, limitMiB*85/100, flags...) // as it sets itself in the Deployment
+}
+
+// startPlaneWith is startPlane with another GOMEMLIMIT, in MiB.
+func startPlaneWith(tb testing.TB, memory int, flags ...string) *plane {
 	tb.Helper()
 	p := &plane{tb: tb, ns: netns.New(tb), log: testlog.New(tb), roots: x509.NewCertPool(), ended: make(chan struct{})}
 	p.ns.Exec("ip", "route", "add", "local", pods, "dev", "lo")
@@ -84,7 +90,7 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"), append([]string{
 		"--kubeconfig", p.api.Kubeconfig(), "--state-dir=", "--grpc-addr", p.plain, "--tls-addr", p.tls, "--http-addr", p.status,
 		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key")}, flags...)...)
-	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", limitMiB*85/100, "MiB")) // as it sets itself in the Deployment
+	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", memory, "MiB"))
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.ns.Start(p.cmd); err != nil {
 		tb.Fatal(err)

@@ -190,3 +190,30 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 		}
 	}
 }
+
+// TestFullMemory lets pods of a tenant fill the memory with streams, more than there is memory for. Clients of other addresses
+// get their tables, also new ones, and the memory stays within the limit.
+func TestFullMemory(t *testing.T) { // D33, R23
+	const memory, clients = 40, 5 // MiB, about 300 streams
+	p := startPlaneWith(t, memory)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	evil := attack{"streams with a token", 3, 200, "evil", 500 * time.Millisecond, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", tableType, nil)) }}
+	evil.start(ctx, p, 1, &running)
+	wait.Until(t, "the memory is full", func() bool {
+		return p.metric(`nametap_discovery_streams_ended_total{reason="memory"}`)+p.metric("nametap_connections_evicted_total") > 0
+	})
+	for n := range clients {
+		shop := pod{plane: p, ip: fmt.Sprintf("198.19.0.%d", n+1), token: "shop"}
+		tables, why := shop.follow(ctx)
+		if wait.For(t, "a table", tables) == nil {
+			t.Errorf("a client of another namespace is refused: %v", why())
+		}
+	}
+	t.Logf("memory %d MiB, %v clients", p.peak(), p.metric("nametap_discovery_clients"))
+	if peak := p.peak(); peak > limitMiB {
+		t.Errorf("the control plane had %d MiB, want at most %d", peak, limitMiB)
+	}
+}

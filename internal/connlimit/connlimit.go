@@ -183,6 +183,25 @@ func (p *Place) Hold(n int64) bool {
 	return !p.evicted.Load()
 }
 
+// Displace closes the connection that is given up first of the clients that have more connections than the client of p. It
+// reports whether there was one. A server calls it when something runs out that the limit does not count.
+func (p *Place) Displace() bool {
+	if p == nil {
+		return false
+	}
+	l := p.limit
+	l.mu.Lock()
+	other := l.evictLocked(func(other *Place) (own, all int64) {
+		if other.client.conns <= p.client.conns {
+			return 0, 0
+		}
+		return byConns(other)
+	}, 0, 0)
+	l.mu.Unlock()
+	other.close()
+	return other != nil
+}
+
 // Leave gives the place back. It may be called any number of times.
 func (p *Place) Leave() {
 	p.limit.mu.Lock()
