@@ -10,7 +10,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
@@ -292,19 +291,8 @@ func (s *adsServer) tooMany(ctx context.Context, address netip.Addr) error {
 }
 
 func (s *adsServer) logRefusal(ctx context.Context, err error) {
-	from := "unknown"
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
-	}
+	client, _ := peer.FromContext(ctx) // each stream has one
 	s.refusals.Do(func() {
-		s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+		s.cfg.Logger.Warn("a client is refused", "client", client.Addr.String(), "error", status.Convert(err).Message())
 	})
-}
-
-// newUnreadMetric returns the metric of requests that have arrived in part.
-func newUnreadMetric(conns *connlimit.Limit) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: "nametap", Subsystem: "discovery", Name: "unread_bytes",
-		Help: "What requests need that have arrived, most of them in part, and that were not read yet.",
-	}, func() float64 { return float64(conns.Held()) })
 }

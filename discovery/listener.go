@@ -35,11 +35,15 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			continue
 		}
 		bounded := &boundedConn{Conn: conn, place: l.limit.Enter(conn), give: sync.OnceFunc(give)}
-		if !l.full(bounded.place) {
-			boundBuffers(conn)
-			return bounded, nil
+		if l.full(bounded.place) {
+			_ = bounded.Close()
+			continue
 		}
-		_ = bounded.Close()
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetReadBuffer(socketBuffer) // both calls fail only if the connection has ended
+			_ = tcp.SetWriteBuffer(socketBuffer)
+		}
+		return bounded, nil
 	}
 }
 
@@ -61,28 +65,20 @@ func (a *perAddress) take(address netip.Addr) (give func(), ok bool) {
 	}
 	a.taken[address]++
 	minute := time.Now().Add(time.Minute)
-	return func() { time.AfterFunc(time.Until(minute), func() { a.give(address) }) }, true
-}
-
-func (a *perAddress) give(address netip.Addr) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.taken[address]--; a.taken[address] == 0 {
-		delete(a.taken, address)
-	}
+	return func() {
+		time.AfterFunc(time.Until(minute), func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if a.taken[address]--; a.taken[address] == 0 {
+				delete(a.taken, address)
+			}
+		})
+	}, true
 }
 
 // socketBuffer bounds the bytes that the kernel keeps for a connection in each direction; the kernel takes twice as
 // much memory. Without the bound, the kernel keeps up to 4 MiB for a client that does not read.
 const socketBuffer = 64 << 10
-
-// boundBuffers bounds the buffers of the kernel for a connection.
-func boundBuffers(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetReadBuffer(socketBuffer) // both calls fail only if the connection has ended
-		_ = tcp.SetWriteBuffer(socketBuffer)
-	}
-}
 
 // boundedConn is a connection that the listener counts until it is closed.
 type boundedConn struct {

@@ -75,7 +75,7 @@ func New(cfg Config) (server *Server, err error) {
 		Room: func() error { return s.ads.memory.check(tableShare, nil) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
-	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
+	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), s.ads.conns.Metric())
 	if s.metrics, err = newMetrics(cfg.Registerer, append(others, newCertificateMetrics(s.certificate)...)...); err != nil {
 		return nil, err
 	}
