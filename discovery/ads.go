@@ -10,7 +10,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
@@ -124,7 +123,7 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 		}
 		p.listener = &boundedListener{
 			Listener: ln, limit: s.conns, addresses: &s.addresses, tooMany: s.push.TooMany,
-			full: func() bool { return s.memory.check(connShare) != nil },
+			full: func(place *connlimit.Place) bool { return s.memory.check(connShare, place) != nil },
 		}
 		open = append(open, p)
 	}
@@ -193,7 +192,6 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
-		grpc.ChainStreamInterceptor(s.memory.stream),
 		grpc.ConnectionTimeout(s.patience),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
@@ -206,8 +204,8 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if its address has too many streams, or if it is not one of the given
-// clients. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
+// admit returns an interceptor that refuses a client if its address has too many streams, if it is not one of the given
+// clients, or if there is no memory for it. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
 // client has proven. When the token or certificate that proves the identity ends, the stream ends, and the client
 // connects again with the next token or certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
@@ -237,6 +235,9 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 					"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
 				defer cancel()
 			}
+		}
+		if err := s.memory.check(streamShare, admitted.connection.Place()); err != nil {
+			return err
 		}
 		return handler(srv, admitted)
 	}
@@ -290,19 +291,8 @@ func (s *adsServer) tooMany(ctx context.Context, address netip.Addr) error {
 }
 
 func (s *adsServer) logRefusal(ctx context.Context, err error) {
-	from := "unknown"
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
-	}
+	client, _ := peer.FromContext(ctx) // each stream has one
 	s.refusals.Do(func() {
-		s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+		s.cfg.Logger.Warn("a client is refused", "client", client.Addr.String(), "error", status.Convert(err).Message())
 	})
-}
-
-// newUnreadMetric returns the metric of requests that have arrived in part.
-func newUnreadMetric(conns *connlimit.Limit) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: "nametap", Subsystem: "discovery", Name: "unread_bytes",
-		Help: "What requests need that have arrived, most of them in part, and that were not read yet.",
-	}, func() float64 { return float64(conns.Held()) })
 }

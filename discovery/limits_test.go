@@ -199,7 +199,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		tooMany, full := 0, false
 		from := &arrivals{}
 		l := &boundedListener{
-			Listener: from, limit: connlimit.New("discovery", 3, 0), addresses: &perAddress{most: 2, taken: map[netip.Addr]int{}}, tooMany: func() { tooMany++ }, full: func() bool { return full },
+			Listener: from, limit: connlimit.New("discovery", 3, 0), addresses: &perAddress{most: 2, taken: map[netip.Addr]int{}}, tooMany: func() { tooMany++ }, full: func(*connlimit.Place) bool { return full },
 		}
 		var open []net.Conn
 		want := func(accepted, refused int, addresses ...string) {
@@ -252,16 +252,10 @@ func TestConnectionsAreBounded(t *testing.T) {
 
 // D33: while nearly all memory is in use, streams are refused with the setting in the reason.
 func TestMemoryLimit(t *testing.T) {
-	log, refused, served := testlog.New(t), 0, 0
-	stream := func(m *memoryLimit) error {
-		return m.stream(nil, nil, nil, func(any, grpc.ServerStream) error {
-			served++
-			return nil
-		})
-	}
+	log, refused := testlog.New(t), 0
 	small := newMemoryLimit(100<<10, func() { refused++ }, log.Logger())
 	for range 2 {
-		err := stream(small)
+		err := small.check(streamShare, nil)
 		const want = "raise its memory limit (GOMEMLIMIT, or resources.limits.memory of its container)"
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v", err)
@@ -271,11 +265,8 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("%d are counted, and the log is %s", refused, log)
 	}
 	for _, bytes := range []int64{0, 1 << 50} {
-		if err := stream(newMemoryLimit(bytes, func() {}, log.Logger())); err != nil {
+		if err := newMemoryLimit(bytes, func() {}, log.Logger()).check(streamShare, nil); err != nil {
 			t.Errorf("with %d bytes: %v", bytes, err)
 		}
-	}
-	if served != 2 {
-		t.Errorf("%d streams are served, want 2", served)
 	}
 }

@@ -17,8 +17,8 @@ type boundedListener struct {
 	net.Listener
 	limit     *connlimit.Limit
 	addresses *perAddress
-	tooMany   func()      // called for each connection that is closed because there are too many at its address
-	full      func() bool // reports whether there is no memory for another connection
+	tooMany   func()                            // called for each connection that is closed because there are too many at its address
+	full      func(place *connlimit.Place) bool // reports whether there is no memory for another connection, which has a place
 }
 
 // Accept returns the next connection that is within the bounds.
@@ -29,16 +29,21 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		give, ok := l.addresses.take(intake.AddressOf(conn.RemoteAddr()))
-		switch {
-		case !ok:
+		if !ok {
 			l.tooMany()
-		case l.full():
-			give()
-		default:
-			boundBuffers(conn)
-			return &boundedConn{Conn: conn, place: l.limit.Enter(conn), give: sync.OnceFunc(give)}, nil
+			_ = conn.Close() // the client notices
+			continue
 		}
-		_ = conn.Close() // the client notices
+		bounded := &boundedConn{Conn: conn, place: l.limit.Enter(conn), give: sync.OnceFunc(give)}
+		if l.full(bounded.place) {
+			_ = bounded.Close()
+			continue
+		}
+		if tcp, ok := conn.(*net.TCPConn); ok {
+			_ = tcp.SetReadBuffer(socketBuffer) // both calls fail only if the connection has ended
+			_ = tcp.SetWriteBuffer(socketBuffer)
+		}
+		return bounded, nil
 	}
 }
 
@@ -60,28 +65,20 @@ func (a *perAddress) take(address netip.Addr) (give func(), ok bool) {
 	}
 	a.taken[address]++
 	minute := time.Now().Add(time.Minute)
-	return func() { time.AfterFunc(time.Until(minute), func() { a.give(address) }) }, true
-}
-
-func (a *perAddress) give(address netip.Addr) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.taken[address]--; a.taken[address] == 0 {
-		delete(a.taken, address)
-	}
+	return func() {
+		time.AfterFunc(time.Until(minute), func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if a.taken[address]--; a.taken[address] == 0 {
+				delete(a.taken, address)
+			}
+		})
+	}, true
 }
 
 // socketBuffer bounds the bytes that the kernel keeps for a connection in each direction; the kernel takes twice as
 // much memory. Without the bound, the kernel keeps up to 4 MiB for a client that does not read.
 const socketBuffer = 64 << 10
-
-// boundBuffers bounds the buffers of the kernel for a connection.
-func boundBuffers(conn net.Conn) {
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		_ = tcp.SetReadBuffer(socketBuffer) // both calls fail only if the connection has ended
-		_ = tcp.SetWriteBuffer(socketBuffer)
-	}
-}
 
 // boundedConn is a connection that the listener counts until it is closed.
 type boundedConn struct {

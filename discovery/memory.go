@@ -6,9 +6,10 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 const (
@@ -21,7 +22,8 @@ const (
 	tableShare = 60
 )
 
-// memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill the
+// memoryLimit refuses clients while the process uses nearly all of its memory. A client of an address with fewer connections
+// than another takes the place of a connection of that one instead. Otherwise the kernel would kill the
 // process, which ends the streams of all clients. A refused client keeps its table, and connects again later.
 type memoryLimit struct {
 	bytes   int64 // 0 for no limit
@@ -34,11 +36,12 @@ func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit 
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// check returns and counts an error if more of the limit is in use than the parameter share, in percent.
-func (m *memoryLimit) check(share int64) error {
+// check returns and counts an error if more of the limit is in use than the parameter share, in percent, unless the place is
+// of a client to which another one gives way. The place may be nil.
+func (m *memoryLimit) check(share int64, place *connlimit.Place) error {
 	most := m.bytes / 100 * share
 	used := memoryUsed()
-	if m.bytes <= 0 || used <= most {
+	if m.bytes <= 0 || used <= most || place.Displace() {
 		return nil
 	}
 	err := status.Errorf(codes.ResourceExhausted, "this control plane uses %d MiB of memory, and accepts clients below %d MiB: "+
@@ -46,14 +49,6 @@ func (m *memoryLimit) check(share int64) error {
 	m.refused()
 	m.lines.Do(func() { m.log.Error("clients are refused", "error", status.Convert(err).Message()) })
 	return err
-}
-
-// stream is an interceptor that refuses streams.
-func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if err := m.check(streamShare); err != nil {
-		return err
-	}
-	return handler(srv, stream)
 }
 
 // memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes and for the garbage that has

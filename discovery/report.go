@@ -111,6 +111,18 @@ func (r *report) errors() []object.Error {
 	return errs
 }
 
+// Hidden returns why hosts of a namespace are hidden, and of all namespaces if it is "".
+func (r *report) Hidden(namespace string) (why []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.last.hidden {
+		if namespace == "" || namespace == h.Namespace {
+			why = append(why, "namespace "+h.Namespace+": "+hiddenMessage(h))
+		}
+	}
+	return why
+}
+
 // hiddenMessage says why hosts of a namespace are hidden.
 func hiddenMessage(h hosts.Hidden) string {
 	why := fmt.Sprintf("all namespaces show more than %d KiB to other namespaces, and this one is among those that show most", hosts.MaxShown>>10)

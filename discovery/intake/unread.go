@@ -65,6 +65,9 @@ type Connection struct {
 	receiving int  // handlers that wait for a request
 }
 
+// Place returns the place of the connection.
+func (c *Connection) Place() *connlimit.Place { return c.place }
+
 // Read reads, and counts what it has read.
 func (c *Connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)

@@ -112,7 +112,7 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	l.mu.Lock()
 	var other *Place
 	if len(l.places) >= l.maxConns {
-		other = l.evictLocked(false, 0)
+		other = l.evictLocked(nil, false, 0)
 	}
 	if p.client = l.clients[p.key]; p.client == nil {
 		p.client = &client{}
@@ -129,7 +129,7 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // are newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
-	freed = l.evict(false, spareTime)
+	freed = l.evict(nil, false, spareTime)
 	reserved = !freed && l.reserve.Spend()
 	return freed || reserved, reserved
 }
@@ -169,9 +169,18 @@ func (p *Place) Hold(n int64) bool {
 	p.held.Add(n)
 	p.client.held.Add(n)
 	for over := l.held.Add(n) > l.maxBytes && n > 0; over; {
-		over = l.evict(true, 0)
+		over = l.evict(nil, true, 0)
 	}
 	return !p.evicted.Load()
+}
+
+// Displace closes the connection that is given up first of the clients that have more connections than the client of p. It
+// reports whether there was one. A server calls it when something runs out that the limit does not count.
+func (p *Place) Displace() bool {
+	if p == nil {
+		return false
+	}
+	return p.limit.evict(p, false, 0)
 }
 
 // Leave gives the place back. It may be called any number of times.
@@ -183,18 +192,19 @@ func (p *Place) Leave() {
 }
 
 // evict closes a connection as evictLocked says. It reports whether there was one.
-func (l *Limit) evict(forBytes bool, age time.Duration) bool {
+func (l *Limit) evict(by *Place, forBytes bool, age time.Duration) bool {
 	l.mu.Lock()
-	p := l.evictLocked(forBytes, age)
+	p := l.evictLocked(by, forBytes, age)
 	l.mu.Unlock()
 	p.close()
 	return p != nil
 }
 
 // evictLocked takes the place that is given up first, for its connection or, if all places hold more than maxBytes, for its
-// bytes, unless its state is newer than age. The memory of places that were evicted before is free soon. It returns the
-// place, or nil. The caller must then call close, without the lock.
-func (l *Limit) evictLocked(forBytes bool, age time.Duration) (least *Place) {
+// bytes, unless its state is newer than age. If by is not nil, only clients with more connections than that of by lose one.
+// The memory of places that were evicted before is free soon. It returns the place, or nil. The caller must then call
+// close, without the lock.
+func (l *Limit) evictLocked(by *Place, forBytes bool, age time.Duration) (least *Place) {
 	type rank struct{ longAwaited, all, awaited, since int64 }
 	var best rank
 	now, most, stride := l.elapsed(), int64(0), 1+(len(l.places)-1)/looked
@@ -207,7 +217,7 @@ func (l *Limit) evictLocked(forBytes bool, age time.Duration) (least *Place) {
 		if forBytes {
 			own, all = p.held.Load(), p.client.held.Load()
 		}
-		if most -= own; own == 0 {
+		if most -= own; own == 0 || by != nil && all <= by.client.conns {
 			continue
 		}
 		r := rank{all: all, since: p.since.Load()}
@@ -222,7 +232,7 @@ func (l *Limit) evictLocked(forBytes bool, age time.Duration) (least *Place) {
 			least, best = p, r
 		}
 	}
-	if most >= 0 || now-best.since < int64(age) {
+	if least == nil || most >= 0 || now-best.since < int64(age) {
 		return nil
 	}
 	least.evicted.Store(true)

@@ -125,6 +125,25 @@ func TestLeave(t *testing.T) { // R23
 	})
 }
 
+// TestDisplace checks that a client displaces a connection of a client with more connections only.
+func TestDisplace(t *testing.T) { // R23, D33
+	synctest.Test(t, func(t *testing.T) {
+		limit := connlimit.New("test", 10, 0)
+		defer limit.Close()
+		var conns [5]conn
+		var places [5]*connlimit.Place
+		for i, client := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.2", "192.0.2.2", "192.0.2.3"} {
+			conns[i].client = client
+			places[i] = limit.Enter(&conns[i])
+			places[i].Serve()
+			pass(time.Millisecond)
+		}
+		if places[1].Displace() || !places[4].Displace() || !conns[1].closed || !places[0].Displace() || !conns[2].closed || places[0].Displace() {
+			t.Errorf("%+v", conns)
+		}
+	})
+}
+
 // TestMany checks that of very many connections one of the client with the most makes room.
 func TestMany(t *testing.T) { // R23
 	limit := connlimit.New("test", 3000, 0)
