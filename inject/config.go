@@ -2,6 +2,7 @@ package inject
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -146,18 +147,9 @@ func (c Config) Check() error {
 // with a value that cannot be used.
 func (c Config) withDefaults() (Config, error) {
 	defaults := DefaultConfig()
-	for _, field := range []struct{ value, preset *string }{
-		{(*string)(&c.Mode), (*string)(&defaults.Mode)},
-		{&c.Image, &defaults.Image},
-		{&c.InitImage, &defaults.InitImage},
-		{&c.ImagePullPolicy, &defaults.ImagePullPolicy},
-		{&c.RootCert, &defaults.RootCert},
-		{&c.ClusterDomain, &defaults.ClusterDomain},
-	} {
-		if *field.value == "" {
-			*field.value = *field.preset
-		}
-	}
+	c.Mode, c.ImagePullPolicy = cmp.Or(c.Mode, defaults.Mode), cmp.Or(c.ImagePullPolicy, defaults.ImagePullPolicy)
+	c.Image, c.InitImage = cmp.Or(c.Image, defaults.Image), cmp.Or(c.InitImage, defaults.InitImage)
+	c.RootCert, c.ClusterDomain = cmp.Or(c.RootCert, defaults.RootCert), cmp.Or(c.ClusterDomain, defaults.ClusterDomain)
 	if c.IgnoredNamespaces == nil {
 		c.IgnoredNamespaces = defaults.IgnoredNamespaces
 	}
