@@ -189,25 +189,12 @@ func (c Config) check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkAgentUser, c.checkEgress} {
+	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkEgress} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// checkAgentUser returns an error if the rules would capture the queries of the agent. Two settings list the users and
-// the groups whose queries the rules do not redirect. By default, these are the user and the group of the agent's
-// container.
-func (c Config) checkAgentUser() error {
-	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
-		value, set := c.Settings[name]
-		if !set || slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }), strconv.Itoa(agentID)) {
-			return nil
-		}
-	}
-	return fmt.Errorf("settings: capture-agent-uid, capture-agent-gid: want %d in one of them, the user and group of the agent in a pod", agentID)
 }
 
 // checkEgress returns an error if a setting for connections to VIPs does not work in a pod.

@@ -27,7 +27,7 @@ var settingKinds = withNames(map[string]kind{ //nolint:gochecknoglobals // a con
 	"capture-wait": isDuration, "drain": isDuration, "serve-stale": isDuration, "egress-idle-timeout": isTimeout, "upstream-timeout": isTimeout,
 }, map[string]kind{
 	"capture-enabled capture-fail-open capture-host-network capture-resolved dns-auto-allocate egress xds-plaintext": isBool,
-	"bypass ca-addr capture-agent-gid capture-agent-uid capture-exclude-cidr capture-exclude-gid capture-exclude-interface capture-exclude-uid " +
+	"bypass ca-addr capture-exclude-cidr capture-exclude-gid capture-exclude-interface capture-exclude-uid " +
 		"capture-virtual-interface config dns-addr egress-addr egress-proxy egress-source instance-ip labels-file local-only mesh-config namespace " +
 		"pod-name resolv-conf service-account state-dir trust-domain upstream-root-ca xds-cert xds-key xds-root-ca xds-server-name " +
 		"xds-token-file": func(string) error { return nil },
@@ -97,6 +97,7 @@ func isReceiver(value string) error {
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
 	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
+	"capture-agent-uid": "the user of the agent in a pod", "capture-agent-gid": "the group of the agent in a pod",
 }
 
 // checkSettings returns an error that names a setting that the agent would refuse.
