@@ -71,7 +71,7 @@ func mergeContainer(container, generated map[string]any, previous string) {
 		case "volumeMounts":
 			next = withOthers(list(from, key), list(to, key), "mountPath", func(string) bool { return false })
 		case "securityContext":
-			merged := maps.Clone(object(to, key))
+			merged := maps.Collect(maps.All(object(to, key)))
 			maps.Copy(merged, object(from, key))
 			next = merged
 		}

@@ -8,7 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of a pod in JSON. A value needs 600 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
+// Limits of a pod in JSON. A value needs 500 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
 // MiB, which the API server accepts, can have a million values.
 const (
 	maxValues = 20_000

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -146,18 +147,9 @@ func (c Config) Check() error {
 // with a value that cannot be used.
 func (c Config) withDefaults() (Config, error) {
 	defaults := DefaultConfig()
-	for _, field := range []struct{ value, preset *string }{
-		{(*string)(&c.Mode), (*string)(&defaults.Mode)},
-		{&c.Image, &defaults.Image},
-		{&c.InitImage, &defaults.InitImage},
-		{&c.ImagePullPolicy, &defaults.ImagePullPolicy},
-		{&c.RootCert, &defaults.RootCert},
-		{&c.ClusterDomain, &defaults.ClusterDomain},
-	} {
-		if *field.value == "" {
-			*field.value = *field.preset
-		}
-	}
+	c.Mode, c.ImagePullPolicy = cmp.Or(c.Mode, defaults.Mode), cmp.Or(c.ImagePullPolicy, defaults.ImagePullPolicy)
+	c.Image, c.InitImage = cmp.Or(c.Image, defaults.Image), cmp.Or(c.InitImage, defaults.InitImage)
+	c.RootCert, c.ClusterDomain = cmp.Or(c.RootCert, defaults.RootCert), cmp.Or(c.ClusterDomain, defaults.ClusterDomain)
 	if c.IgnoredNamespaces == nil {
 		c.IgnoredNamespaces = defaults.IgnoredNamespaces
 	}
@@ -197,25 +189,12 @@ func (c Config) check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkAgentUser, c.checkEgress} {
+	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkEgress} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// checkAgentUser returns an error if the rules would capture the queries of the agent. Two settings list the users and
-// the groups whose queries the rules do not redirect. By default, these are the user and the group of the agent's
-// container.
-func (c Config) checkAgentUser() error {
-	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
-		value, set := c.Settings[name]
-		if !set || slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }), strconv.Itoa(agentID)) {
-			return nil
-		}
-	}
-	return fmt.Errorf("settings: capture-agent-uid, capture-agent-gid: want %d in one of them, the user and group of the agent in a pod", agentID)
 }
 
 // checkEgress returns an error if a setting for connections to VIPs does not work in a pod.

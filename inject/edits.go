@@ -71,7 +71,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
-	e.rootCAs, e.status = cfg.RootCAs, next.text()
+	e.rootCAs, e.status = cfg.RootCAs, string(writeJSON(next))
 	return e, nil
 }
 

@@ -226,6 +226,18 @@ func TestFormsStay(t *testing.T) { // I13
 	}
 }
 
+// TestAliasesStay checks that an alias stays if its value is still right, and is written out if it is not.
+func TestAliasesStay(t *testing.T) { // I13
+	t.Parallel()
+	const text = "apiVersion: v1\nkind: List\nitems:\n- &pod\n  apiVersion: v1\n  kind: Pod\n  metadata: {name: a}\n  spec: &spec\n    containers:\n    - name: app # own\n      image: app\n"
+	aliases := strings.Repeat("- *pod\n", 400)
+	out, lines := manifest(t, []byte(text+aliases+"- {apiVersion: v1, kind: ConfigMap, spec: *spec}\n"), inject.Config{})
+	const before = "- {apiVersion: v1, kind: ConfigMap, spec: {containers: [{name: app, image: app}]}}\n"
+	if !strings.HasSuffix(string(out), aliases+before) || !strings.Contains(string(out), "- name: app # own\n") || strings.Count(lines, ": injected: ") != 401 {
+		t.Errorf("%s\n%s", lines, out)
+	}
+}
+
 // TestErrors checks that errors name their line, and that all are reported.
 func TestErrors(t *testing.T) { // I13
 	t.Parallel()
@@ -238,9 +250,9 @@ func TestErrors(t *testing.T) { // I13
 		pod + "---\na: \"\n---\nb\"\n":                 "line 7: ",
 		pod + "---\nkind: Pod\nkind: Pod\n" + pod[:15]: "",
 		"a: *b\n": "unknown anchor",
-		pod + "---\n" + strings.Replace(pod, "[{", "[x, {", 1):      "line 6: Pod default/app: not a valid pod: spec.containers: got string, want an object",
+		pod + "---\n" + strings.Replace(pod, "[{", "[x, {", 1):      "line 6: Pod default/app: not a valid pod: spec.containers: Kubernetes takes no string there",
 		strings.Replace(pod, "{name: app}", "[]", 1):                "not a valid pod",
-		strings.Replace(pod, "{name: app}", "{labels: {a: []}}", 1): "metadata.labels: got array, want a text",
+		strings.Replace(pod, "{name: app}", "{labels: {a: []}}", 1): "metadata.labels: Kubernetes takes no array there",
 		"\xff":       "line ",
 		"\x00\x01":   "line ",
 		"a: {{ x }}": "",
@@ -278,6 +290,16 @@ func FuzzManifest(f *testing.F) { // I2, I13
 		for _, document := range bytes.Split(text, []byte("---\n")) {
 			f.Add(document)
 		}
+	}
+	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n  - name: app\n    image: app\n"
+	for _, text := range []string{
+		"\ufeff" + pod, strings.ReplaceAll(pod, "\n", "\r\n"), strings.ReplaceAll(pod, "name: ", "name:\t"), strings.ReplaceAll(pod, "metadata", "# \u2028\nmetadata"),
+		pod + "    args:\n    - |+\n      a\n      # b\n\n\n", pod + "  -\n    name: b\n  - # c\n    name: c\n", strings.ReplaceAll(pod, "kind: Pod", "? kind\n: Pod"),
+		"x: &x {name: app}\n" + pod + "  - <<: *x\n    image: b\n  - <<: [*x]\n    name: istio-proxy\n    env: []\n",
+		"apiVersion: v1\nkind: Pod\nspec: {\n  containers: [ # one\n    {name: app}, # two\n  ]\n} # three\n...\n# four\n",
+		"apiVersion: v1\nkind: List\nitems:\n- &p {apiVersion: v1, kind: Pod, spec: &s {containers: [{name: a, env: &e [{name: A}]}]}}\n- *p\n- {apiVersion: v1, kind: Pod, spec: *s, x: *e}\n",
+	} {
+		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for mode, cfg := range modes() {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +30,7 @@ func decode(value map[string]any) (*pod, error) {
 	p := new(pod)
 	err := json.Unmarshal(writeJSON(value), &p.PodTemplateSpec)
 	if wrong := new(json.UnmarshalTypeError); errors.As(err, &wrong) {
-		err = fmt.Errorf("%s: got %s, want %s", wrong.Field, wrong.Value, wordFor(wrong.Type))
+		err = fmt.Errorf("%s: Kubernetes takes no %s there", wrong.Field, wrong.Value)
 	}
 	if err == nil && len(p.Spec.Containers) == 0 {
 		err = errors.New("spec.containers is missing")
@@ -40,24 +39,6 @@ func decode(value map[string]any) (*pod, error) {
 		return nil, fmt.Errorf("not a valid pod: %w", err)
 	}
 	return p, nil
-}
-
-// wordFor returns what users call the values of a type.
-func wordFor(t reflect.Type) string {
-	switch t.Kind() {
-	case reflect.Pointer:
-		return wordFor(t.Elem())
-	case reflect.Struct, reflect.Map:
-		return "an object"
-	case reflect.Slice:
-		return "a list"
-	case reflect.String:
-		return "a text"
-	case reflect.Bool:
-		return "true or false"
-	default:
-		return "a whole number"
-	}
 }
 
 // hasAny reports whether one of the containers has one of the names.
