@@ -302,7 +302,7 @@ func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error)
 	if h.refused != nil {
 		return nil, h.refused
 	}
-	targets, err := h.to.targets(hostText(name))
+	targets, err := h.targets(hostText(name))
 	if err != nil {
 		return nil, err
 	}

@@ -99,7 +99,7 @@ func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip
 	}
 	c.Total++
 	c.open.Add(1)
-	c.Host, c.VIP, c.Address, c.PortsUnknown = hostText(host.name), vip, address, !host.to.known
+	c.Host, c.VIP, c.Address, c.PortsUnknown = hostText(host.name), vip, address, !host.known
 	c.used = time.Now()
 	return c
 }
