@@ -116,24 +116,11 @@ func (b *pushBench) round(ctx context.Context, round int) error {
 		if agent.Addr, err = lab.FreeAddr(ctx); err != nil {
 			return err
 		}
-		if err := b.with(ctx, agent, b.agentOf, b.agentCosts); err != nil {
+		if err := b.with(ctx, agent, b.agentOf, b.costs, b.latencies); err != nil {
 			return fmt.Errorf("pushing to the agent: %w", err)
 		}
 	}
 	return nil
-}
-
-// agentCosts measures all figures of an agent.
-func (b *pushBench) agentCosts(ctx context.Context, c client) error {
-	if err := b.costs(ctx, c); err != nil {
-		return err
-	}
-	size, err := lab.Memory(c.Pid)
-	if err != nil {
-		return err
-	}
-	b.results.Figures.Set(memoryMB+c.suffix, c.round, float64(size)/(1<<20))
-	return b.latencies(ctx, c)
 }
 
 // sink returns the command line of a client that only receives.
@@ -148,10 +135,10 @@ func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
 	return how.Argv, err
 }
 
-// with starts a control plane and its client c, calls the function use, and ends both. The function argv returns the
-// command line of the client.
+// with starts a control plane and its client c, calls the functions in measure, and ends both. The function argv returns
+// the command line of the client.
 func (b *pushBench) with(ctx context.Context, c client,
-	argv func(context.Context, client) ([]string, error), use func(context.Context, client) error,
+	argv func(context.Context, client) ([]string, error), measure ...func(context.Context, client) error,
 ) error {
 	var options []string
 	if c.suffix == shardsSuffix {
@@ -173,7 +160,12 @@ func (b *pushBench) with(ctx context.Context, c client,
 	if err := c.control.Expect(ctx, "stream"); err != nil {
 		return errors.Join(err, c.Alive())
 	}
-	return use(ctx, c)
+	for _, figures := range measure {
+		if err := figures(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // costs measures the processor time of the first push, of pushes that change one host, and

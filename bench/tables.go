@@ -86,9 +86,6 @@ func (p *pushResults) table() report.Table {
 			report.Cell(p.Figures[line.cost+shardsSuffix].Median()), report.Cell(p.Figures[line.p99+shardsSuffix].Median()),
 		})
 	}
-	t.Rows = append(t.Rows, []string{
-		"MB after them", report.Cell(p.Figures[memoryMB].Median()), "", "", "", report.Cell(p.Figures[memoryMB+shardsSuffix].Median()), "",
-	})
 	return t
 }
 

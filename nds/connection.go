@@ -45,7 +45,7 @@ const (
 	window = 1 << 20
 
 	// maxHeaders bounds the headers and trailers that the control plane sends; an error is one of them.
-	maxHeaders = 64 << 10
+	maxHeaders = 1 << 20
 
 	// maxPingAfter is a little more than 5 minutes: by default, every gRPC server permits one ping in 5 minutes.
 	maxPingAfter = 6 * time.Minute

@@ -25,9 +25,6 @@ import (
 	"github.com/nametap/nametap/api/digest"
 )
 
-// typeURL is the type of the one resource that is served.
-const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-
 func main() {
 	shards := flag.Bool("shards", false, "serve a resource for each shard")
 	flag.Parse()
@@ -59,7 +56,7 @@ func run(address string, shards bool) error {
 		if err != nil {
 			return fmt.Errorf("reading a table: %w", err)
 		}
-		resources := []*discovery.Resource{{Resource: &anypb.Any{TypeUrl: typeURL, Value: table}}}
+		resources := []*discovery.Resource{{Resource: &anypb.Any{TypeUrl: digest.TypeURL, Value: table}}}
 		if shards {
 			if resources, err = resourcesOf(table); err != nil {
 				return err
@@ -98,14 +95,6 @@ func (s *server) push(table []*discovery.Resource) {
 	s.changed = make(chan struct{})
 }
 
-// current returns the table and its version, and a channel that is closed when they are
-// replaced.
-func (s *server) current() (table []*discovery.Resource, version int, changed <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.table, s.version, s.changed
-}
-
 // DeltaAggregatedResources sends every table to a client that has subscribed.
 func (s *server) DeltaAggregatedResources(stream discovery.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	if _, err := stream.Recv(); err != nil {
@@ -115,7 +104,9 @@ func (s *server) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 	go report(stream)
 	sent := map[string]string{} // versions, by name
 	for {
-		table, version, changed := s.current()
+		s.mu.Lock()
+		table, version, changed := s.table, s.version, s.changed
+		s.mu.Unlock()
 		if table != nil {
 			if err := stream.Send(response(table, sent, version)); err != nil {
 				return err
@@ -150,7 +141,7 @@ func resourcesOf(table []byte) (resources []*discovery.Resource, err error) {
 	shards, err := digest.Split(table)
 	for shard, entries := range shards {
 		resources = append(resources, &discovery.Resource{
-			Name: strconv.Itoa(shard), Version: digest.VersionOf(digest.HashOf(entries)), Resource: &anypb.Any{TypeUrl: typeURL, Value: entries},
+			Name: strconv.Itoa(shard), Version: digest.VersionOf(digest.HashOf(entries)), Resource: &anypb.Any{TypeUrl: digest.TypeURL, Value: entries},
 		})
 	}
 	return resources, err
@@ -159,7 +150,7 @@ func resourcesOf(table []byte) (resources []*discovery.Resource, err error) {
 // response makes one push of the resources whose versions were not sent. It notes them in sent.
 func response(table []*discovery.Resource, sent map[string]string, version int) *discovery.DeltaDiscoveryResponse {
 	id := strconv.Itoa(version)
-	r := &discovery.DeltaDiscoveryResponse{SystemVersionInfo: id, Nonce: id, TypeUrl: typeURL}
+	r := &discovery.DeltaDiscoveryResponse{SystemVersionInfo: id, Nonce: id, TypeUrl: digest.TypeURL}
 	for _, resource := range table {
 		if name := resource.GetName(); name == "" || sent[name] != resource.GetVersion() {
 			r.Resources, sent[name] = append(r.Resources, resource), resource.GetVersion()

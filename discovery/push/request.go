@@ -34,13 +34,8 @@ type Request struct {
 	typeURL   string
 	nonce     string            // of the push that it answers; empty for none
 	rejection *rpcstatus.Status // why it rejects that push; nil if it does not
-	names     []string          // of the requested resources; in the incremental variant of the added ones
-	removed   []string          // names of resources from which it unsubscribes
 	versions  map[string]string // of the resources that the client has, at the start of an incremental stream
 }
-
-// wildcard is the name of all resources. A first request without names means the same.
-const wildcard = "*"
 
 // newRequest returns a request of a variant, which a codec of [Codec] can decode.
 func newRequest(delta bool) *Request {
@@ -53,11 +48,14 @@ func newRequest(delta bool) *Request {
 // Bytes returns the size of the request in the stream, in bytes, with the header of gRPC.
 func (r *Request) Bytes() int { return r.bytes }
 
-// fieldExtensions is the number of the extensions in a Node.
-const fieldExtensions = 9
+// Field numbers: of the initial resource versions in a DeltaDiscoveryRequest, and of the extensions in a Node.
+const (
+	fieldVersions   = 5
+	fieldExtensions = 9
+)
 
-// decode decodes what is used of the request, unless that is longer than maxUsed. An Envoy lists its extensions in 40 KiB,
-// and what it has and requests of other types.
+// decode decodes what is used of the request, unless that is longer than maxUsed. The names of resources are not: whoever
+// requests name tables gets all. An Envoy lists its extensions in 40 KiB, and what it has and requests of other types.
 func (r *Request) decode(data []byte) error {
 	node, typeURL := protowire.Number(2), protowire.Number(4)
 	if r.delta() {
@@ -73,8 +71,8 @@ func (r *Request) decode(data []byte) error {
 		}
 		field := rest[:n]
 		rest = rest[n:]
-		switch ofType := number == 3 || r.delta() && (number == 4 || number == 5); {
-		case ofType && !wanted:
+		switch names := number == 3 || r.delta() && number == 4; {
+		case names, r.delta() && number == fieldVersions && !wanted:
 			continue
 		case number == node && kind == protowire.BytesType:
 			used = protowire.AppendBytes(protowire.AppendTag(used, number, protowire.BytesType), withoutExtensions(last(field, node)))
@@ -91,10 +89,9 @@ func (r *Request) decode(data []byte) error {
 	switch m := r.message.(type) {
 	case *discoveryv3.DeltaDiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.names, r.removed, r.versions = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe(), m.GetInitialResourceVersions()
+		r.versions = m.GetInitialResourceVersions()
 	case *discoveryv3.DiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.names = m.GetResourceNames()
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ func TestLongNodes(t *testing.T) {
 // FuzzRequest decodes what is used of requests in any bytes as protobuf does, unless one of the two refuses them.
 func FuzzRequest(f *testing.F) {
 	data, err := proto.Marshal(&discoveryv3.DeltaDiscoveryRequest{
-		Node: nodeOf(f, "id", map[string]any{"NAMESPACE": "shop"}), TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{"*"},
+		Node: nodeOf(f, "id", map[string]any{"NAMESPACE": "shop"}), TypeUrl: TypeURL, ResourceNamesSubscribe: []string{"*"},
 		InitialResourceVersions: map[string]string{"": "1", "7": "nt:AAAAAAAAAAA"}, ErrorDetail: &rpcstatus.Status{Message: "no"},
 	})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// A session is an ADS stream. A client has at most one push in flight: the client is sent the latest
-// state when it has answered the last push.
+// A session is an ADS stream. A client that has requested name tables wants all of them, until the stream ends. It has at
+// most one push in flight: it is sent the latest state when it has answered the last push.
 type session struct {
 	service *Service
 	variant string
@@ -38,8 +38,6 @@ type session struct {
 
 	mu      sync.Mutex // guards the fields up to record
 	joined  bool       // a request for name tables was read
-	wanted  bool       // the client subscribes to name tables
-	named   bool       // the client has requested name tables by name
 	nonce   string     // of the last push
 	pending bool       // the last push is not answered yet
 	owed    bool       // the next push is sent even if nothing is new
@@ -103,7 +101,6 @@ func (s *session) handleLocked(r *Request) error {
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes again, and expects everything
 	s.owed = s.owed || first || again
-	s.subscribe(r, first)
 	return nil
 }
 
@@ -127,22 +124,6 @@ func (s *session) answer(r *Request) {
 		s.sent, s.rejected = s.accepted, s.sent
 	} else {
 		s.accepted, s.rejected, s.foreign = s.sent, nil, nil
-	}
-}
-
-// subscribe notes whether the client wants name tables. Every name means the whole table. A client that unsubscribes from
-// some of its resources is sent all that it wants again.
-func (s *session) subscribe(r *Request, first bool) {
-	switch {
-	case first, len(r.names) > 0:
-		s.wanted, s.named = true, s.named || len(r.names) > 0
-	case s.delta():
-		s.wanted = s.wanted && !slices.Contains(r.removed, wildcard)
-	default:
-		s.wanted = !s.named // a client that has requested names ends its subscription by requesting none
-	}
-	if len(r.removed) > 0 {
-		s.accepted, s.sent = nil, nil
 	}
 }
 
@@ -196,9 +177,7 @@ func (s *session) pushLocked() error {
 			return err
 		}
 	}
-	if s.wanted {
-		s.sent = now
-	}
+	s.sent = now
 	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
 	s.service.pushed(s.variant)
 	s.timeout.Reset(s.service.cfg.AckTimeout)
@@ -213,7 +192,6 @@ func (s *session) missing(now *table, of *source) (p push) {
 		return e
 	}
 	switch changed, gone := now.since(s.sent); {
-	case !s.wanted:
 	case s.said().named:
 		p.removed = slices.Clone(s.foreign)
 		for _, i := range gone {
@@ -330,8 +308,6 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateRejected
 	case s.pending, woken > 0 && now-woken < behindAfter:
 		return StateUpdating
-	case !s.wanted:
-		return StateUnsubscribed
 	}
 	return StateUnsent
 }

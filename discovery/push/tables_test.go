@@ -234,18 +234,6 @@ func TestRejectedPush(t *testing.T) {
 	}
 }
 
-// D30: a client that unsubscribes from a resource is sent everything that it wants again.
-func TestUnsubscribe(t *testing.T) {
-	s := newService()
-	s.updateAll(t, hosts.Change{Updated: mesh(10, 1)})
-	c := join(t, s, "ns0", modeNamed)
-	c.ack()
-	c.request(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{c.last.GetResources()[0].GetName()}})
-	if n := len(c.hosts()); n != 10 || !c.pending {
-		t.Errorf("it was sent %d hosts, want all", n)
-	}
-}
-
 // D41: a client that rejects a change after the table has changed again is sent the current table:
 // the rejected one is not served any more.
 func TestRejectionOfAnOldChange(t *testing.T) {
