@@ -309,7 +309,8 @@ func TestLive(t *testing.T) { // R25
 		}
 	}
 	b := open(t, "http://"+status+"/fleet", 900, "light")
-	b.want("1 agent: all are ok", "shop")
+	b.want("1 agent: ok", "shop")
+	b.picture("live")
 	b.click("tbody td.name a")
 	b.want("shop: 1 agent", "web-0")
 	b.click("tbody td.name a")
