@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,7 +39,7 @@ type agent struct {
 
 	path    string // of the agent's status port, at the API server
 	gone    bool   // whether the pod was deleted
-	samples []sample
+	counted time.Time
 }
 
 // A state is what is known of an agent.
@@ -54,9 +53,6 @@ const (
 	broken   state = "problem"
 	unknown  state = "unknown" // it could not be asked
 )
-
-// rank orders states: the worst comes first.
-func (s state) rank() int { return slices.Index([]state{broken, unknown, warning, starting, ok}, s) }
 
 // A problem is what is wrong, as the agent calls it, or why nothing is known.
 type problem struct {
@@ -84,12 +80,6 @@ type recent struct {
 	Seconds float64 `json:"seconds"`
 	counts
 	Curve []counts `json:"curve"`
-}
-
-// A sample is what an agent had counted at a time.
-type sample struct {
-	at time.Time
-	counts
 }
 
 const (
@@ -127,20 +117,15 @@ func newAgent(p *corev1.Pod, container string) *agent {
 		case waits != nil && waits.Reason != "ContainerCreating" && waits.Reason != "PodInitializing":
 			a.fail(broken, "container_waits", "the container waits: "+waits.Reason+" "+waits.Message)
 		case s.State.Running != nil:
-			a.findPort(containers[at].Ports)
+			a.fail(unknown, "no_port", "the container has no port with the name "+portName)
+			for _, port := range containers[at].Ports {
+				if port.Name == portName {
+					a.path = fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy", a.Namespace, a.Name, port.ContainerPort)
+				}
+			}
 		}
 	}
 	return a
-}
-
-// findPort finds the status port among the ports of the container.
-func (a *agent) findPort(ports []corev1.ContainerPort) {
-	at := slices.IndexFunc(ports, func(port corev1.ContainerPort) bool { return port.Name == portName })
-	if at < 0 {
-		a.fail(unknown, "no_port", "the container has no port with the name "+portName)
-		return
-	}
-	a.path = fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:%d/proxy", a.Namespace, a.Name, ports[at].ContainerPort)
 }
 
 // fail sets the state, and the reason.
@@ -148,42 +133,36 @@ func (a *agent) fail(s state, code, what string) {
 	a.State, a.Problems = s, []problem{{code, s, what}}
 }
 
-// read reads the state of the agent. It reports false if the pod was deleted.
-func (a *agent) read(ctx context.Context, c *cluster) bool {
+// read reads the state of the agent.
+func (a *agent) read(ctx context.Context, c *cluster) {
 	if a.path == "" {
-		return true
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, replyTime)
 	defer cancel()
-	body, err := c.get(ctx, a.path+"/metrics", nil)
-	var families map[string]*dto.MetricFamily
-	if err == nil {
-		parser := expfmt.NewTextParser(model.UTF8Validation)
-		families, err = parser.TextToMetricFamilies(bytes.NewReader(body))
-	}
-	failed, answered := errors.AsType[*apiError](err)
+	code, body, err := c.get(ctx, a.path+"/metrics", nil)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, malformed := parser.TextToMetricFamilies(bytes.NewReader(body))
 	switch {
-	case answered && failed.code == http.StatusNotFound && !failed.pod:
-		return false
+	case err != nil && code == http.StatusNotFound:
+		a.gone = true
 	case errors.Is(err, context.DeadlineExceeded):
 		a.fail(unknown, "no_reply", "no reply in "+replyTime.String())
-	case err != nil && (!answered || !failed.pod):
-		a.fail(unknown, "unreachable", err.Error())
 	case err != nil:
-		a.fail(unknown, "no_metrics", err.Error())
-	case families["nametap_problem"] == nil:
-		a.fail(unknown, "no_metrics", "the port "+portName+" shows no metrics of an agent")
+		a.fail(unknown, "unreachable", err.Error())
+	case code != http.StatusOK || malformed != nil || families["nametap_problem"] == nil:
+		a.fail(unknown, "no_metrics", fmt.Sprintf("the port %s shows no metrics of an agent (HTTP %d)", portName, code))
 	default:
 		a.set(families)
 		if len(a.Problems) > 0 {
 			a.describe(ctx, c)
 		}
 	}
-	return true
 }
 
 // set sets the state from metrics.
 func (a *agent) set(families map[string]*dto.MetricFamily) {
+	before := a.counts
 	a.State, a.Problems, a.counts = ok, nil, counts{}
 	each(families, "nametap_problem", func(labels map[string]string, count float64) {
 		if code := labels["code"]; count > 0 {
@@ -216,7 +195,25 @@ func (a *agent) set(families map[string]*dto.MetricFamily) {
 			a.Table.Digest = fmt.Sprintf("%012x", int64(digest))
 		}
 	}
-	a.samples = append(a.samples, sample{now, a.counts})
+	if !a.counted.IsZero() {
+		a.add(now.Sub(a.counted), before)
+	}
+	a.counted = now
+}
+
+// add adds to Recent what was counted in the time past, before which the counts were as given.
+func (a *agent) add(past time.Duration, before counts) {
+	part := counts{a.Queries - before.Queries, a.Failures - before.Failures}
+	if part.Queries < 0 || part.Failures < 0 { // the agent was restarted
+		part = a.counts
+	}
+	if a.Recent == nil {
+		a.Recent = &recent{}
+	}
+	a.Recent.Seconds += past.Seconds()
+	a.Recent.Queries += part.Queries
+	a.Recent.Failures += part.Failures
+	a.Recent.Curve = append(a.Recent.Curve, part)
 }
 
 // each calls f for each series of a metric.
@@ -233,40 +230,20 @@ func each(families map[string]*dto.MetricFamily, name string, f func(labels map[
 // describe replaces the problems by those that the readiness probe names, with their severity and in words. If it names
 // none, they stay.
 func (a *agent) describe(ctx context.Context, c *cluster) {
-	body, err := c.get(ctx, a.path+"/healthz/ready", nil)
-	text := string(body)
-	if failed, answered := errors.AsType[*apiError](err); answered {
-		text = failed.text // of an agent that is not ready
-	}
-	var problems []problem
+	_, body, _ := c.get(ctx, a.path+"/healthz/ready", nil)
+	var named []problem
 	worst := warning
-	for line := range strings.Lines(text) {
+	for line := range strings.Lines(string(body)) {
 		severity, rest, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		code, what, named := strings.Cut(rest, ": ")
-		if s := state(severity); named && (s == warning || s == broken) {
-			problems = append(problems, problem{code, s, what})
-			worst = slices.MinFunc([]state{worst, s}, func(a, b state) int { return cmp.Compare(a.rank(), b.rank()) })
+		code, what, found := strings.Cut(rest, ": ")
+		if s := state(severity); found && (s == warning || s == broken) {
+			named = append(named, problem{code, s, what})
+			if s == broken {
+				worst = broken
+			}
 		}
 	}
-	if len(problems) > 0 {
-		a.State, a.Problems = worst, problems
-	}
-}
-
-// sum sets Recent from the samples.
-func (a *agent) sum() {
-	for i := 1; i < len(a.samples); i++ {
-		from, to := a.samples[i-1], a.samples[i]
-		part := counts{to.Queries - from.Queries, to.Failures - from.Failures}
-		if part.Queries < 0 || part.Failures < 0 { // the agent was restarted
-			part = to.counts
-		}
-		if a.Recent == nil {
-			a.Recent = &recent{}
-		}
-		a.Recent.Seconds += to.at.Sub(from.at).Seconds()
-		a.Recent.Queries += part.Queries
-		a.Recent.Failures += part.Failures
-		a.Recent.Curve = append(a.Recent.Curve, part)
+	if len(named) > 0 {
+		a.State, a.Problems = worst, named
 	}
 }

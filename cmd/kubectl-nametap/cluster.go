@@ -14,12 +14,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/nametap/nametap/internal/clip"
 )
 
 // A cluster is the API server that kubectl uses. Requests go through `kubectl proxy`, which has whatever authentication
@@ -36,9 +33,6 @@ const served = `^/api/v1/(namespaces/[^/]+/)?pods$,^/api/v1/namespaces/[^/]+/pod
 
 // maxResponse bounds a response, in bytes. A page of pods takes up to some MiB.
 const maxResponse = 64 << 20
-
-// maxText bounds the text of a pod's error, in bytes.
-const maxText = 200
 
 // openCluster starts the proxy. Flags of kubectl are in the parameter kubectl.
 func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
@@ -80,48 +74,28 @@ func (c *cluster) close() {
 	_ = os.RemoveAll(c.dir)
 }
 
-// An apiError is an error that the API server, or the pod behind it, has answered with.
-type apiError struct {
-	code int
-	text string
-	pod  bool // whether the pod has
-}
-
-// Error implements [error].
-func (e *apiError) Error() string {
-	if e.pod {
-		return fmt.Sprintf("%d %s: %s", e.code, http.StatusText(e.code), clip.Text(e.text, maxText))
-	}
-	return e.text
-}
-
-// get requests a path, and returns the body of the response.
-func (c *cluster) get(ctx context.Context, path string, query url.Values) ([]byte, error) {
+// get requests a path, and returns the status and the body of the response, which a pod may have written. It returns an error if
+// there is no response, or if it is an error of the API server.
+func (c *cluster) get(ctx context.Context, path string, query url.Values) (code int, body []byte, err error) {
 	to := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, to.String(), http.NoBody)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	response, err := c.http.Do(request)
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		err = failed.Err // without the path
 	}
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
-	if err != nil {
-		return nil, err
+	body, err = io.ReadAll(io.LimitReader(response.Body, maxResponse))
+	var status metav1.Status
+	if response.StatusCode != http.StatusOK && json.Unmarshal(body, &status) == nil && status.Message != "" {
+		err = errors.New(status.Message)
 	}
-	if response.StatusCode != http.StatusOK {
-		var status metav1.Status
-		if json.Unmarshal(body, &status) != nil || status.Message == "" {
-			return nil, &apiError{response.StatusCode, strings.TrimSpace(string(body)), true}
-		}
-		return nil, &apiError{response.StatusCode, status.Message, false}
-	}
-	return body, nil
+	return response.StatusCode, body, err
 }
 
 // pods calls visit for each pod of a namespace, or of all if it is empty, that has not ended and matches a selector of
@@ -134,7 +108,7 @@ func (c *cluster) pods(ctx context.Context, namespace, selector string, visit fu
 	query := url.Values{"limit": {"500"}, "labelSelector": {selector}, "fieldSelector": {"status.phase!=Succeeded,status.phase!=Failed"}}
 	for {
 		var page corev1.PodList
-		body, err := c.get(ctx, path, query)
+		_, body, err := c.get(ctx, path, query)
 		if err == nil {
 			err = json.Unmarshal(body, &page)
 		}

@@ -53,7 +53,7 @@ func scenarios() map[string]*fakeCluster {
 		"sick": {pods: []fakePod{
 			well, warned, {namespace: "bank", name: "other", state: "none"},
 			{namespace: "bank", name: "pay-0", owner: "pay", codes: []string{"queries_fail", "nameserver_refuses"}, answered: map[string]int{"NOERROR": 30, "SERVFAIL": 10}, ready: "503 no table yet\nproblem: queries_fail: 25 % of the \x1b[31mqueries fail\nproblem: nameserver_refuses: 10.0.0.1 refuses\nproblem: nameserver_refuses: 10.0.0.2 refuses\n"},
-			{namespace: "bank", name: "pay-1", owner: "pay", codes: []string{"queries_fail"}, answered: map[string]int{"NOERROR": 30, "SERVFAIL": 10}, ready: "ready\nproblem: queries_fail: 20 % of the queries fail\n"},
+			{namespace: "bank", name: "pay-1", owner: "pay", codes: []string{"queries_fail"}, answered: map[string]int{"NOERROR": 30, "SERVFAIL": 10}, ready: "ready\nproblem: queries_fail: 20 % of </script> fail\n"},
 			{namespace: "bank", name: "mute", codes: []string{"clock_behind"}, ready: "ready\n"},
 			{namespace: "shop", name: "lost", refused: "error trying to reach service: dial tcp 10.0.0.9:15020: connect: connection refused"},
 			{namespace: "shop", name: "gone", refused: `pods "gone" not found`},

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/fleetpage"
@@ -112,12 +113,11 @@ func exitCode(agents []*agent) int {
 	const exitWarnings = 3
 	code := 0
 	for _, a := range agents {
-		switch a.State {
-		case broken, unknown:
+		if a.State == broken || a.State == unknown {
 			return exitFailed
-		case warning:
+		}
+		if a.State == warning {
 			code = exitWarnings
-		case ok, starting:
 		}
 	}
 	return code
@@ -145,19 +145,15 @@ func (f *fleet) read(ctx context.Context) ([]*agent, error) {
 	}
 	end := time.Now().Add(f.window)
 	for last := f.window == 0; ; last = !time.Now().Before(end) {
-		if agents = f.round(ctx, agents); ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if last {
+		inParallel(parallel, agents, func(a *agent) { a.read(ctx, f.cluster) })
+		agents = slices.DeleteFunc(agents, func(a *agent) bool { return a.gone })
+		if last || ctx.Err() != nil {
 			break
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(min(max(minPause, f.window/maxParts), time.Until(end))):
 		}
-	}
-	for _, a := range agents {
-		a.sum()
 	}
 	if f.wantQueries {
 		f.readAllQueries(ctx, agents)
@@ -178,12 +174,6 @@ func (f *fleet) readAllQueries(ctx context.Context, agents []*agent) {
 	if n := failed.Load(); n > 0 {
 		fmt.Fprintf(os.Stderr, "kubectl nametap: the queries of %d pods are not shown, or not all of them: %s\n", n, clip.Line(example.Load().(string)))
 	}
-}
-
-// round reads the state of all agents, and returns those whose pods still exist.
-func (f *fleet) round(ctx context.Context, agents []*agent) []*agent {
-	inParallel(parallel, agents, func(a *agent) { a.gone = !a.read(ctx, f.cluster) })
-	return slices.DeleteFunc(agents, func(a *agent) bool { return a.gone })
 }
 
 // inParallel calls do for each agent, limit at a time.
@@ -223,8 +213,8 @@ func (f *fleet) print(w io.Writer, agents []*agent) error {
 	return err
 }
 
-// printTable prints a row for each agent in shown, and then what is wrong with all agents: a line for each cause in each
-// namespace, and how many agents are in each state.
+// printTable prints a row for each agent in shown, and then what is wrong with all agents: a line for each cause, and how many
+// agents are in each state.
 func printTable(w io.Writer, agents, shown []*agent) error {
 	out := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(shown) > 0 {
@@ -243,15 +233,15 @@ func printTable(w io.Writer, agents, shown []*agent) error {
 	}
 	var text strings.Builder
 	for _, c := range causes(agents) {
-		fmt.Fprintln(&text, clip.Line(c.text(namespaces, len(agents))))
+		fmt.Fprintln(&text, clip.Line(c.text(namespaces)))
 	}
-	fmt.Fprintf(&text, "%d agents:", len(agents))
+	var sums []string
 	for _, s := range []state{ok, starting, warning, unknown, broken} {
 		if states[s] > 0 {
-			fmt.Fprintf(&text, " %d %s,", states[s], s)
+			sums = append(sums, fmt.Sprintf("%d %s", states[s], s))
 		}
 	}
-	_, err := fmt.Fprintln(w, strings.TrimSuffix(text.String(), ","))
+	_, err := fmt.Fprintf(w, "%sagents: %d (%s)\n", text.String(), len(agents), strings.Join(sums, ", "))
 	return err
 }
 
@@ -259,7 +249,7 @@ func printTable(w io.Writer, agents, shown []*agent) error {
 func (a *agent) row() []string {
 	cells := []string{a.Namespace, a.Name, a.Version, "", "", ""}
 	if a.Table != nil {
-		cells[3], cells[4], cells[5] = a.Table.Digest, shortAge(a.Table.Age), strconv.Itoa(a.Table.Hosts)
+		cells[3], cells[4], cells[5] = a.Table.Digest, duration.HumanDuration(time.Duration(a.Table.Age)*time.Second), strconv.Itoa(a.Table.Hosts)
 	}
 	counted := a.counts
 	if a.Recent != nil {
@@ -309,8 +299,9 @@ func causes(agents []*agent) []*cause {
 	})
 }
 
-// text returns a line about the cause. total has the number of agents by namespace.
-func (c *cause) text(total map[string]int, all int) string {
+// text returns a line about the cause, with the namespaces in which most agents have it. total has the number of agents by
+// namespace.
+func (c *cause) text(total map[string]int) string {
 	const most = 5
 	names := slices.SortedFunc(maps.Keys(c.agents), func(a, b string) int {
 		return cmp.Or(cmp.Compare(c.agents[b], c.agents[a]), cmp.Compare(a, b))
@@ -322,19 +313,5 @@ func (c *cause) text(total map[string]int, all int) string {
 	if len(names) > most {
 		places = append(places, fmt.Sprintf("%d more namespaces", len(names)-most))
 	}
-	return fmt.Sprintf("%s: %d of %d agents (%s): %s", c.code, c.count, all, strings.Join(places, ", "), c.example)
-}
-
-// shortAge returns a number of seconds in its largest unit.
-func shortAge(seconds float64) string {
-	switch past := time.Duration(seconds) * time.Second; {
-	case past < 2*time.Minute:
-		return fmt.Sprintf("%ds", past/time.Second)
-	case past < 2*time.Hour:
-		return fmt.Sprintf("%dm", past/time.Minute)
-	case past < 48*time.Hour:
-		return fmt.Sprintf("%dh", past/time.Hour)
-	default:
-		return fmt.Sprintf("%dd", past/(24*time.Hour))
-	}
+	return fmt.Sprintf("%s (%s): %s", c.code, strings.Join(places, ", "), c.example)
 }
