@@ -35,13 +35,10 @@ type capture struct {
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
-	mu     sync.Mutex
-	inputs inputs // guarded by mu
-	begun  bool   // whether the method begin has waited for the listeners; guarded by mu
-	// repairs is the number of repairs as of the last reading of conditions, and repairedAt has the times of the readings
-	// for which it had grown; both are guarded by mu.
-	repairs    uint64
-	repairedAt []time.Time
+	mu      sync.Mutex
+	inputs  inputs  // guarded by mu
+	begun   bool    // whether the method begin has waited for the listeners; guarded by mu
+	repairs repairs // guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.

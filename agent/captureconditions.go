@@ -12,17 +12,35 @@ import (
 )
 
 const (
-	// Another program changes the rules again and again if at least four readings (the constant repairs) within the time
-	// repairsIn found that rules had been repaired since the reading before. Loading a firewall changes the rules several
+	// Another program changes the rules again and again if at least repairsLeast readings within the time repairsIn found that rules had been repaired since the reading before. Loading a firewall changes the rules several
 	// times, so the first and the last of these readings must be at least repairsApart apart. The last of them may be at
 	// most repairsLast ago.
-	repairs      = 4
+	repairsLeast = 4
 	repairsIn    = 3 * time.Minute
 	repairsApart = 20 * time.Second
 	repairsLast  = 20 * time.Second
 	// lapsesIn is how long ago an interruption of the capture may be.
 	lapsesIn = 3 * time.Minute
 )
+
+// repairs notes repairs of the rules.
+type repairs struct {
+	count uint64      // as of the last reading
+	times []time.Time // of the readings for which it had grown
+}
+
+// note notes the number of repairs so far. It reports whether the rules are repaired again and again, and when last.
+func (r *repairs) note(now time.Time, count uint64) (last time.Time, again bool) {
+	if count > r.count {
+		r.count, r.times = count, append(r.times, now)
+	}
+	r.times = slices.DeleteFunc(r.times, func(at time.Time) bool { return now.Sub(at) > repairsIn })
+	if len(r.times) < repairsLeast {
+		return last, false
+	}
+	last = r.times[len(r.times)-1]
+	return last, last.Sub(r.times[0]) >= repairsApart && now.Sub(last) <= repairsLast
+}
 
 // wayText has what a state of a way means; "%s" is the nameserver.
 func wayText(state WayState) condition.Problem {
@@ -118,17 +136,13 @@ func (c *capture) repaired(now time.Time) []condition.Problem {
 	stats := c.kernel.Stats()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if stats.Repairs > c.repairs {
-		c.repairs, c.repairedAt = stats.Repairs, append(c.repairedAt, now)
-	}
-	c.repairedAt = slices.DeleteFunc(c.repairedAt, func(at time.Time) bool { return now.Sub(at) > repairsIn })
-	times := c.repairedAt
-	if len(times) < repairs || times[len(times)-1].Sub(times[0]) < repairsApart || now.Sub(times[len(times)-1]) > repairsLast {
+	last, again := c.repairs.note(now, stats.Repairs)
+	if !again {
 		return nil
 	}
 	return []condition.Problem{{
 		Severity: condition.Minor, What: "another program removes or changes the capture rules again and again",
-		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", stats.Repairs, now.Sub(times[len(times)-1]).Round(time.Second)+time.Second, stats.Drift),
+		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", stats.Repairs, now.Sub(last).Round(time.Second)+time.Second, stats.Drift),
 		Effect:   "until each repair, queries go to the nameservers, which do not know mesh names",
 		Mend:     "nft monitor shows what changes rules; make that program keep the chains NAMETAP_*", Rows: []string{"K10"},
 	}}

@@ -189,6 +189,9 @@ func (d *diagnosis) credentials() []condition.Condition {
 		})
 	}
 	files := condition.Condition{Code: controlFile, Title: "the files for the control plane can be used"}
+	if d.cfg.Plaintext {
+		files.Unknown = "without TLS there are none"
+	}
 	if d.unusable != nil {
 		file, reason, _ := strings.Cut(strings.TrimPrefix(d.unusable.evidence, "reading "), ": ")
 		mend := "put that file in place; nothing needs a restart"
