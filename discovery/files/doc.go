@@ -3,7 +3,7 @@
 //  1. look.go looks at the directory once a second. A look has the stamps (size, times, inode) of the files. What a look
 //     finds is used when the next one finds the same, because then hardly any file is half written, and files that are
 //     replaced one after the other are all there.
-//  2. parse.go splits a file into documents (package yamltext), makes JSON of them, and makes objects of that with package
+//  2. parse.go splits a file into documents (package yamltext), and makes JSON of them, and passes that to package
 //     decode.
 //  3. file.go decides which content of a file is in use. It is the last good one: a content that has an error, or that has
 //     lost all objects, changes nothing.

@@ -27,8 +27,7 @@ type parsed struct {
 	file    string
 	objects []located
 	errs    []object.Error
-	// notes say why objects without errors make no host.
-	notes []string
+	notes   []string // why objects without errors make no host
 }
 
 // Parse returns the objects in the documents of a file, and the errors in the documents.
@@ -52,16 +51,16 @@ func parseFile(name string, data []byte) *parsed {
 	for _, text := range yamltext.Split(bytes.TrimPrefix(data, []byte(byteOrderMark))) {
 		if !yamltext.Blank(text.Body) {
 			number++
-			p.parseDocument(number, text)
+			p.parseDocument(number, text.Body)
 		}
 	}
 	return p
 }
 
 // parseDocument parses the document with a number, from 1.
-func (p *parsed) parseDocument(number int, text *yamltext.Document) {
+func (p *parsed) parseDocument(number int, body []byte) {
 	in := located{file: p.file, document: number}
-	data, err := toJSON(text.Body)
+	data, err := toJSON(body)
 	switch {
 	case err != nil:
 		p.fail(in, object.Error{Msg: err.Error()})
@@ -158,16 +157,18 @@ func (p *parsed) parseObject(in located, data []byte, path, listKind string) {
 func (p *parsed) decode(in located, data []byte, path, kind string) {
 	var errs []object.Error
 	in.Object, _, errs = decode.Decode(kind, data)
-	// A Sidecar is used without its wrong parts: without it, workloads would see more hosts.
-	if len(errs) == 0 || in.Sidecar != nil && in.Key.Name != "" {
+	switch {
+	case len(errs) == 0:
+		p.objects = append(p.objects, in)
+		if in.Service != nil && in.Service.Unallocated() {
+			p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
+		}
+	case in.Key.Name != "" && in.Sidecar != nil: // without it, workloads would see more hosts
 		p.objects = append(p.objects, in)
 	}
-	if len(errs) == 0 && in.Service != nil && in.Service.Unallocated() {
-		p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
-	}
 	for _, e := range errs {
-		e.File, e.Document, e.Field = in.file, in.document, decode.Join(path, e.Field)
-		p.errs = append(p.errs, e)
+		e.Field = decode.Join(path, e.Field)
+		p.fail(in, e)
 	}
 }
 
