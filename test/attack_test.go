@@ -158,8 +158,9 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 		one.start(ctx, p, i, &running)
 	}
 	for n := 0; n < clients || p.metric("nametap_discovery_streams_ended_total") < ended; n++ {
+		agent := pod{plane: p, ip: fmt.Sprintf("198.19.%d.%d", 100+n/250, 1+n%250), token: "shop"} // an address may not connect that often
 		wait.Until(t, "a client of another namespace is served", func() bool {
-			table, err := shop.table(ctx, "shop")
+			table, err := agent.table(ctx, "shop")
 			if err == nil {
 				return bytes.Contains(table, []byte("web.shop"))
 			}
