@@ -34,7 +34,7 @@ type Request struct {
 	typeURL   string
 	nonce     string            // of the push that it answers; empty for none
 	rejection *rpcstatus.Status // why it rejects that push; nil if it does not
-	versions  map[string]string // of the resources that the client has, at the start of an incremental stream
+	versions  [][2][]byte       // names and versions of the resources that the client has, at the start of an incremental stream
 }
 
 // newRequest returns a request of a variant, which a codec of [Codec] can decode.
@@ -71,15 +71,20 @@ func (r *Request) decode(data []byte) error {
 		}
 		field := rest[:n]
 		rest = rest[n:]
-		switch names := number == 3 || r.delta() && number == 4; {
-		case names, r.delta() && number == fieldVersions && !wanted:
+		versions, names := r.delta() && number == fieldVersions, number == 3 || r.delta() && number == 4
+		switch {
+		case names, versions && !wanted:
 			continue
+		case versions: // as a map, those of 512 resources would take as much as all else that a new stream costs
+			entry := last(field, fieldVersions)
+			r.versions = append(r.versions, [2][]byte{last(entry, 1), last(entry, 2)})
 		case number == node && kind == protowire.BytesType:
-			used = protowire.AppendBytes(protowire.AppendTag(used, number, protowire.BytesType), withoutExtensions(last(field, node)))
+			field = protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), withoutExtensions(last(field, node)))
+			used = append(used, field...)
 		default:
 			used = append(used, field...)
 		}
-		if r.used = len(used); r.used > maxUsed {
+		if r.used += len(field); r.used > maxUsed {
 			return nil
 		}
 	}
@@ -89,7 +94,6 @@ func (r *Request) decode(data []byte) error {
 	switch m := r.message.(type) {
 	case *discoveryv3.DeltaDiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.versions = m.GetInitialResourceVersions()
 	case *discoveryv3.DiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
 	}

@@ -107,9 +107,10 @@ func (s *session) handleLocked(r *Request) error {
 // announce notes which table the client has at the start of the stream.
 func (s *session) announce(r *Request) {
 	now, _, _ := s.service.tables.current(s)
-	if s.said().named {
+	switch one := r.versions; {
+	case s.said().named:
 		s.accepted, s.foreign = announced(r.versions, now)
-	} else if version, has := r.versions[""]; has && version == now.digest() {
+	case len(one) == 1 && len(one[0][0]) == 0 && string(one[0][1]) == now.digest():
 		s.accepted = now
 	}
 	s.sent = s.accepted

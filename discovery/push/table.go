@@ -1,11 +1,11 @@
 package push
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/binary"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"weak"
 
@@ -159,8 +159,9 @@ func (t *table) digest() string {
 // announced returns the table that a client says it has in its first request, and the names of other resources that it has.
 // The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
 // where they are the same.
-func announced(versions map[string]string, now *table) (t *table, others []string) {
-	for name, version := range versions {
+func announced(versions [][2][]byte, now *table) (t *table, others []string) {
+	for _, one := range versions {
+		name := string(one[0])
 		number, err := strconv.Atoi(name)
 		if err != nil || number < 0 || number >= digest.Count || name != nameOf(number) {
 			others = append(others, name)
@@ -169,7 +170,7 @@ func announced(versions map[string]string, now *table) (t *table, others []strin
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
 		}
-		sum, s := parseVersion(version), now.shard(number)
+		sum, s := parseVersion(one[1]), now.shard(number)
 		if s == nil || s.version != sum {
 			s = &shard{version: sum}
 		}
@@ -180,12 +181,16 @@ func announced(versions map[string]string, now *table) (t *table, others []strin
 }
 
 // parseVersion returns the version of a shard from its text; 0 for another text.
-func parseVersion(text string) uint64 {
-	sum, err := base64.RawStdEncoding.DecodeString(strings.TrimPrefix(text, digest.VersionPrefix))
-	if err != nil || len(sum) != 8 {
+func parseVersion(text []byte) uint64 {
+	var sum [8]byte
+	sums, known := bytes.CutPrefix(text, []byte(digest.VersionPrefix))
+	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
 		return 0
 	}
-	return binary.BigEndian.Uint64(sum)
+	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
+		return 0
+	}
+	return binary.BigEndian.Uint64(sum[:])
 }
 
 // A source has what the shards of a table are made of.
