@@ -63,7 +63,8 @@ func isMarker(line []byte, marker string) bool {
 
 // Blank reports whether a body has only comments, directives and the end of the document.
 func Blank(body []byte) bool {
-	for line := range bytes.Lines(body) {
+	isBreak := func(r rune) bool { return strings.ContainsRune("\n\r\u0085\u2028\u2029", r) } // those of the YAML library
+	for line := range bytes.FieldsFuncSeq(body, isBreak) {
 		trimmed := bytes.TrimSpace(line)
 		if len(trimmed) > 0 && trimmed[0] != '#' && trimmed[0] != '%' && !isMarker(line, "...") {
 			return false
