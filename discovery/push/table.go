@@ -213,9 +213,8 @@ func (t *tables) encoded(of *source, from *table, number int) (e *encoded, unuse
 		e = newEncoded(nameOf(number), s.text(), contentOf(entriesOf(v, of.hosts[number])))
 		s.bytes = weak.Make(e)
 	}
-	if e.used {
-		return e, 0
+	if !e.used {
+		e.used, unused = true, len(e.table)
 	}
-	e.used = true
-	return e, len(e.table)
+	return e, unused
 }
