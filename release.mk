@@ -13,9 +13,11 @@ BIN      ?= bin
 # them, so that equal sources give equal packages and images. An unpacked archive has none.
 ARCHES   ?= amd64 arm64
 FORMATS  ?= deb rpm
+# The FIPS 140-3 module of Go that a release is built with, such as v1.0.0: make release FIPS=v1.0.0 VERSION=0.1.0-fips
+FIPS     ?= off
 SOURCE_DATE_EPOCH ?= $(shell tools/commit-time)
 LINK     = -s -w -X github.com/nametap/nametap/internal/version.release=$(VERSION)
-RELEASE  = LINK='$(LINK)' GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
+RELEASE  = LINK='$(LINK)' GO='$(GO)' TAGS='$(TAGS)' VERSION='$(VERSION)' ARCHES='$(ARCHES)' FORMATS='$(FORMATS)' FIPS='$(FIPS)' SOURCE_DATE_EPOCH='$(SOURCE_DATE_EPOCH)'
 
 ##@ install
 .PHONY: manual install clean
@@ -88,10 +90,11 @@ image-test: ## build the Dockerfile with an engine, compare with make image, and
 	@tools/install-missing buildah debootstrap
 	$(MACHINES) ./image $(ARGS)
 
-release: ## build packages, images, chart, manifests and their SHA256SUMS in bin/release
+release: ## build packages, images, chart, manifests, kubectl's plugin and their SHA256SUMS in bin/release
 	@$(RELEASE) tools/binaries
 	@$(RELEASE) tools/packages
 	@$(RELEASE) tools/manifests
+	@$(RELEASE) tools/plugin
 	@$(RELEASE) IMAGE='$(IMAGE)' tools/images
 	@$(RELEASE) tools/release-images
 	@tools/sums bin/release

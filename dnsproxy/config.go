@@ -138,24 +138,18 @@ func (c Config) Validate() error {
 // check returns the names of c, or an error if a setting is wrong. It sets what Forward needs of the other settings. The
 // defaults of c must be set.
 func (c *Config) check() (names configNames, err error) {
-	if _, _, err = sockets.SplitAddr(addrSetting, c.Addr); err != nil {
-		return names, err
+	_, _, addrErr := sockets.SplitAddr(addrSetting, c.Addr)
+	names.cluster, err = table.NewCluster(c.Namespace, c.Domain)
+	if err == nil {
+		c.Forward.OwnDomains, c.Forward.OwnTTL = names.cluster.Zones(), c.TTL
+		if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name in an SOA record
+			err = fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
+		}
 	}
-	if err = errors.Join(c.validate(), c.Forward.Validate()); err != nil {
-		return names, err
-	}
-	if names.cluster, err = table.NewCluster(c.Namespace, c.Domain); err != nil {
-		return names, err
-	}
-	c.Forward.OwnDomains, c.Forward.OwnTTL = names.cluster.Zones(), c.TTL
-	if _, ok := soaMailbox.Join(names.cluster.Domain); !ok { // the longest name in an SOA record
-		return names, fmt.Errorf("domain %q: %w", c.Domain, wire.ErrLongName)
-	}
-	if names.suffixes.Bypass, err = table.ParseSuffixes("bypass", c.Bypass); err != nil {
-		return names, err
-	}
-	names.suffixes.LocalOnly, err = table.ParseSuffixes("local-only", c.LocalOnly)
-	return names, err
+	var bypassErr, localErr error
+	names.suffixes.Bypass, bypassErr = table.ParseSuffixes("bypass", c.Bypass)
+	names.suffixes.LocalOnly, localErr = table.ParseSuffixes("local-only", c.LocalOnly)
+	return names, errors.Join(addrErr, c.validate(), c.Forward.Validate(), err, bypassErr, localErr)
 }
 
 func (c *Config) validate() error {

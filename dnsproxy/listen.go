@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -21,7 +22,7 @@ import (
 )
 
 // addrSetting names [Config.Addr] in errors.
-const addrSetting = "DNS address"
+const addrSetting = "dns-addr"
 
 // If Config.Addr has port 0, the kernel chooses the port of the first socket. This port may not be free for the other
 // sockets; then another port is tried, up to portAttempts times.
@@ -107,6 +108,10 @@ func (ls *listeners) openOnOnePort(
 			l.close()
 		}
 		opened, missing, err = ls.openAll(ctx, hosts, port)
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: want another port (--%s), which the capture rules redirect port 53 to, or the capability "+
+			"CAP_NET_BIND_SERVICE", err, addrSetting)
 	}
 	if len(opened) == 0 {
 		return nil, nil, fmt.Errorf("opening a DNS listener on %s: %w", ls.config.Addr, err)

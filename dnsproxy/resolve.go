@@ -15,7 +15,8 @@ import (
 
 // Resolve returns the addresses of hostname that nameservers or the cache have. rrtype is A or
 // AAAA. Resolve does not use the table, neither for hostname nor for names that CNAME records lead to.
-// It returns an error for local-only names. It returns at once when ctx ends.
+// Nameservers are asked for local-only names, too: only queries of clients for them are not forwarded.
+// Resolve returns at once when ctx ends.
 //
 // If onlyCached is true, Resolve does not ask nameservers. If the cache then has no answer, known is false, and addrs
 // and err are nil. In all other cases known is true. If there are no addresses, err gives the reason.
@@ -62,9 +63,6 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	name, err := wire.ParseHostname(hostname)
 	if err != nil {
 		return nil, err
-	}
-	if zone, local := s.handler.inUse.Load().suffixes.Local(name); local {
-		return nil, fmt.Errorf("names below %s are never forwarded (--local-only)", zone)
 	}
 	r := &resolution{rrtype: rrtype, found: make(chan *forward.Result, 1)}
 	r.packet = wire.NewQuery(wire.AppendQuestion(nil, name, rrtype, dns.ClassINET))

@@ -119,7 +119,7 @@ func (n Node) proto() (*corev3.Node, error) {
 		return nil, fmt.Errorf("node metadata of pod %q: %w", n.PodName, err)
 	}
 	node := &corev3.Node{
-		Id:            "sidecar~" + ips[0] + "~" + n.PodName + "." + n.Namespace + "~" + n.Domain,
+		Id:            n.ID(),
 		Metadata:      fields,
 		UserAgentName: "nametap",
 		// nametap-discovery sends parts of the table only to clients with this feature.
@@ -129,6 +129,11 @@ func (n Node) proto() (*corev3.Node, error) {
 		node.UserAgentVersionType = &corev3.Node_UserAgentVersion{UserAgentVersion: n.Version}
 	}
 	return node, nil
+}
+
+// ID returns the id by which the control plane knows the node. The node must have an address.
+func (n Node) ID() string {
+	return "sidecar~" + n.IPs[0].Unmap().WithZone("").String() + "~" + n.PodName + "." + n.Namespace + "~" + n.Domain
 }
 
 // metaDelta is the field of the node metadata by which a client asks istiod for its incremental form of the table:

@@ -214,7 +214,9 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
+	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
+		return usageError{settings.FlagError(command, err)}
+	})
 	root.SetUsageFunc(settings.PrintUsage)
 	o.addFlags(root.Flags())
 	hide(root.Flags(), "for-namespace", "for-labels", "dns-auto-allocate")
@@ -254,7 +256,7 @@ func newVersion(stdout io.Writer) *cobra.Command {
 			if output == outputJSON {
 				return printJSON(stdout, build)
 			}
-			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", build, build.Go)
+			_, err := fmt.Fprintf(stdout, "nametap-discovery %s (%s)\n", build, build.Toolchain())
 			return err
 		},
 	}

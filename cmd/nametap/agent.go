@@ -1,7 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -29,9 +34,16 @@ proxyMetadata sets environment variables: first that of the pod's annotation
 proxy.istio.io/config (PROXY_CONFIG), then that of defaultConfig in --mesh-config.
 
 When a file changes, or on SIGHUP outside of a terminal, the agent reads its
-settings again. It applies those that it can and logs those that need a restart.`,
+settings again. It applies those that it can and logs those that need a restart.
+
+With --check the command only reads the settings, as the agent would, and says
+what is wrong with them: each mistake with its place, exit code 2. It opens
+no socket and needs no privilege.`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
+			if o.checkOnly {
+				return checkSettings(command.OutOrStdout(), o)
+			}
 			err := runAgent(command, o)
 			if err != nil {
 				agent.NoteFailure(err.Error() + "\n")
@@ -40,23 +52,44 @@ settings again. It applies those that it can and logs those that need a restart.
 		},
 	}
 	o = newOptions(command.Flags())
+	command.Flags().BoolVar(&o.checkOnly, "check", false, "only check the settings, and exit")
 	return command
+}
+
+// checkSettings prints whether the settings of an agent are valid. The error has a line for each mistake.
+func checkSettings(w io.Writer, o *options) error {
+	err := o.resolve()
+	cfg, more := o.config()
+	if err = errors.Join(err, more); cfg.Egress != nil {
+		err = errors.Join(err, hasSources(cfg.Egress.Sources))
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	_, err = fmt.Fprintln(w, "the settings are valid")
+	return err
+}
+
+// hasSources returns an error if no interface of this host has one of the addresses.
+func hasSources(sources []netip.Addr) error {
+	var failed []error
+	for _, source := range sources {
+		if own, err := onInterface(source); err != nil || !own {
+			failed = append(failed, cmp.Or(err, fmt.Errorf("egress-source %s: want an address of this host: no interface has it", source)))
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // runAgent runs the agent, or the process that supervises it, until the command is told to end.
 func runAgent(command *cobra.Command, o *options) error {
 	signals := newAgentSignals()
-	if err := o.resolve(); err != nil {
-		return usageError{err}
-	}
 	log := newLogWriter(os.Stderr)
 	defer log.close()
 	o.logTo = log
-	cfg, err := o.config()
-	if err == nil {
-		err = cfg.Validate()
-	}
-	if err != nil {
+	err := o.resolve()
+	cfg, more := o.config()
+	if err = errors.Join(err, more); err != nil {
 		return usageError{err}
 	}
 	sockets, heart, restarts := supervise.Inherited()
@@ -74,6 +107,7 @@ func runAgent(command *cobra.Command, o *options) error {
 		}
 		cfg.DrainCaptured = o.flags.Changed("drain")
 	}
+	o.logStart(cfg)
 	o.logParallel(cfg.Logger)
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
 	shareSockets(&cfg, o.egress.Addr, sockets)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -38,12 +39,13 @@ const podReadyTimeout = 3 * time.Second
 // resolve gives the settings their values.
 func (o *options) resolve() error { return settings.Resolve(o.flags, os.Environ()) }
 
-// config returns the agent's configuration, and an error if the settings contradict each other. Where a setting is not
-// set, the configuration may have a value of the host, such as the host's name.
+// config returns the agent's configuration. The error has a line for each setting that is wrong or, if there is none, says
+// which settings contradict each other. Where a setting is not set, the configuration may have a value of the host, such
+// as the host's name.
 func (o *options) config() (agent.Config, error) {
 	cfg := o.agent
 	cfg.Logger = o.logger()
-	cfg.StateDirRequired = o.flags.Changed(stateDirFlag)
+	cfg.StateDirRequired = o.flags.Changed(stateDirFlag) && !o.checkOnly
 	cfg.Collectors = []prometheus.Collector{version.Metric("nametap_build_info")}
 	cfg.XDS.MaxTable = int(min(cgroup.MemoryLimit("/")/12, 64<<20)) // measured: while all of a table changes, with two snapshots
 	node := &cfg.XDS.Node
@@ -61,9 +63,7 @@ func (o *options) config() (agent.Config, error) {
 			cfg.Identity += "." + node.Namespace
 		}
 	}
-	if err := errors.Join(o.completeDNS(&cfg), o.completeNode(&cfg)); err != nil {
-		return cfg, err
-	}
+	err := errors.Join(o.completeDNS(&cfg), o.completeNode(&cfg))
 	if o.carries {
 		cfg.Egress = &o.egress
 		cfg.Egress.Memory = cmp.Or(cgroup.MemoryLimit("/"), cgroup.MachineMemory())
@@ -74,8 +74,8 @@ func (o *options) config() (agent.Config, error) {
 	if !o.flags.Changed("xds-root-ca") {
 		cfg.XDS.RootCAFallback = vmRootCA
 	}
-	if !o.installRules {
-		return cfg, nil
+	if err = errors.Join(err, cfg.Validate()); err != nil || !o.installRules {
+		return cfg, err
 	}
 	capture, err := o.agentCaptureConfig()
 	cfg.Capture = &capture
@@ -135,6 +135,18 @@ func (o *options) logger() *slog.Logger {
 	return slog.New(handler)
 }
 
+// logStart logs what runs, for whom, and the settings that do not have their defaults.
+func (o *options) logStart(cfg agent.Config) {
+	var set []string
+	o.flags.VisitAll(func(flag *pflag.Flag) {
+		if value := flag.Value.String(); value != flag.DefValue {
+			set = append(set, flag.Name+"="+value)
+		}
+	})
+	cfg.Logger.Info("starting", "version", version.String(), "namespace", cfg.XDS.Node.Namespace, "node", cfg.XDS.Node.ID(),
+		"control_plane", cfg.XDS.Addr, "settings", strings.Join(set, " "))
+}
+
 // logParallel logs what the environment variable parallelEnv means to nametap, if its value is in use.
 func (o *options) logParallel(log *slog.Logger) {
 	if o.parallel && o.agent.DNS.Forward.Order == forward.OrderFastest {
@@ -156,6 +168,9 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 // agentCaptureConfig is captureConfig for an agent in this process. It returns an error if the agent's own
 // queries, or the queries of a whole node, would be captured.
 func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
+	if o.checkOnly { // the agent may run as another user, in another place
+		return o.captureConfig()
+	}
 	if err := cmp.Or(ownQueriesPass(o.capture.Config), o.ownNetwork()); err != nil {
 		return agent.CaptureConfig{}, err
 	}

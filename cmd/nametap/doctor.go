@@ -139,6 +139,7 @@ func (d *doctorCommand) readAbsent(ctx context.Context, host *problems.Host, err
 	if os.Getenv(inPod) == "" {
 		unit := readUnit(ctx)
 		own := looseOptions()
+		own.checkOnly = true
 		err := settings.Resolve(own.flags, append(unit.environ, os.Environ()...))
 		if err == nil {
 			_, err = own.config()

@@ -85,7 +85,9 @@ func newRootCommand() *cobra.Command {
 			return command.Help()
 		},
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{settings.FlagError(err)} })
+	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
+		return usageError{settings.FlagError(command, err)}
+	})
 	root.SetUsageFunc(settings.PrintUsage)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(

@@ -40,6 +40,7 @@ type options struct {
 	hostNetwork  bool
 
 	supervise bool
+	checkOnly bool // --check: the settings are read, and nothing runs
 	logLevel  settings.LogLevel
 	logFormat logFormat
 	logTo     io.Writer // nil is the standard error
@@ -140,7 +141,7 @@ func (o *options) declareDNS(g settings.Group) {
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass",
 		"`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only",
-		"`suffix` whose names are never forwarded: those that the table lacks get NXDOMAIN; may be repeated")
+		"`suffix` whose names are never forwarded: clients that ask for those that the table lacks get NXDOMAIN; may be repeated")
 }
 
 // declareNameservers declares where queries that the table does not answer are forwarded to.

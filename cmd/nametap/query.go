@@ -40,7 +40,7 @@ type queryResult struct {
 	Additional []string              `json:"additional,omitempty"`
 	Errors     []string              `json:"errors"` // Extended DNS Errors, RFC 8914
 	Protocol   string                `json:"protocol"`
-	Duration   string                `json:"duration"`
+	Took       float64               `json:"tookSeconds"`
 	From       *dnsproxy.Provenance  `json:"from,omitempty"`
 	NoFrom     string                `json:"noFrom,omitempty"` // why From is missing
 	Rule       *dnsproxy.Explanation `json:"rule,omitempty"`
@@ -239,7 +239,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 		Name: q.Name, Type: wire.TypeName(q.Qtype), Rcode: wire.RcodeName(resp.Rcode),
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
 		Errors:   extendedErrors(resp),
-		Protocol: protocol, Duration: time.Since(start).Round(10 * time.Microsecond).String(),
+		Protocol: protocol, Took: time.Since(start).Round(10 * time.Microsecond).Seconds(),
 	}
 	result.readFrom(resp)
 	return result, nil
@@ -300,7 +300,8 @@ func printResults(w io.Writer, results []queryResult) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, r.Duration, r.Protocol)
+		took := time.Duration(r.Took * float64(time.Second)).Round(10 * time.Microsecond)
+		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, took, r.Protocol)
 		for _, record := range r.Answer {
 			fmt.Fprintf(w, "  %s\n", record)
 		}

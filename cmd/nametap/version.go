@@ -18,7 +18,7 @@ func newVersionCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, _ []string) error {
 			build := version.Read()
 			return output.print(command.OutOrStdout(), build, func(w io.Writer) {
-				fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Go)
+				fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Toolchain())
 			})
 		},
 	}

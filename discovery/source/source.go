@@ -107,7 +107,7 @@ type Status struct {
 	Heard time.Time `json:"heard"`
 	// Failure is why requests to the API server have failed since FailingSince; "" if they succeed.
 	Failure      string    `json:"failure,omitempty"`
-	FailingSince time.Time `json:"failing_since,omitzero"`
+	FailingSince time.Time `json:"failingSince,omitzero"`
 }
 
 // Waiting returns why not all objects of the resource were read yet, or an empty string.

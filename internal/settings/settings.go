@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
@@ -177,7 +178,7 @@ func setAll(flags *pflag.FlagSet, values map[string]string, source func(key stri
 	})
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		if !known[key] && strings.HasPrefix(key, Prefix) && !serviceLink.MatchString(key) {
-			failed = append(failed, fmt.Errorf("%s=%q: no such setting; `--help` lists them", key, values[key]))
+			failed = append(failed, fmt.Errorf("%s=%q: no such setting%s", key, values[key], meant(key, known)))
 		}
 	}
 	return failed
@@ -256,7 +257,7 @@ func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 		switch {
 		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
 			failed = append(failed,
-				fmt.Errorf("line %d: no such setting: %s; `--help` lists them, without the dashes", key.Line, key.Value))
+				fmt.Errorf("line %d: no such setting: %s%s", key.Line, key.Value, meant(key.Value, names(flags))))
 			continue
 		case twice:
 			failed = append(failed, fmt.Errorf("line %d: %s is already set on line %d", key.Line, flag.Name, first))
@@ -354,11 +355,36 @@ func expected(flag *pflag.Flag, err error) error {
 }
 
 // FlagError returns an error that names a malformed flag of the command line, its value and
-// what was expected. It is for cobra.Command.SetFlagErrorFunc.
-func FlagError(err error) error {
+// what was expected, or the flag that an unknown one may stand for. It is for cobra.Command.SetFlagErrorFunc.
+func FlagError(command *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
-	if errors.As(err, &invalid) {
+	var unknown *pflag.NotExistError
+	switch {
+	case errors.As(err, &invalid):
 		return fmt.Errorf("--%s=%q: %w", invalid.GetFlag().Name, invalid.GetValue(), expected(invalid.GetFlag(), err))
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
+		return fmt.Errorf("unknown flag: --%s%s", unknown.GetSpecifiedName(), meant(unknown.GetSpecifiedName(), names(command.Flags())))
 	}
 	return err
+}
+
+// names returns the names of flags.
+func names(flags *pflag.FlagSet) map[string]bool {
+	found := map[string]bool{}
+	flags.VisitAll(func(flag *pflag.Flag) { found[flag.Name] = true })
+	return found
+}
+
+// meant returns the end of an error about an unknown name: the known names that differ from it in at most two letters.
+func meant(name string, known map[string]bool) string {
+	similar := &cobra.Command{SuggestionsMinimumDistance: 2} // cobra compares the names of subcommands
+	for known := range known {
+		similar.AddCommand(&cobra.Command{Use: known, Run: func(*cobra.Command, []string) {}})
+	}
+	found := similar.SuggestionsFor(name)
+	slices.Sort(found)
+	if len(found) == 0 || len(found) > 3 {
+		return "; `--help` lists them"
+	}
+	return "; did you mean " + strings.Join(found, " or ") + "?"
 }

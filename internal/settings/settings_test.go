@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/internal/settings"
@@ -116,10 +117,10 @@ func TestResolveRefuses(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{name: "unknown variable", env: []string{"NAMETAP_DRIAN=5s"}, want: []string{"NAMETAP_DRIAN", "5s", "no such setting"}},
+		{name: "unknown variable", env: []string{"NAMETAP_DRIAN=5s"}, want: []string{"NAMETAP_DRIAN", "5s", "no such setting", "did you mean NAMETAP_DRAIN?"}},
 		{name: "no unit", env: []string{"NAMETAP_DRAIN=5"}, want: []string{"NAMETAP_DRAIN", `"5"`, "unit"}},
 		{name: "no number", env: []string{"NAMETAP_MAX_TCP_CONNS=many"}, want: []string{"NAMETAP_MAX_TCP_CONNS", "many", "whole number"}},
-		{name: "unknown key", file: "drain: 1s\ndrian: 5s\n", want: []string{"line 2", "drian", "no such setting"}},
+		{name: "unknown key", file: "drain: 1s\ndrian: 5s\n", want: []string{"line 2", "drian", "no such setting", "did you mean drain?"}},
 		{name: "key twice", file: "drain: 1s\ndrain: 2s\n", want: []string{"line 2", "drain", "line 1"}},
 		{name: "bad bool", file: "xds-plaintext: perhaps\n", want: []string{"line 1", "xds-plaintext", "perhaps", "true or false"}},
 		{name: "list for one", file: "drain: [1s, 2s]\n", want: []string{"line 1", "drain", "one value"}},
@@ -175,13 +176,21 @@ func TestResolveMissingFile(t *testing.T) {
 	}
 }
 
-// R7: a malformed flag of the command line is refused in the same words.
+// R7: a malformed flag of the command line is refused in the same words, and an unknown one with what it may mean.
 func TestFlagError(t *testing.T) {
-	var got values
-	err := declare(&got).Parse([]string{"--drain=5"})
-	for _, want := range []string{"--drain", `"5"`, "unit"} {
-		if text := settings.FlagError(err).Error(); !strings.Contains(text, want) {
-			t.Errorf("error %q does not say %q", text, want)
+	for arg, wanted := range map[string][]string{
+		"--drain=5":  {"--drain", `"5"`, "unit"},
+		"--drian=5s": {"unknown flag: --drian", "did you mean drain?"},
+		"--other":    {"unknown flag: --other", "--help"},
+	} {
+		var got values
+		command := new(cobra.Command)
+		command.Flags().AddFlagSet(declare(&got))
+		err := command.Flags().Parse([]string{arg})
+		for _, want := range wanted {
+			if text := settings.FlagError(command, err).Error(); !strings.Contains(text, want) {
+				t.Errorf("error %q does not say %q", text, want)
+			}
 		}
 	}
 }

@@ -45,6 +45,8 @@ type Build struct {
 	Commit string `json:"commit,omitempty"`
 	Dirty  bool   `json:"dirty,omitempty"`
 	Go     string `json:"go"`
+	// FIPS is the version of Go's FIPS 140-3 module, such as v1.0.0, if GOFIPS140 has selected it for this build.
+	FIPS string `json:"fips140,omitempty"`
 }
 
 // Read returns what this binary was built from.
@@ -72,6 +74,8 @@ func fromInfo(release string, info *debug.BuildInfo) Build {
 			b.Commit = setting.Value
 		case "vcs.modified":
 			b.Dirty = setting.Value == "true"
+		case "GOFIPS140":
+			b.FIPS = setting.Value
 		}
 	}
 	return b
@@ -90,6 +94,14 @@ func (b Build) String() string {
 		s += "+dirty"
 	}
 	return s
+}
+
+// Toolchain returns the version of Go and that of its FIPS 140-3 module, if the build uses it.
+func (b Build) Toolchain() string {
+	if b.FIPS == "" {
+		return b.Go
+	}
+	return b.Go + ", FIPS 140-3 module " + b.FIPS
 }
 
 // String returns the version of this binary.

@@ -2,6 +2,7 @@ package version
 
 import (
 	"runtime/debug"
+	"strings"
 	"testing"
 )
 
@@ -30,6 +31,14 @@ func TestString(t *testing.T) {
 		if got := fromInfo(test.release, info).String(); got != test.want {
 			t.Errorf("%s %v: got %s, want %s", test.module, test.settings, got, test.want)
 		}
+	}
+}
+
+// The version names the FIPS 140-3 module of the build.
+func TestToolchain(t *testing.T) {
+	info := &debug.BuildInfo{Settings: []debug.BuildSetting{{Key: "GOFIPS140", Value: "v1.0.0"}}}
+	if got := fromInfo("", info).Toolchain(); !strings.HasSuffix(got, ", FIPS 140-3 module v1.0.0") {
+		t.Error(got)
 	}
 }
 

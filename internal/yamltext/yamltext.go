@@ -90,6 +90,9 @@ func Cause(err error) (line int, message string) {
 	if parserMessage.MatchString(message) {
 		line++ // the parser counts from 0; an error in the first line has no number
 	}
+	if strings.Contains(message, "found a tab") || strings.Contains(message, "found character that cannot start any token") {
+		message += " (want spaces before the text of a line, not a tab)"
+	}
 	return line, message
 }
 

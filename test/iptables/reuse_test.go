@@ -159,12 +159,23 @@ const reusedPort = 5454
 // tcpFrom connects to nameserver 2 from a port.
 func (l *lab) tcpFrom(port int) net.Conn {
 	l.t.Helper()
-	conn, err := open("tcp", l.eth0(port), l.server('2'))
+	conn, err := l.dialFrom(port, patience)
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	l.t.Cleanup(func() { _ = conn.Close() })
 	return conn
+}
+
+// dialFrom tries to connect to nameserver 2 from a port, once the port is free: a process that is just being forked
+// holds the socket of a connection that was closed, until it runs another program.
+func (l *lab) dialFrom(port int, limit time.Duration) (conn net.Conn, err error) {
+	l.t.Helper()
+	wait.Until(l.t, "the port is free", func() bool {
+		conn, err = openWithin(limit, "tcp", l.eth0(port), l.server('2'))
+		return !errors.Is(err, syscall.EADDRINUSE)
+	})
+	return conn, err
 }
 
 // wantTCP queries nameserver 2 over TCP from reusedPort. The client resets the connection, so
@@ -185,6 +196,9 @@ func (l *lab) wantTCP(way string) {
 func (l *lab) resetByServer() {
 	l.t.Helper()
 	l.resetConn(l.tcpFrom(reusedPort))
+	if got := l.tcpEntries(); !strings.Contains(got, "CLOSE ") {
+		l.t.Fatalf("conntrack has\n%s", got)
+	}
 }
 
 // resetConn lets the server reset a connection.
@@ -197,16 +211,13 @@ func (l *lab) resetConn(conn net.Conn) {
 		l.t.Fatalf("%d bytes, %v, want a reset", n, err)
 	}
 	_ = conn.Close()
-	if got := l.tcpEntries(); !strings.Contains(got, "CLOSE ") {
-		l.t.Fatalf("conntrack has\n%s", got)
-	}
 }
 
 // withoutReply makes a connection attempt from the port, whose SYN has no reply.
 func (l *lab) withoutReply() {
 	l.t.Helper()
 	l.losePackets("-A")
-	conn, err := openWithin(200*time.Millisecond, "tcp", l.eth0(reusedPort), l.server('2'))
+	conn, err := l.dialFrom(reusedPort, 200*time.Millisecond)
 	if err == nil {
 		_ = conn.Close()
 		l.t.Fatal("the server replied")

@@ -24,7 +24,10 @@ func namesOf(version, arch string) []string {
 	names := []string{
 		"SHA256SUMS", "nametap-" + version + ".tgz", "nametap-init-" + version + "-debian.tar",
 		"nametap-" + version + "-crds.yaml", "nametap-" + version + "-discovery.yaml", "nametap-" + version + "-istiod.yaml",
-		"nametap-" + version + "-webhook.yaml",
+		"nametap-" + version + "-webhook.yaml", "kubectl-nametap-" + version + ".yaml",
+	}
+	for _, platform := range []string{"linux-amd64", "linux-arm64", "darwin-amd64", "darwin-arm64", "windows-amd64"} {
+		names = append(names, "kubectl-nametap-"+version+"-"+platform+".tar.gz")
 	}
 	for _, name := range []string{"nametap", "nametap-discovery"} {
 		names = append(names, name+"_"+version+"-1_"+arch+".deb", name+"-linux-"+arch, name+"-linux-"+arch+".cdx.json")
