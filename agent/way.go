@@ -381,7 +381,7 @@ func (w *ways) logState(known *way) {
 	case known.State == WayReached:
 		w.log.Info(text, known.subject())
 	default:
-		w.log.Warn(text, known.subject(), "error", known.Detail)
+		w.log.Warn(text, known.subject(), slog.String("error", known.Detail))
 	}
 }
 

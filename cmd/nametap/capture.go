@@ -286,7 +286,7 @@ func printResolved(w io.Writer, status resolved.Status) {
 	fmt.Fprintf(w, "systemd-resolved\t%s\n", text)
 }
 
-// printRules prints a line for the backend and one for each family.
+// printRules prints a line for the backend and one for each family, with the limits of capture if limits is true.
 func printRules(w io.Writer, status iptables.Status, limits bool) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
@@ -313,22 +313,19 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 			text += ": " + f.Error
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
-		for _, passes := range f.Passes {
-			if limits {
-				fmt.Fprintf(w, "\tnot captured: %s\n", passes)
-			}
+		if limits {
+			printLines(w, "\tnot captured: %s\n", f.Passes)
+			printLines(w, "\tnot served: %s\n", f.Unserved)
 		}
-		for _, unserved := range f.Unserved {
-			if limits {
-				fmt.Fprintf(w, "\tnot served: %s\n", unserved)
-			}
-		}
-		for _, other := range f.Others {
-			fmt.Fprintf(w, "\t%s; `nametap capture check` shows what to do\n", other)
-		}
-		for _, drift := range f.Drift {
-			fmt.Fprintf(w, "\t%s\n", drift)
-		}
+		printLines(w, "\t%s; `nametap capture check` shows what to do\n", f.Others)
+		printLines(w, "\t%s\n", f.Drift)
+	}
+}
+
+// printLines prints a line for each text.
+func printLines(w io.Writer, format string, texts []string) {
+	for _, text := range texts {
+		fmt.Fprintf(w, format, text)
 	}
 }
 
