@@ -15,12 +15,13 @@ import (
 )
 
 // Names of the figures of pushes. The names for the sink, the client that only
-// receives, end in sinkSuffix.
+// receives, end in sinkSuffix, and those for an agent that is sent shards in shardsSuffix.
 const (
-	firstPush  = "first_push_ms"
-	onePush    = "one_changed_push_ms"
-	allPush    = "all_changed_push_ms"
-	sinkSuffix = "_sink"
+	firstPush    = "first_push_ms"
+	onePush      = "one_changed_push_ms"
+	allPush      = "all_changed_push_ms"
+	sinkSuffix   = "_sink"
+	shardsSuffix = "_shards"
 
 	quietP99 = "latency_p99_without_pushes_us"
 	oneP99   = "latency_p99_one_changed_us"
@@ -103,31 +104,21 @@ type client struct {
 	suffix string
 }
 
-// round measures a sink and an agent.
+// round measures a sink, an agent that is sent whole tables, and one that is sent shards.
 func (b *pushBench) round(ctx context.Context, round int) error {
 	sink := client{round: round, suffix: sinkSuffix}
 	err := b.with(ctx, sink, b.sink, b.costs)
 	if err != nil {
 		return fmt.Errorf("pushing to the sink: %w", err)
 	}
-	var agent client
-	agent.round = round
-	if agent.Addr, err = lab.FreeAddr(ctx); err != nil {
-		return err
-	}
-	err = b.with(ctx, agent, b.agentOf, func(ctx context.Context, c client) error {
-		if err := b.costs(ctx, c); err != nil {
+	for _, suffix := range []string{"", shardsSuffix} {
+		agent := client{round: round, suffix: suffix}
+		if agent.Addr, err = lab.FreeAddr(ctx); err != nil {
 			return err
 		}
-		size, err := lab.Memory(c.Pid)
-		if err != nil {
-			return err
+		if err := b.with(ctx, agent, b.agentOf, b.costs, b.latencies); err != nil {
+			return fmt.Errorf("pushing to the agent: %w", err)
 		}
-		b.results.Figures.Set(memoryMB, round, float64(size)/(1<<20))
-		return b.latencies(ctx, c)
-	})
-	if err != nil {
-		return fmt.Errorf("pushing to the agent: %w", err)
 	}
 	return nil
 }
@@ -144,13 +135,17 @@ func (b *pushBench) agentOf(ctx context.Context, c client) ([]string, error) {
 	return how.Argv, err
 }
 
-// with starts a control plane and its client c, calls the function use, and ends both. The function argv returns the
-// command line of the client.
+// with starts a control plane and its client c, calls the functions in measure, and ends both. The function argv returns
+// the command line of the client.
 func (b *pushBench) with(ctx context.Context, c client,
-	argv func(context.Context, client) ([]string, error), use func(context.Context, client) error,
+	argv func(context.Context, client) ([]string, error), measure ...func(context.Context, client) error,
 ) error {
+	var options []string
+	if c.suffix == shardsSuffix {
+		options = []string{"-shards"}
+	}
 	var err error
-	if c.control, err = b.lab.StartControl(ctx); err != nil {
+	if c.control, err = b.lab.StartControl(ctx, options...); err != nil {
 		return err
 	}
 	defer b.lab.Stop(c.control.Process)
@@ -165,7 +160,12 @@ func (b *pushBench) with(ctx context.Context, c client,
 	if err := c.control.Expect(ctx, "stream"); err != nil {
 		return errors.Join(err, c.Alive())
 	}
-	return use(ctx, c)
+	for _, figures := range measure {
+		if err := figures(ctx, c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // costs measures the processor time of the first push, of pushes that change one host, and
@@ -231,7 +231,7 @@ func (b *pushBench) latencies(ctx context.Context, c client) error {
 			b.notes.note("%s: %v; the round has no figure", r.figure, err)
 			continue
 		}
-		b.results.Figures.Set(r.figure, c.round, lab.Microseconds(t.Quantile(0.99)))
+		b.results.Figures.Set(r.figure+c.suffix, c.round, lab.Microseconds(t.Quantile(0.99)))
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func (r *results) mixTable() report.Table {
 func (p *pushResults) table() report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("A push of %s hosts, %.1f MB", report.Thousands(p.Hosts), float64(p.Bytes)/1e6),
-		Header: []string{"push", "nametap ms", "receiving ms", "difference ms", "p99 µs, one a second"},
+		Header: []string{"push", "nametap ms", "receiving ms", "difference ms", "p99 µs, one a second", "shards: nametap ms", "shards: p99 µs"},
 	}
 	for _, line := range []struct{ what, cost, p99 string }{
 		{"none", "", quietP99},
@@ -83,9 +83,9 @@ func (p *pushResults) table() report.Table {
 		t.Rows = append(t.Rows, []string{
 			line.what, report.Cell(own.Median()), report.Cell(sink.Median()), report.Cell(own.Minus(sink).Median()),
 			report.Cell(p.Figures[line.p99].Median()),
+			report.Cell(p.Figures[line.cost+shardsSuffix].Median()), report.Cell(p.Figures[line.p99+shardsSuffix].Median()),
 		})
 	}
-	t.Rows = append(t.Rows, []string{"MB after them", report.Cell(p.Figures[memoryMB].Median()), "", "", ""})
 	return t
 }
 

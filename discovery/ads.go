@@ -10,7 +10,6 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
@@ -32,8 +31,8 @@ const (
 	stopGrace = time.Second
 	// patience bounds the HTTP/2 handshake of a new connection, and the answer to a ping.
 	patience = 10 * time.Second
-	// maxStreamsPerConn bounds the streams of one connection; an agent opens one.
-	maxStreamsPerConn = 16
+	// maxStreamsPerConn bounds the streams of one connection; an agent opens one at a time.
+	maxStreamsPerConn = 1
 	// idleConn is the time after which a connection without a stream is closed.
 	idleConn = time.Minute
 	// ageGrace is how long the streams of an old connection may continue after its client was asked to connect again.
@@ -61,10 +60,10 @@ type adsServer struct {
 	tls        *auth.Server   // nil without TLS
 	refusals   rate.Sometimes // limits the log lines about clients that are refused
 
-	places   *intake.Places   // bounds the streams
-	conns    *connlimit.Limit // bounds the connections, and the requests that were not read
-	memory   *memoryLimit
-	patience time.Duration // the constant of this name, longer in tests
+	conns     *connlimit.Limit // bounds the connections, and the requests that were not read
+	addresses perAddress       // bounds the connections of each address, and the streams beyond the first of each connection
+	memory    *memoryLimit
+	patience  time.Duration // the constant of this name, longer in tests
 }
 
 // newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
@@ -72,9 +71,9 @@ type adsServer struct {
 func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
-		places: intake.NewPlaces(cfg.MaxClients, cfg.MaxClientsPerAddress), patience: patience,
+		addresses: perAddress{most: cfg.MaxClientsPerAddress, taken: map[netip.Addr]int{}},
+		conns:     connlimit.New("discovery", cfg.MaxClients, maxUnread), patience: patience,
 	}
-	s.conns = connlimit.New("discovery", cfg.MaxClients+spareConns, maxUnread)
 	var err error
 	s.identities, err = newIdentities(cfg)
 	return s, err
@@ -123,9 +122,8 @@ func (s *adsServer) listen(ctx context.Context) ([]*adsPort, error) {
 			return nil, p.failed(err)
 		}
 		p.listener = &boundedListener{
-			Listener: ln, limit: s.conns, tooMany: s.push.TooMany,
-			addresses: intake.NewGroup[netip.Addr](s.cfg.MaxClientsPerAddress),
-			full:      func() bool { return s.memory.check(connShare) != nil },
+			Listener: ln, limit: s.conns, addresses: &s.addresses, tooMany: s.push.TooMany,
+			full: func(place *connlimit.Place) bool { return s.memory.check(connShare, place) != nil },
 		}
 		open = append(open, p)
 	}
@@ -194,7 +192,6 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 			MaxConnectionAge: s.cfg.MaxConnectionAge, MaxConnectionAgeGrace: ageGrace,
 			MaxConnectionIdle: idleConn,
 		}),
-		grpc.ChainStreamInterceptor(s.memory.stream),
 		grpc.ConnectionTimeout(s.patience),
 		grpc.ForceServerCodecV2(push.Codec()),
 		grpc.MaxConcurrentStreams(maxStreamsPerConn),
@@ -207,28 +204,29 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 	}
 }
 
-// admit returns an interceptor that refuses a client if there is no place for it, or if it is not one of the given
-// clients. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
+// admit returns an interceptor that refuses a client if its address has too many streams, if it is not one of the given
+// clients, or if there is no memory for it. If the parameter clients is nil, everyone is admitted. The context of the stream gets the identity that the
 // client has proven. When the token or certificate that proves the identity ends, the stream ends, and the client
 // connects again with the next token or certificate.
 func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 	return func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		ctx := stream.Context()
 		admitted := &admitted{ServerStream: stream, ctx: ctx, connection: intake.ConnectionOf(ctx)}
-		admitted.connection.Begin()
+		first := admitted.connection.Begin()
 		defer admitted.connection.End()
-		place, err := s.places.Enter(intake.AddressOf(admitted.connection.Conn.RemoteAddr()))
-		if err != nil {
-			return s.noPlace(ctx, err)
+		if !first {
+			address := intake.AddressOf(admitted.connection.Conn.RemoteAddr())
+			give, ok := s.addresses.take(address)
+			if !ok {
+				return s.tooMany(ctx, address)
+			}
+			defer give()
 		}
-		defer place.Leave()
-		if clients == nil {
-			err = place.Unproven(s.identities != nil)
-		} else {
-			who, refusal := clients.Client(ctx)
-			if refusal != nil {
-				s.refused(ctx, refusal)
-				return refusal
+		if clients != nil {
+			who, err := clients.Client(ctx)
+			if err != nil {
+				s.refused(ctx, err)
+				return err
 			}
 			admitted.ctx = context.WithValue(ctx, identityKey{}, who)
 			if !who.Ends.IsZero() {
@@ -237,10 +235,9 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 					"the token or certificate of %s ended at %s: connect again with the next one", who.Identity, who.Ends.UTC().Format(time.RFC3339)))
 				defer cancel()
 			}
-			err = place.Prove(who.Namespace)
 		}
-		if err != nil {
-			return s.noPlace(ctx, err)
+		if err := s.memory.check(streamShare, admitted.connection.Place()); err != nil {
+			return err
 		}
 		return handler(srv, admitted)
 	}
@@ -284,27 +281,18 @@ func (s *adsServer) refused(ctx context.Context, err error) {
 	s.logRefusal(ctx, err)
 }
 
-// noPlace counts and logs a client for which there is no place, and returns the error.
-func (s *adsServer) noPlace(ctx context.Context, err error) error {
+// tooMany counts and logs a client whose address has too many streams, and returns the error for it.
+func (s *adsServer) tooMany(ctx context.Context, address netip.Addr) error {
 	s.push.TooMany()
+	err := status.Errorf(codes.ResourceExhausted, "%d clients at %s are connected, or were within a minute (--max-clients-per-address): "+
+		"connect later", s.addresses.most, address)
 	s.logRefusal(ctx, err)
 	return err
 }
 
 func (s *adsServer) logRefusal(ctx context.Context, err error) {
-	from := "unknown"
-	if p, ok := peer.FromContext(ctx); ok {
-		from = p.Addr.String()
-	}
+	client, _ := peer.FromContext(ctx) // each stream has one
 	s.refusals.Do(func() {
-		s.cfg.Logger.Warn("a client is refused", "client", from, "error", status.Convert(err).Message())
+		s.cfg.Logger.Warn("a client is refused", "client", client.Addr.String(), "error", status.Convert(err).Message())
 	})
-}
-
-// newUnreadMetric returns the metric of requests that have arrived in part.
-func newUnreadMetric(conns *connlimit.Limit) prometheus.Collector {
-	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Namespace: "nametap", Subsystem: "discovery", Name: "unread_bytes",
-		Help: "What requests need that have arrived, most of them in part, and that were not read yet.",
-	}, func() float64 { return float64(conns.Held()) })
 }

@@ -68,22 +68,20 @@ type Config struct {
 	// ClusterTimeout is how long another cluster that cannot be read keeps the server from being
 	// ready. 0 means 20 s.
 	ClusterTimeout time.Duration
-	// AllowEmpty permits a directory without any object. If it is false, the server is not
-	// ready before it has an object, and keeps the last good objects when the directory
-	// becomes empty.
+	// AllowEmpty permits a directory without any object, and files that have lost their objects. If it is false, the
+	// server is not ready before it has an object, and keeps the last good objects of a file or a directory that becomes
+	// empty.
 	AllowEmpty bool
-	// StateDir is the directory in which the last good form of each object is saved, which is used if the object becomes
-	// broken. The directory is created if it does not exist. "" keeps them in memory: after a restart, a broken object has
-	// no last good form.
+	// StateDir is the directory in which the last good content of each file is saved, which is used if the file becomes
+	// broken. The directory is created if it does not exist. "" keeps them in memory: after a restart, a broken file has
+	// no last good content.
 	StateDir string
-	// Debounce is how long changes are collected before they are served. The files in the directory are used when two
-	// reads, Debounce apart, find the same files. If the files change all the time, every tenth read is used. 0 means 30
-	// ms.
+	// Debounce is how long changes are collected before they are served. 0 means 30 ms.
 	Debounce time.Duration
-	// MaxClients bounds the streams that are served at a time. 0 means 20,000.
+	// MaxClients bounds the connections, each of which has one stream at a time. 0 means 20,000.
 	MaxClients int
-	// MaxClientsPerAddress bounds the open connections and the open streams of clients at one IP address, and how many
-	// of each may begin within a minute. 0 means 250.
+	// MaxClientsPerAddress bounds the connections of clients at one IP address, those included that began within a
+	// minute. 0 means 250.
 	MaxClientsPerAddress int
 	// MemoryLimit is the number of bytes that the process may use. Clients are refused while the process uses nearly all
 	// of them. 0 means that there is no limit.

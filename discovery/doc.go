@@ -13,7 +13,7 @@
 //     hosts into entries of tables. A claim is what one object says about one host, for example its
 //     addresses.
 //  4. Package push sends each client its table, and then the changes of its table. Package auth
-//     decides which clients may connect, and package intake bounds the resources that they can occupy.
+//     decides which clients may connect, and package intake counts what has arrived of their requests.
 //
 // The files:
 //

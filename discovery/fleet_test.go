@@ -55,7 +55,7 @@ func secretYAML(name string, minutes int, kubeconfigs map[string]string) string 
 
 // rootYAML returns the root namespace of a cluster in a network.
 func rootYAML(network string) string {
-	return fmt.Sprintf("apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: istio-system, labels: {topology.istio.io/network: %s}}\n", network)
+	return fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: {topology.istio.io/network: %s}}\n", network)
 }
 
 // putHeadless puts the headless Service db with an endpoint db-0.

@@ -13,7 +13,7 @@ import (
 	"github.com/nametap/nametap/examples"
 )
 
-// FuzzParse makes tables of arbitrary text. Errors must name an existing line, and tables
+// FuzzParse makes tables of arbitrary text. Errors must name a document, and tables
 // must hold only hosts and addresses that agents can use.
 func FuzzParse(f *testing.F) {
 	err := fs.WalkDir(examples.Files, ".", func(path string, d fs.DirEntry, err error) error {
@@ -31,7 +31,7 @@ func FuzzParse(f *testing.F) {
 		objects, errs := files.Parse("f.yaml", []byte(text))
 		lines := strings.Count(text, "\n") + 2
 		for _, e := range errs {
-			if e.File != "f.yaml" || e.Line < 1 || e.Line > lines || e.Msg == "" {
+			if e.File != "f.yaml" || e.Document < 1 || e.Document > lines || e.Msg == "" {
 				t.Errorf("error %+v for %d lines", e, lines)
 			}
 		}

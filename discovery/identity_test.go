@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -216,7 +217,8 @@ func TestStreamEndsWithProof(t *testing.T) { // D46, D49
 		}
 		s := &adsServer{
 			identities: &auth.Clients{Tokens: auth.NewTokens(review), TrustDomain: "cluster.local"},
-			places:     intake.NewPlaces(10, 10),
+			addresses:  perAddress{most: 1, taken: map[netip.Addr]int{}},
+			memory:     newMemoryLimit(0, nil, nil),
 		}
 		token := "e30." + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"exp":%d}`, ends.Unix())) + ".c2ln"
 		id := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/ns/shop/sa/web"}

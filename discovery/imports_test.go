@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-const importDefinition = "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: serviceimports.multicluster.x-k8s.io}\n"
+const importDefinition = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: serviceimports.multicluster.x-k8s.io}\n"
 
 // importYAML returns a ServiceImport.
 func importYAML(version, name, spec string) string {

@@ -29,7 +29,7 @@ func onAPI(t *testing.T, a *fakekube.API) Config {
 	return Config{Kubernetes: access}
 }
 
-const entryDefinition = "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: serviceentries.networking.istio.io}\n"
+const entryDefinition = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: serviceentries.networking.istio.io}\n"
 
 // exampleObjects returns an API server and a directory with the same objects: the examples without
 // Pods, whose hostnames are in the EndpointSlices that an API server has.

@@ -22,43 +22,36 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 
-	"github.com/nametap/nametap/discovery/intake"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// D62: clients in plaintext, and of one namespace, leave places to others. The log
-// says which one was refused, and why.
-func TestPlaces(t *testing.T) {
-	s := startSecuredWith(t, func(_ *fakekube.API, cfg *Config) {
-		cfg.GRPCAddr, cfg.MaxClients, cfg.MaxClientsPerAddress = "127.0.0.1:0", 4, 100
-	})
-	s.api.SetToken("data", fakekube.Token{User: "system:serviceaccount:data:db", Audiences: []string{"istio-ca"}})
-	want := func(r running, namespace, refusal string) {
-		t.Helper()
-		err := reviewed(func() client { return openSotw(t, r, node(t, namespace)) }).end
-		if refusal == "" && err == nil {
-			return
+// D62: the streams of a connection count like connections, so that an address has few in a minute. The log and the client
+// get the reason.
+func TestStreamsOfOneAddress(t *testing.T) {
+	const most = 3
+	log := testlog.New(t)
+	r := start(t, Config{ConfigDir: t.TempDir(), AllowEmpty: true, MaxClientsPerAddress: most, Logger: log.Logger()})
+	client, served := r.dial(t), -1
+	var refused error
+	for ; refused == nil; served++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := client.StreamAggregatedResources(ctx)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), refusal) {
-			t.Errorf("got %v, want ResourceExhausted with %q", err, refusal)
-		}
-		if s.log.Count("a client is refused", "client=127.0.0.1:", refusal) == 0 {
-			t.Errorf("the log does not say %q: %s", refusal, s.log)
-		}
+		_ = stream.Send(&discoveryv3.DiscoveryRequest{Node: node(t, "shop"), TypeUrl: typeURL}) // Recv has the reason of an error
+		_, refused = stream.Recv()
+		cancel()
 	}
-	shop, data := s.as(t, s.authority, &bearer{token: "good"}, nil), s.as(t, s.authority, &bearer{token: "data"}, nil)
-	want(s.running, "shop", "")
-	want(s.running, "shop", "")
-	want(s.running, "shop", "in plaintext")
-	want(shop, "shop", "")
-	want(data, "data", "")
-	want(data, "data", "--max-clients")
-	want(shop, "shop", "--max-clients")
-	if n := s.metric(t, "streams_ended_total", "too_many"); n != 3 {
-		t.Errorf("%v refused clients counted, want 3", n)
+	const reason = "--max-clients-per-address"
+	if served != most || status.Code(refused) != codes.ResourceExhausted || !strings.Contains(refused.Error(), reason) {
+		t.Errorf("%d streams are served, want %d, and then %v", served, most, refused)
+	}
+	if log.Count("a client is refused", "client=127.0.0.1:", reason) != 1 || r.metric(t, "streams_ended_total", "too_many") != 1 {
+		t.Errorf("the log does not say %q once: %s", reason, log)
 	}
 }
 
@@ -206,7 +199,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		tooMany, full := 0, false
 		from := &arrivals{}
 		l := &boundedListener{
-			Listener: from, limit: connlimit.New("discovery", 3, 0), addresses: intake.NewGroup[netip.Addr](2), tooMany: func() { tooMany++ }, full: func() bool { return full },
+			Listener: from, limit: connlimit.New("discovery", 3, 0), addresses: &perAddress{most: 2, taken: map[netip.Addr]int{}}, tooMany: func() { tooMany++ }, full: func(*connlimit.Place) bool { return full },
 		}
 		var open []net.Conn
 		want := func(accepted, refused int, addresses ...string) {
@@ -246,21 +239,23 @@ func TestConnectionsAreBounded(t *testing.T) {
 		if !open[1].(*boundedConn).Conn.(*arrival).closed {
 			t.Error("the connection that was awaited longest is open")
 		}
+		for _, conn := range open {
+			_ = conn.Close()
+		}
+		time.Sleep(time.Hour) //nolint:forbidigo // of the bubble's clock
+		synctest.Wait()
+		if n := len(l.addresses.taken); n != 0 {
+			t.Errorf("%d addresses are known that have no connection", n)
+		}
 	})
 }
 
 // D33: while nearly all memory is in use, streams are refused with the setting in the reason.
 func TestMemoryLimit(t *testing.T) {
-	log, refused, served := testlog.New(t), 0, 0
-	stream := func(m *memoryLimit) error {
-		return m.stream(nil, nil, nil, func(any, grpc.ServerStream) error {
-			served++
-			return nil
-		})
-	}
+	log, refused := testlog.New(t), 0
 	small := newMemoryLimit(100<<10, func() { refused++ }, log.Logger())
 	for range 2 {
-		err := stream(small)
+		err := small.check(streamShare, nil)
 		const want = "raise its memory limit (GOMEMLIMIT, or resources.limits.memory of its container)"
 		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v", err)
@@ -270,11 +265,8 @@ func TestMemoryLimit(t *testing.T) {
 		t.Errorf("%d are counted, and the log is %s", refused, log)
 	}
 	for _, bytes := range []int64{0, 1 << 50} {
-		if err := stream(newMemoryLimit(bytes, func() {}, log.Logger())); err != nil {
+		if err := newMemoryLimit(bytes, func() {}, log.Logger()).check(streamShare, nil); err != nil {
 			t.Errorf("with %d bytes: %v", bytes, err)
 		}
-	}
-	if served != 2 {
-		t.Errorf("%d streams are served, want 2", served)
 	}
 }

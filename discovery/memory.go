@@ -2,15 +2,14 @@ package discovery
 
 import (
 	"log/slog"
-	"runtime"
 	runtimemetrics "runtime/metrics"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/nametap/nametap/internal/connlimit"
 )
 
 const (
@@ -21,34 +20,28 @@ const (
 	// example because of a Sidecar. A client that does not read keeps its table in memory, and a tenant may have many
 	// such clients. The rest of the memory is for clients that share a table.
 	tableShare = 60
-	// collectEvery bounds how often garbage is collected to find out how much memory is really in use.
-	collectEvery = 5 * time.Second
 )
 
-// memoryLimit refuses clients while the process uses nearly all of its memory. Otherwise the kernel would kill the
+// memoryLimit refuses clients while the process uses nearly all of its memory. A client of an address with fewer connections
+// than another takes the place of a connection of that one instead. Otherwise the kernel would kill the
 // process, which ends the streams of all clients. A refused client keeps its table, and connects again later.
 type memoryLimit struct {
 	bytes   int64 // 0 for no limit
 	refused func()
 	log     *slog.Logger
 	lines   rate.Sometimes
-
-	mu        sync.Mutex
-	collected time.Time // when garbage was last collected
 }
 
 func newMemoryLimit(bytes int64, refused func(), log *slog.Logger) *memoryLimit {
 	return &memoryLimit{bytes: bytes, refused: refused, log: log, lines: rate.Sometimes{Interval: time.Minute}}
 }
 
-// check returns and counts an error if more of the limit is in use than the parameter share, in percent.
-func (m *memoryLimit) check(share int64) error {
+// check returns and counts an error if more of the limit is in use than the parameter share, in percent, unless the place is
+// of a client to which another one gives way. The place may be nil.
+func (m *memoryLimit) check(share int64, place *connlimit.Place) error {
 	most := m.bytes / 100 * share
-	if m.bytes <= 0 || memoryUsed() <= most {
-		return nil
-	}
-	used := m.collect()
-	if used <= most {
+	used := memoryUsed()
+	if m.bytes <= 0 || used <= most || place.Displace() {
 		return nil
 	}
 	err := status.Errorf(codes.ResourceExhausted, "this control plane uses %d MiB of memory, and accepts clients below %d MiB: "+
@@ -58,32 +51,21 @@ func (m *memoryLimit) check(share int64) error {
 	return err
 }
 
-// collect collects garbage, unless it did so within collectEvery, and returns how much memory is then in use.
-func (m *memoryLimit) collect() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if time.Since(m.collected) >= collectEvery {
-		runtime.GC()
-		m.collected = time.Now()
-	}
-	return memoryUsed()
-}
-
-// stream is an interceptor that refuses streams.
-func (m *memoryLimit) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	if err := m.check(streamShare); err != nil {
-		return err
-	}
-	return handler(srv, stream)
-}
-
-// memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes. The call takes
-// microseconds.
-func memoryUsed() int64 {
+// memoryUsed returns the number of bytes that Go has from the kernel, except for the free bytes and for the garbage that has
+// come since the last collection: near its limit (GOMEMLIMIT), Go collects garbage again. The call takes microseconds.
+func memoryUsed() (used int64) {
+	const prefix = "/memory/classes/"
 	samples := []runtimemetrics.Sample{
-		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},
+		{Name: prefix + "total:bytes"}, {Name: "/gc/heap/live:bytes"}, // of the last collection
+		{Name: prefix + "heap/released:bytes"}, {Name: prefix + "heap/free:bytes"}, {Name: prefix + "heap/objects:bytes"},
 	}
 	runtimemetrics.Read(samples)
-	used := samples[0].Value.Uint64() - samples[1].Value.Uint64() - samples[2].Value.Uint64()
-	return int64(used) //nolint:gosec // less than the memory of a machine
+	for i, s := range samples {
+		bytes := int64(s.Value.Uint64()) //nolint:gosec // less than the memory of a machine
+		if i > 1 {
+			bytes = -bytes
+		}
+		used += bytes
+	}
+	return used
 }

@@ -42,7 +42,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
 		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
 		hidden:   gauge("hidden_namespaces", "Namespaces whose hosts only they see, because they show too many to others."),
-		kept:     gauge("kept_objects", "Objects in use in their last good form, because they are broken or cannot be read now."),
+		kept:     gauge("kept_objects", "Objects in use in the last good form of their file, which is broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),

@@ -132,15 +132,21 @@ func TestErrorsAreLoggedOnce(t *testing.T) { // D18
 	broken := func(messages ...string) source.Reading {
 		var all source.Reading
 		for _, message := range messages {
-			all.Errors = append(all.Errors, object.Error{File: "a.yaml", Line: 1, Msg: message})
+			all.Errors = append(all.Errors, object.Error{File: "a.yaml", Document: 1, Msg: message})
 		}
 		all.Notes = []string{"a ConfigMap"}
 		return all
 	}
 	for _, all := range []source.Reading{broken("one"), broken("one", "two"), broken("two"), broken(), broken("one")} {
-		r.log(all, hosts.Update{Problems: []object.Error{{File: "alias.example.com"}}})
+		r.log(all, hosts.Update{
+			Problems: []object.Error{{File: "alias.example.com"}},
+			Hidden:   []hosts.Hidden{{Namespace: "shop", Size: 5 << 20, Own: true}},
+		})
 	}
-	for text, want := range map[string]int{"a.yaml:1: one": 2, "a.yaml:1: two": 1, "a ConfigMap": 1, "alias.example.com": 1} {
+	for text, want := range map[string]int{
+		"a.yaml, document 1: one": 2, "a.yaml, document 1: two": 1, "a ConfigMap": 1, "alias.example.com": 1,
+		"have 5120 KiB in tables": 1, "has more than 4096 KiB, and is in no table": 1,
+	} {
 		if n := log.Count(text); n != want {
 			t.Errorf("%d lines with %q, want %d:\n%s", n, text, want, log)
 		}

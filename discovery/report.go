@@ -66,7 +66,7 @@ func (r *report) result(step string, err error) {
 func failureMessage(step string) string {
 	switch step {
 	case source.StepRead:
-		return "cannot read the configuration directory"
+		return "cannot read the configuration directory (--config-dir)"
 	case source.StepSaveObjects:
 		return "cannot save the last good objects"
 	}
@@ -109,6 +109,18 @@ func (r *report) errors() []object.Error {
 		errs = append(errs, object.Error{File: "namespace " + h.Namespace, Msg: hiddenMessage(h)})
 	}
 	return errs
+}
+
+// Hidden returns why hosts of a namespace are hidden, and of all namespaces if it is "".
+func (r *report) Hidden(namespace string) (why []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, h := range r.last.hidden {
+		if namespace == "" || namespace == h.Namespace {
+			why = append(why, "namespace "+h.Namespace+": "+hiddenMessage(h))
+		}
+	}
+	return why
 }
 
 // hiddenMessage says why hosts of a namespace are hidden.

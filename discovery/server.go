@@ -72,10 +72,10 @@ func New(cfg Config) (server *Server, err error) {
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all)), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
 		Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
-		Room: func() error { return s.ads.memory.check(tableShare) },
+		Room: func() error { return s.ads.memory.check(tableShare, nil) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
-	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), newUnreadMetric(s.ads.conns), s.ads.conns.Metric())
+	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), s.ads.conns.Metric())
 	if s.metrics, err = newMetrics(cfg.Registerer, append(others, newCertificateMetrics(s.certificate)...)...); err != nil {
 		return nil, err
 	}

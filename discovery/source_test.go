@@ -20,8 +20,8 @@ func TestBrokenAtStartIsLeftOut(t *testing.T) {
 		t.Errorf("got %s", got)
 	}
 	want := []string{
-		`sub/a.yaml:2: spec.clusterIP: want an IP address, got "x"`,
-		"sub/a.yaml:4: metadata.name: Service shop/cart is already in b.yaml:2; this one is ignored",
+		`sub/a.yaml, document 1, Service shop/web: spec.clusterIP: want an IP address, got "x"`,
+		"sub/a.yaml, document 2, Service shop/cart: metadata.name: is already in b.yaml, document 1; this one is ignored",
 	}
 	if fmt.Sprint(errs) != fmt.Sprint(want) {
 		t.Errorf("got  %q\nwant %q", errs, want)

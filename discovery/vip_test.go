@@ -104,7 +104,7 @@ func TestVIPsOfReplicas(t *testing.T) {
 	}
 	clusterOf := func(uid string) *fakekube.API {
 		a := fakekube.Start(t)
-		a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: kube-system, uid: "+uid+"}\n")
+		a.Put(fakekube.Namespaces, "apiVersion: v1\nkind: Namespace\nmetadata: {name: kube-system, uid: "+uid+"}\n")
 		a.Put(fakekube.Definitions, entryDefinition)
 		a.Put(fakekube.ServiceEntries, entryYAML("e", "shop", "hosts: ["+host+"]", "resolution: DNS"))
 		return a

@@ -57,10 +57,7 @@ func (ls *listeners) open(ctx context.Context) error {
 	}
 	ls.limit = newLimit(ls.config.MaxTCPConns, ls.config.Logger)
 	if ls.config.Registerer != nil {
-		if err := ls.config.Registerer.Register(ls.limit.Metric()); err != nil {
-			ls.close()
-			return fmt.Errorf("registering metrics: %w", err)
-		}
+		ls.config.Registerer.MustRegister(ls.limit.Metric())
 	}
 	var missing []missingListener
 	if ls.opened, err = ls.adopt(port); err == nil && (len(ls.opened) == 0 || ls.config.OpenOthers) {

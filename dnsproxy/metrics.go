@@ -90,23 +90,18 @@ func newMetrics() *metrics {
 
 // register registers the metrics, unless registry is nil. collisions returns the number of
 // collisions in the current table.
-func (m *metrics) register(registry prometheus.Registerer, collisions func() float64) error {
+func (m *metrics) register(registry prometheus.Registerer, collisions func() float64) {
 	if registry == nil {
-		return nil
+		return
 	}
-	for _, c := range []prometheus.Collector{
+	registry.MustRegister(
 		m.requests, m.queries, m.durations, m.truncated, m.originErrors, m.dropped,
 		m.hosts, m.skipped, m.listeners, m.listenerErrors,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "nametap_table_collisions",
 			Help: "Names that two entries of the table claim.",
 		}, collisions),
-	} {
-		if err := registry.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
+	)
 }
 
 func counter(name, help string) prometheus.Counter {

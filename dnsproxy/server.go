@@ -3,7 +3,6 @@ package dnsproxy
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -79,9 +78,7 @@ func New(cfg Config) (*Server, error) {
 	s.useSettings(&cfg, names.suffixes)
 	s.listeners = listeners{config: &s.config, handler: &s.handler}
 	s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
-	if err := s.handler.metrics.register(cfg.Registerer, s.handler.collisions); err != nil {
-		return nil, fmt.Errorf("registering metrics: %w", err)
-	}
+	s.handler.metrics.register(cfg.Registerer, s.handler.collisions)
 	return s, nil
 }
 

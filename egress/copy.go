@@ -56,16 +56,16 @@ type conn struct {
 // A direction copies from one connection to the other one.
 type direction struct {
 	from, to *net.TCPConn
-	copied   *atomic.Int64
-	reading  atomic.Bool // waits for the source, so a reset wakes it
-	ended    atomic.Bool // the source has ended its data, and all writes to the destination have succeeded
+	copied   [2]*atomic.Int64 // bytes of the name, and of all names
+	reading  atomic.Bool      // waits for the source, so a reset wakes it
+	ended    atomic.Bool      // the source has ended its data, and all writes to the destination have succeeded
 }
 
 // join records the connection to the host. The bytes are counted in n.
 func (c *conn) join(host *net.TCPConn, n *counts) {
 	c.host, c.counts = host, n
-	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, &n.sent
-	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, &n.received
+	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, [2]*atomic.Int64{&n.sent, &n.all.sent}
+	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, [2]*atomic.Int64{&n.received, &n.all.received}
 	c.place.Serve()
 	c.joined.Store(true)
 }
@@ -176,8 +176,7 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 		if n > 0 {
 			shared.buffers.Put(buffer)
 		}
-		d.copied.Add(int64(m))
-		c.place.Serve()
+		c.count(d, int64(m))
 		for busy, chunks := n == bufferSize, 1; busy && readErr == nil && writeErr == nil; chunks++ {
 			busy, readErr, writeErr = c.moveChunk(shared, d, raw)
 			if chunks%chunksAtOnce == 0 {
@@ -199,6 +198,14 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 	}
 }
 
+// count counts bytes that a direction has moved.
+func (c *conn) count(d *direction, n int64) {
+	c.place.Serve()
+	for _, sum := range d.copied {
+		sum.Add(n)
+	}
+}
+
 // moveChunk moves up to a chunk of the bytes that wait in the source. It waits for neither peer, so one that does not read
 // holds no pipe, and it reads no urgent data, at which splice(2) would stop as at the end. If few bytes wait, or the
 // destination takes few, or all pipes are in use, the direction is no longer busy.
@@ -216,8 +223,7 @@ func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (bus
 		return false, nil, nil
 	}
 	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(size)})
-	d.copied.Add(n)
-	c.place.Serve()
+	c.count(d, n)
 	if pollConn(d.from)&unix.POLLHUP != 0 {
 		return true, err, nil
 	}

@@ -33,7 +33,7 @@ func carries(t *testing.T, s *Server) *carried {
 	c := &carried{&conn{client: client, cancel: cancel}, peer, far, nil, make(chan struct{})}
 	c.place = s.limit.Enter(evictable{client, c.conn})
 	c.place.Serve()
-	c.join(host, &counts{})
+	c.join(host, &counts{all: &s.metrics.hosts})
 	s.record(c.conn, true)
 	c.copies = func() {
 		go func() {

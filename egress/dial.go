@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -28,9 +28,12 @@ const (
 	// attemptDelay is how long an attempt to connect runs before the next address is tried beside it (RFC 8305,
 	// section 5).
 	attemptDelay = 250 * time.Millisecond
+	// maxAttempts is how many attempts of one connection run at a time, each with a descriptor. So an attempt has at least
+	// a second.
+	maxAttempts = 4
 	// maxResolved is the largest number of endpoints of one connection whose names are resolved.
 	maxResolved = 16
-	// maxListedErrors is how many errors the text of attemptErrors has at most.
+	// maxListedErrors is how many errors a text has at most.
 	maxListedErrors = 8
 )
 
@@ -39,8 +42,12 @@ type dialer struct {
 	config  *Config
 	guard   *guard
 	running *sync.WaitGroup // goroutines of lookups and attempts
-	// extra has a value for each attempt that began beside another attempt of the same connection: each takes a descriptor.
-	extra chan struct{}
+}
+
+// An attempt dials an address.
+type attempt struct {
+	addr netip.AddrPort
+	stop context.CancelFunc
 }
 
 // A dialing tries addresses until one accepts the connection (RFC 8305). Lookups and attempts have goroutines of their
@@ -51,13 +58,15 @@ type dialing struct {
 	ctx       context.Context // ends when there is a connection, or none is wanted any longer
 	allow     func(netip.AddrPort) error
 	events    chan func()
-	alternate bool             // dial IPv6 and IPv4 alternately
+	alternate bool             // dial IPv6 and IPv4 alternately, IPv6 first (RFC 8305, section 4), and not in the order of addrs
+	wasIPv6   bool             // the address that was dialled last is one of IPv6
 	lookups   int              // how many lookups have not ended
 	addrs     []netip.AddrPort // the next addresses to dial
 	holdUntil time.Time        // until this time, addrs wait for other lookups
-	attempts  []netip.AddrPort // addresses that are dialled now
+	attempts  []*attempt       // those that run, in the order of their begins
 	next      time.Time        // when the next address is dialled although attempts have not ended
 	failed    []error          // errors of attempts
+	refused   error            // the first refusal of an address
 	unknown   error            // the error of the first lookup that failed
 
 	conn *net.TCPConn // the connection
@@ -87,8 +96,8 @@ func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.
 			record()
 		case <-wake:
 		case <-ctx.Done():
-			for _, addr := range r.attempts {
-				r.failed = append(r.failed, &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(addr), Err: os.ErrDeadlineExceeded})
+			for _, a := range r.attempts {
+				r.failed = append(r.failed, &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(a.addr), Err: os.ErrDeadlineExceeded})
 			}
 			return nil, netip.AddrPort{}, r.failure(targets)
 		}
@@ -150,66 +159,55 @@ func (r *dialing) lookUp(targets []endpoint) {
 	}
 }
 
-// addResult takes the result of a lookup of target's name. If r.alternate is true, the families of the addresses
-// alternate, IPv6 first (RFC 8305, section 4); otherwise the order stays.
+// addResult takes the result of a lookup of target's name.
 func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
-	if err != nil && r.unknown == nil {
-		r.unknown = fmt.Errorf("resolving %s: %w", target.name, err)
-	}
+	r.unknown = cmp.Or(r.unknown, err)
 	for _, addr := range addrs {
 		r.addrs = append(r.addrs, netip.AddrPortFrom(addr.Unmap(), target.port))
-	}
-	if r.alternate {
-		r.addrs = alternateFamilies(r.addrs)
 	}
 	if r.holdUntil.IsZero() && len(addrs) > 0 {
 		r.holdUntil = time.Now().Add(resolutionDelay)
 	}
 }
 
-// alternateFamilies returns addrs in an order in which the families alternate, IPv6 first.
-func alternateFamilies(addrs []netip.AddrPort) (all []netip.AddrPort) {
-	isIPv4 := func(a netip.AddrPort) bool { return a.Addr().Is4() }
-	v6 := slices.DeleteFunc(slices.Clone(addrs), isIPv4)
-	v4 := slices.DeleteFunc(slices.Clone(addrs), func(a netip.AddrPort) bool { return !isIPv4(a) })
-	for i := range addrs {
-		all = append(append(all, v6[min(i, len(v6)):min(i+1, len(v6))]...), v4[min(i, len(v4)):min(i+1, len(v4))]...)
-	}
-	return all
-}
-
-// begin dials the next address. If another attempt runs, it first takes a place of extra; without one, it waits for longer.
+// begin dials the next address. If maxAttempts run, the oldest one is stopped.
 func (r *dialing) begin() {
-	addr, isExtra := r.addrs[0], len(r.attempts) > 0
-	r.next = time.Now().Add(attemptDelay)
-	if isExtra {
-		select {
-		case r.extra <- struct{}{}:
-		default:
-			return
-		}
+	at := 0
+	if r.alternate {
+		at = max(0, slices.IndexFunc(r.addrs, func(a netip.AddrPort) bool { return a.Addr().Is6() != r.wasIPv6 }))
 	}
-	r.addrs, r.attempts = r.addrs[1:], append(r.attempts, addr)
-	attempt := func(send func(record func()) bool) {
-		conn, err := r.open(addr)
-		if isExtra {
-			<-r.extra
-		}
+	addr := r.addrs[at]
+	r.addrs, r.wasIPv6, r.next = slices.Delete(r.addrs, at, at+1), addr.Addr().Is6(), time.Now().Add(attemptDelay)
+	if len(r.attempts) >= maxAttempts {
+		r.attempts[0].stop()
+	}
+	ctx, stop := context.WithCancel(r.ctx)
+	this := &attempt{addr, stop}
+	r.attempts = append(r.attempts, this)
+	run := func(send func(record func()) bool) {
+		conn, err := r.open(ctx, addr)
+		stopped := ctx.Err() != nil
 		sent := send(func() {
-			r.attempts = slices.DeleteFunc(r.attempts, func(a netip.AddrPort) bool { return a == addr })
+			r.attempts = slices.DeleteFunc(r.attempts, func(a *attempt) bool { return a == this })
 			r.conn, r.to = conn, addr
-			if err != nil {
-				r.failed, r.next = append(r.failed, err), time.Now() // the next address is dialled at once
+			if err != nil && !stopped {
+				r.next = time.Now() // the next address is dialled at once
+			}
+			if _, isRefusal := errors.AsType[*refusal](err); isRefusal {
+				r.refused = cmp.Or(r.refused, err)
+			} else if err != nil {
+				r.failed = append(r.failed, err)
 			}
 		})
 		if !sent && err == nil {
 			_ = conn.Close() // it was never used
 		}
+		stop()
 	}
 	if len(r.addrs)+r.lookups == 0 && len(r.attempts) == 1 { // there is nothing else to wait for
-		attempt(func(record func()) bool { record(); return true })
+		run(func(record func()) bool { record(); return true })
 	} else {
-		r.running.Go(func() { attempt(r.send) })
+		r.running.Go(func() { run(r.send) })
 	}
 }
 
@@ -220,48 +218,39 @@ func (r *dialing) failure(targets []endpoint) error {
 	if more := len(targets) - 1; more > 0 {
 		text += fmt.Sprintf(" and %d other endpoints", more)
 	}
-	isRefusal := func(err error) bool { _, ok := errors.AsType[*refusal](err); return ok }
-	attempted := slices.ContainsFunc(r.failed, func(err error) bool { return !isRefusal(err) })
 	switch {
-	case attempted:
-		errs := attemptErrors(slices.DeleteFunc(r.failed, isRefusal))
-		reason := ReasonConnect
-		if sockets.OutOfDescriptors(errs) {
+	case len(r.failed) > 0:
+		err, reason := joined(r.failed), ReasonConnect
+		if sockets.OutOfDescriptors(err) {
 			reason = ReasonDescriptor
 		}
-		return refuse(reason, "connecting to %s: %w", text, errs)
-	case len(r.failed) > 0 && targets[0].name == "":
-		return refuse(ReasonAddress, "the endpoint %s is refused: %w", text, r.failed[0])
-	case len(r.failed) > 0:
-		return refuse(ReasonAddress, "%s has only addresses that are refused: %w", targets[0].name, r.failed[0])
+		return refuse(reason, "connecting to %s: %w", text, err)
+	case r.refused != nil && targets[0].name == "":
+		return refuse(ReasonAddress, "the endpoint %s is refused: %w", text, r.refused)
+	case r.refused != nil:
+		return refuse(ReasonAddress, "%s has only addresses that are refused: %w", targets[0].name, r.refused)
 	case r.unknown != nil:
-		return &refusal{ReasonResolution, r.unknown}
+		return refuse(ReasonResolution, "resolving %s: %w", text, r.unknown)
 	case r.lookups > 0:
 		return refuse(ReasonResolution, "resolving %s: no answer within %v", text, connectTimeout)
 	}
 	return refuse(ReasonResolution, "resolving %s: it has no addresses", text)
 }
 
-// attemptErrors are the errors of attempts to connect, in one line of text.
-type attemptErrors []error
-
-// Error returns the texts of the first errors.
-func (a attemptErrors) Error() string {
-	var texts []string
-	for _, err := range a[:min(len(a), maxListedErrors)] {
-		texts = append(texts, err.Error())
+// joined returns one error of several, with the texts of the first ones in one line.
+func joined(errs []error) error {
+	err := errs[0]
+	for _, next := range errs[1:min(len(errs), maxListedErrors)] {
+		err = fmt.Errorf("%w, %w", err, next)
 	}
-	if more := len(a) - len(texts); more > 0 {
-		texts = append(texts, fmt.Sprintf("%d more", more))
+	if more := len(errs) - maxListedErrors; more > 0 {
+		err = fmt.Errorf("%w, %d more", err, more)
 	}
-	return strings.Join(texts, ", ")
+	return err
 }
 
-// Unwrap returns the errors.
-func (a attemptErrors) Unwrap() []error { return a }
-
 // open connects to addr, from the configured source of its family and with the configured mark.
-func (r *dialing) open(addr netip.AddrPort) (*net.TCPConn, error) {
+func (r *dialing) open(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, error) {
 	if err := r.allow(addr); err != nil {
 		return nil, err
 	}
@@ -286,7 +275,7 @@ func (r *dialing) open(addr netip.AddrPort) (*net.TCPConn, error) {
 			return errors.Join(controlErr, err)
 		}
 	}
-	conn, err := d.DialContext(r.ctx, "tcp", addr.String())
+	conn, err := d.DialContext(ctx, "tcp", addr.String())
 	if err != nil {
 		return nil, err
 	}

@@ -13,27 +13,21 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A destination is where connections to one port of a host lead.
-type destination struct {
-	port      uint16   // the port of the host itself
-	endpoints []string // HOST:PORT; if empty, the connections lead to the host itself
-	known     bool     // the table has the ports of the host
-}
-
 // maxListedPorts is how many ports the text of a refusal has at most.
 const maxListedPorts = 16
 
-// destinationOf returns where connections to a port of h lead, or a refusal if h has ports but not this one.
-func destinationOf(h *table.Host, port uint16) (destination, error) {
+// hostOn returns a host of the table with where connections to a port lead. If the host has ports but not this one, they are
+// refused.
+func hostOn(h *table.Host, port uint16) vipHost {
 	var ports []uint16
 	for to := range h.Destinations {
 		if to.Port == port {
-			return destination{to.Target, to.Endpoints, true}, nil
+			return vipHost{h.Name, to.Target, to.Endpoints, true, nil}
 		}
 		ports = append(ports, to.Port)
 	}
 	if len(ports) == 0 {
-		return destination{port: port}, nil
+		return vipHost{name: h.Name, port: port}
 	}
 	slices.Sort(ports)
 	var list []string
@@ -43,11 +37,11 @@ func destinationOf(h *table.Host, port uint16) (destination, error) {
 	if more := len(ports) - len(list); more > 0 {
 		list = append(list, fmt.Sprintf("%d more", more))
 	}
-	return destination{}, refuse(ReasonPort, "%s port %d: the host has only the ports %s",
-		hostText(h.Name), port, strings.Join(list, ", "))
+	return vipHost{name: h.Name, refused: refuse(ReasonPort, "%s port %d: the host has only the ports %s",
+		hostText(h.Name), port, strings.Join(list, ", "))}
 }
 
-// An endpoint is one of the endpoints of a destination: a name or an address, and a port.
+// An endpoint is where a connection leads: a name or an address, and a port.
 type endpoint struct {
 	name string     // empty for an address
 	addr netip.Addr // zero for a name
@@ -76,14 +70,14 @@ func parseEndpoint(text string) (endpoint, error) {
 	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
 }
 
-// targets returns the endpoints of a destination in random order, which spreads connections over them. If the
-// destination has no endpoints, it returns the host itself.
-func (d *destination) targets(host string) ([]endpoint, error) {
-	if len(d.endpoints) == 0 {
-		return []endpoint{{name: host, port: d.port}}, nil
+// targets returns the endpoints in random order, which spreads connections over them. If there are none, it returns the host
+// itself, under the name that the client wants.
+func (h *vipHost) targets(host string) ([]endpoint, error) {
+	if len(h.endpoints) == 0 {
+		return []endpoint{{name: host, port: h.port}}, nil
 	}
-	all := make([]endpoint, 0, len(d.endpoints))
-	for _, text := range d.endpoints {
+	all := make([]endpoint, 0, len(h.endpoints))
+	for _, text := range h.endpoints {
 		e, err := parseEndpoint(text)
 		if err != nil {
 			return nil, refuse(ReasonAddress, "%s: %w", host, err)

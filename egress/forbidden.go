@@ -11,39 +11,34 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// An addressRange is a range of addresses to which no connection is made.
-type addressRange struct {
-	prefix netip.Prefix
-	name   string
-}
-
-// forbidden returns the ranges to which a name may not lead. The owner of a name chooses its addresses, so without
+// forbidden returns the ranges to which a name may not lead, and what each is. The owner of a name chooses its addresses, so without
 // these ranges a client could use the agent to reach services that only this host may reach. Private addresses (RFC
 // 1918) are allowed, because many external hosts have such an address.
-func forbidden() (ranges []addressRange) {
-	for _, r := range [][2]string{
-		{"0.0.0.0/8", "this host"},
-		{"127.0.0.0/8", "loopback"},
-		{"169.254.0.0/16", "link-local, and the metadata of clouds"},
-		{"100.100.100.200/32", "the metadata of Alibaba Cloud"},
-		{"168.63.129.16/32", "the metadata of Azure"},
-		{"192.0.0.192/32", "the metadata of Oracle Cloud"},
-		{"224.0.0.0/4", "multicast"},
-		{"255.255.255.255/32", "broadcast"},
-		{"::/127", "this host"},
-		{"fe80::/10", "link-local"},
-		{"fd00:ec2::/32", "the metadata of AWS"},
-		{"fd20:ce::254/128", "the metadata of Google Cloud"},
-		{"fd00:42::42/128", "the metadata of Scaleway"},
-		{"fd00:c1::a9fe:a9fe/128", "the metadata of Oracle Cloud"},
-		{"fd00:a9fe:a9fe::1/128", "the metadata of Akamai Cloud"},
-		{"fd00:100::100:200/128", "the metadata of Alibaba Cloud"},
-		{"ff00::/8", "multicast"},
+func forbidden() map[netip.Prefix]string {
+	ranges := map[netip.Prefix]string{}
+	for prefix, name := range map[string]string{
+		"0.0.0.0/8":              "this host",
+		"127.0.0.0/8":            "loopback",
+		"169.254.0.0/16":         "link-local, and the metadata of clouds",
+		"100.100.100.200/32":     "the metadata of Alibaba Cloud",
+		"168.63.129.16/32":       "the metadata of Azure",
+		"192.0.0.192/32":         "the metadata of Oracle Cloud",
+		"224.0.0.0/4":            "multicast",
+		"255.255.255.255/32":     "broadcast",
+		"::/127":                 "this host",
+		"fe80::/10":              "link-local",
+		"fd00:ec2::/32":          "the metadata of AWS",
+		"fd20:ce::254/128":       "the metadata of Google Cloud",
+		"fd00:42::42/128":        "the metadata of Scaleway",
+		"fd00:c1::a9fe:a9fe/128": "the metadata of Oracle Cloud",
+		"fd00:a9fe:a9fe::1/128":  "the metadata of Akamai Cloud",
+		"fd00:100::100:200/128":  "the metadata of Alibaba Cloud",
+		"ff00::/8":               "multicast",
 	} {
-		ranges = append(ranges, addressRange{netip.MustParsePrefix(r[0]), r[1]})
+		ranges[netip.MustParsePrefix(prefix)] = name
 	}
 	for _, prefix := range VIPs() {
-		ranges = append(ranges, addressRange{prefix, "an automatic VIP"})
+		ranges[prefix] = "an automatic VIP"
 	}
 	return ranges
 }
@@ -67,7 +62,7 @@ func translations() []translation {
 
 // A guard refuses addresses to which no connection may be made. It is safe for concurrent use.
 type guard struct {
-	ranges   []addressRange
+	ranges   map[netip.Prefix]string
 	ownPorts []uint16
 	nat64    *nat64.Finder
 }
@@ -98,9 +93,10 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 		}
 	}
 	for _, a := range all {
-		at := slices.IndexFunc(g.ranges, func(r addressRange) bool { return r.prefix.Contains(a) })
-		if at >= 0 {
-			return fmt.Errorf("%s is %s", addr, g.ranges[at].name)
+		for prefix, name := range g.ranges {
+			if prefix.Contains(a) {
+				return fmt.Errorf("%s is %s", addr, name)
+			}
 		}
 	}
 	if slices.Contains(g.ownPorts, port) && sockets.OfThisHost(plain) {

@@ -29,7 +29,7 @@ func (d *dialer) connect(ctx context.Context, targets []endpoint) (conn *net.TCP
 			break
 		}
 	}
-	return nil, to, attemptErrors(errs)
+	return nil, to, joined(errs)
 }
 
 // allow returns a refusal if no connection may be made to an address.

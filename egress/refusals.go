@@ -2,7 +2,6 @@ package egress
 
 import (
 	"fmt"
-	"log/slog"
 	"sort"
 	"sync"
 	"time"
@@ -42,14 +41,11 @@ func AllReasons() []Reason {
 // A refusal is the error of a connection that is not carried.
 type refusal struct {
 	reason Reason
-	err    error
+	error
 }
 
-// Error returns the text.
-func (r *refusal) Error() string { return r.err.Error() }
-
 // Unwrap returns the error that caused the refusal.
-func (r *refusal) Unwrap() error { return r.err }
+func (r *refusal) Unwrap() error { return r.error }
 
 // refuse returns a refusal.
 func refuse(reason Reason, format string, args ...any) error {
@@ -67,7 +63,7 @@ type reasonCount struct {
 	unlogged int       // the refusals since then
 }
 
-// refusals counts refusals by reason, and logs them.
+// refusals counts refusals by reason.
 type refusals struct {
 	total *prometheus.CounterVec
 
@@ -75,9 +71,9 @@ type refusals struct {
 	byReason map[Reason]*reasonCount
 }
 
-// add counts a refusal. The function write, which is to be called without a lock, logs it unless another one for its
-// reason was logged less than a second ago.
-func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
+// add counts a refusal. It returns how many refusals for the reason a log line has to report: none if there was a line less
+// than refusalLogInterval ago.
+func (r *refusals) add(reason Reason, err error) (unlogged int) {
 	r.total.WithLabelValues(string(reason)).Inc()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,14 +85,10 @@ func (r *refusals) add(reason Reason, err error) (write func(*slog.Logger)) {
 	c.Count++
 	c.Last, c.Error = time.Now(), err.Error()
 	c.unlogged++
-	if c.Last.Sub(c.logged) < refusalLogInterval {
-		return func(*slog.Logger) {}
+	if c.Last.Sub(c.logged) >= refusalLogInterval {
+		unlogged, c.logged, c.unlogged = c.unlogged, c.Last, 0
 	}
-	count := c.unlogged
-	c.logged, c.unlogged = c.Last, 0
-	return func(log *slog.Logger) {
-		log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", count)
-	}
+	return unlogged
 }
 
 // status returns the number of refusals and the last refusal for each reason, sorted by reason.

@@ -16,19 +16,20 @@ type route struct {
 	hosts []vipHost // the hosts that have the VIP
 }
 
-// A vipHost is a host that has the VIP of a route.
+// A vipHost is a host that has the VIP of a route, and where connections to the route's port lead.
 type vipHost struct {
-	name    wire.Name   // a wildcard begins with wire.WildcardLabel
-	to      destination // where connections to the route's port lead
-	refused error       // not nil if the host does not have the port
+	name      wire.Name // a wildcard begins with wire.WildcardLabel
+	port      uint16    // the port of the host itself
+	endpoints []string  // HOST:PORT; if empty, the connections lead to the host itself
+	known     bool      // the table has the ports of the host
+	refused   error     // not nil if the host does not have the port
 }
 
 // routeTo returns the route to a VIP, or a refusal.
 func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 	r := route{vip: vip}
 	cfg.Table().HostsAt(vip.Addr(), func(h table.Host) {
-		to, err := destinationOf(&h, vip.Port())
-		r.hosts = append(r.hosts, vipHost{h.Name, to, err})
+		r.hosts = append(r.hosts, hostOn(&h, vip.Port()))
 	})
 	if len(r.hosts) == 0 {
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())

@@ -96,7 +96,7 @@ func follow(cfg *Config, text string) string {
 	if h.refused != nil {
 		return explain(h.refused)
 	}
-	targets, err := h.to.targets(hostText(name))
+	targets, err := h.targets(hostText(name))
 	if err != nil {
 		return explain(err)
 	}

@@ -44,15 +44,12 @@ type Server struct {
 }
 
 const (
-	// descriptorsPerConn is how many descriptors a connection has: one for the client, and one for the host or, while
-	// the host is dialled, for the first attempt.
-	descriptorsPerConn = 2
+	// descriptorsPerConn is how many descriptors a connection has: one for the client and, while the host is dialled, one
+	// for each attempt.
+	descriptorsPerConn = 1 + maxAttempts
 	// bytesPerConn is the memory in bytes of a connection that has carried little data: in the process, two goroutines,
 	// and in the kernel, two sockets. Half of Config.Memory is for connections.
 	bytesPerConn = 24 << 10
-	// Of all descriptors for connections, one in attemptShare is kept for extra attempts to connect. An extra attempt
-	// starts while an earlier attempt of the same connection still runs (see attemptDelay).
-	attemptShare = 8
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = time.Second
 	// acceptWait is how long a listener waits for a client at a time while there are no descriptors.
@@ -85,30 +82,28 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := s.listeners.open(ctx); err != nil {
 		return nil, err
 	}
-	limit, attempts := descriptorLimits()
+	limit := descriptorLimit()
 	if cfg.Memory > 0 {
 		limit = min(limit, max(cfg.Memory/2/bytesPerConn, 1))
 	}
 	s.metrics = newMetrics(limit, cfg.Registerer)
 	s.limit = connlimit.New("egress", int(limit), maxBeginnings)
-	s.dialer = &dialer{&s.config, newGuard(&s.config), &s.running, make(chan struct{}, attempts)}
+	s.dialer = &dialer{&s.config, newGuard(&s.config), &s.running}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(s.limit.Metric())
 	}
 	return s, nil
 }
 
-// descriptorLimits returns how many connections the limit of descriptors allows, and how many extra attempts to
-// connect (see attemptShare). Both together take at most half of all descriptors, which leaves enough for DNS.
-func descriptorLimits() (conns, attempts int64) {
+// descriptorLimit returns how many connections the limit of descriptors allows. They take at most half of all descriptors,
+// which leaves enough for DNS.
+func descriptorLimit() int64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
 		limit.Cur = 1 << 30
 	}
 	const pipeEnds = 2
-	all := max(int64(limit.Cur)/2-pipeEnds*maxPipes, 1) //nolint:gosec // at most 2^30
-	attempts = max(all/attemptShare, 1)
-	return max((all-attempts)/descriptorsPerConn, 1), attempts
+	return max((int64(limit.Cur)/2-pipeEnds*maxPipes)/descriptorsPerConn, 1) //nolint:gosec // at most 2^30
 }
 
 // testMark returns an error if packets cannot get the mark.
@@ -157,20 +152,6 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer context.AfterFunc(ctx, s.end)()
 	defer context.AfterFunc(s.ending, s.listeners.close)()
-	var group errgroup.Group
-	serve := func(l *net.TCPListener) {
-		group.Go(func() error {
-			defer s.end()
-			return s.accept(l)
-		})
-	}
-	for _, l := range s.listeners.opened {
-		serve(l)
-	}
-	group.Go(func() error {
-		s.listeners.openMissing(s.ending, serve)
-		return nil
-	})
 	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
 	defer tick.Stop()
 	var sweeping sync.WaitGroup
@@ -183,6 +164,16 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	})
+	var group errgroup.Group
+	for _, l := range s.listeners.all {
+		group.Go(func() error {
+			if !s.listeners.await(s.ending, l) {
+				return nil
+			}
+			defer s.end()
+			return s.accept(l.TCPListener)
+		})
+	}
 	err := group.Wait()
 	s.drain()
 	sweeping.Wait()
@@ -191,23 +182,15 @@ func (s *Server) Run(ctx context.Context) error {
 
 // drain waits until the open connections have ended, at most for Config.Drain, and resets the rest.
 func (s *Server) drain() {
-	ended := make(chan struct{})
-	go func() {
-		s.running.Wait()
-		close(ended)
-	}()
-	timer := time.NewTimer(s.config.Drain)
-	defer timer.Stop()
-	select {
-	case <-ended:
-	case <-timer.C:
-	case <-s.dying.Done():
-	}
+	timer := time.AfterFunc(s.config.Drain, func() { s.die(errEnded) })
+	stop := context.AfterFunc(s.dying, func() {
+		for _, c := range s.open() {
+			c.abort(errEnded)
+		}
+	})
+	s.running.Wait()
+	_, _ = timer.Stop(), stop()
 	s.die(errEnded)
-	for _, c := range s.open() {
-		c.abort(errEnded)
-	}
-	<-ended
 }
 
 // open returns the open connections.
@@ -319,7 +302,7 @@ func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error)
 	if h.refused != nil {
 		return nil, h.refused
 	}
-	targets, err := h.to.targets(hostText(name))
+	targets, err := h.targets(hostText(name))
 	if err != nil {
 		return nil, err
 	}
@@ -357,9 +340,11 @@ func (s *Server) reject(client *net.TCPConn, err error) {
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
 	}
-	write := s.metrics.refusals.add(reason, err)
+	count := s.metrics.refusals.add(reason, err)
 	reset(client) // a client that sees the reset finds the reason in the status
-	write(s.log)
+	if count > 0 {
+		s.log.Warn("a connection to a VIP was refused", "reason", reason, "error", err, "count", count)
+	}
 }
 
 // sweep looks at all connections. It closes those that are idle, or whose client has gone.

@@ -1,7 +1,10 @@
 package egress
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -63,25 +66,19 @@ const MaxHosts = 1024
 
 // counts are the counts of one name.
 type counts struct {
-	name     string
-	open     atomic.Int64
-	sent     atomic.Int64
-	received atomic.Int64
+	all                  *hostCounts
+	open, sent, received atomic.Int64
 
-	// Guarded by the mutex of the hostCounts.
-	host         string // may change with a push of the table
-	total        int64
-	used         time.Time
-	vip, address netip.AddrPort
-	portsUnknown bool
+	HostStatus           // guarded by the mutex of the hostCounts; without Open, Sent and Received
+	used       time.Time // guarded, too
 }
 
 // hostCounts counts by name. The zero value is ready for use.
 type hostCounts struct {
-	mu       sync.Mutex
-	byName   map[wire.Name]*counts
-	sent     int64 // bytes to the hosts of names that are no longer in byName
-	received int64 // bytes from the hosts of these names
+	sent, received atomic.Int64 // bytes to all hosts, and from them
+
+	mu     sync.Mutex
+	byName map[wire.Name]*counts
 }
 
 // countOpen counts an open connection to name, and returns the counts of name. The client connected to vip, and the
@@ -97,47 +94,22 @@ func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip
 		if len(h.byName) >= MaxHosts {
 			h.forgetLocked()
 		}
-		c = &counts{name: hostText(name)}
+		c = &counts{all: h, HostStatus: HostStatus{Name: hostText(name)}}
 		h.byName[name] = c
 	}
-	c.total++
+	c.Total++
 	c.open.Add(1)
-	c.host, c.used, c.vip = hostText(host.name), time.Now(), vip
-	c.address, c.portsUnknown = address, !host.to.known
+	c.Host, c.VIP, c.Address, c.PortsUnknown = hostText(host.name), vip, address, !host.known
+	c.used = time.Now()
 	return c
 }
 
-// forgetLocked forgets one name: see [Status].Hosts. It adds the bytes of the name so far to the sums. Later
-// bytes of the name's open connections are not counted.
+// forgetLocked forgets one name: see [Status].Hosts.
 func (h *hostCounts) forgetLocked() {
-	var oldest wire.Name
-	var found *counts
-	for name, c := range h.byName {
-		if found == nil || c.forgetBefore(found) {
-			oldest, found = name, c
-		}
-	}
-	h.sent, h.received = h.sent+found.sent.Load(), h.received+found.received.Load()
-	delete(h.byName, oldest)
-}
-
-// forgetBefore reports whether forgetLocked forgets c earlier than other.
-func (c *counts) forgetBefore(other *counts) bool {
-	if idle := c.open.Load() == 0; idle != (other.open.Load() == 0) {
-		return idle
-	}
-	return c.used.Before(other.used)
-}
-
-// bytes returns the bytes to hosts, and the bytes from them.
-func (h *hostCounts) bytes() [2]int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	sent, received := h.sent, h.received
-	for _, c := range h.byName {
-		sent, received = sent+c.sent.Load(), received+c.received.Load()
-	}
-	return [2]int64{sent, received}
+	delete(h.byName, slices.MinFunc(slices.Collect(maps.Keys(h.byName)), func(a, b wire.Name) int {
+		first, second := h.byName[a], h.byName[b]
+		return cmp.Or(cmp.Compare(min(first.open.Load(), 1), min(second.open.Load(), 1)), first.used.Compare(second.used))
+	}))
 }
 
 // status returns the counts by name.
@@ -145,10 +117,9 @@ func (h *hostCounts) status() (all []HostStatus) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range h.byName {
-		all = append(all, HostStatus{
-			Host: c.host, Name: c.name, VIP: c.vip, Address: c.address, PortsUnknown: c.portsUnknown, Open: c.open.Load(), Total: c.total,
-			Sent: c.sent.Load(), Received: c.received.Load(),
-		})
+		status := c.HostStatus
+		status.Open, status.Sent, status.Received = c.open.Load(), c.sent.Load(), c.received.Load()
+		all = append(all, status)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Name < all[j].Name })
 	return all
@@ -182,15 +153,16 @@ func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
 			Name: "nametap_egress_idle_closed_total", Help: "Connections to VIPs that were closed because they were idle.",
 		}),
 	}
-	gauge := func(name, help string, value func() int64) {
-		factory.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
-	}
-	gauge("nametap_egress_open_connections", "Connections to VIPs that are open.", m.open.Load)
-	gauge("nametap_egress_max_connections", "Limit of open connections to VIPs.", func() int64 { return limit })
-	for i, direction := range []string{"sent", "received"} {
+	factory.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nametap_egress_open_connections", Help: "Connections to VIPs that are open.",
+	}, func() float64 { return float64(m.open.Load()) })
+	factory.NewGauge(prometheus.GaugeOpts{
+		Name: "nametap_egress_max_connections", Help: "Limit of open connections to VIPs.",
+	}).Set(float64(limit))
+	for direction, bytes := range map[string]*atomic.Int64{"sent": &m.hosts.sent, "received": &m.hosts.received} {
 		factory.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_egress_bytes_total", Help: "Bytes that were carried, by direction.", ConstLabels: prometheus.Labels{"direction": direction},
-		}, func() float64 { return float64(m.hosts.bytes()[i]) })
+		}, func() float64 { return float64(bytes.Load()) })
 	}
 	return m
 }

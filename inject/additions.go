@@ -1,12 +1,13 @@
 package inject
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // units returns the paths of the units of an added container: the fields that a later injection keeps or replaces as a
@@ -26,82 +27,114 @@ func units() []string {
 const markSize = 4
 
 // mark returns a short hash of a value, which may be nil.
-func mark(node *yaml.Node) string {
-	var w jsonWriter
-	if node != nil {
-		w.node(node, "")
-	}
-	sum := sha256.Sum256(w.Bytes())
+func mark(v any) string {
+	sum := sha256.Sum256(writeJSON(v))
 	return base64.RawURLEncoding.EncodeToString(sum[:])[:markSize]
 }
 
 // marks returns the marks of the units of a container, in the order of the function units.
-func marks(container *yaml.Node) string {
+func marks(container map[string]any) string {
 	var all strings.Builder
 	for _, path := range units() {
-		all.WriteString(mark(part(container, path)))
+		parent, key := unit(container, path, object)
+		all.WriteString(mark(parent[key]))
 	}
 	return all.String()
 }
 
+// unit returns the object in a container that has a unit, and the unit's key in it. step returns the object of a key.
+func unit(container map[string]any, path string, step func(m map[string]any, key string) map[string]any) (parent map[string]any, key string) {
+	keys := strings.Split(path, "/")
+	for _, key := range keys[:len(keys)-1] {
+		container = step(container, key)
+	}
+	return container, keys[len(keys)-1]
+}
+
 // mergeContainer updates container, which an earlier injection has added, with the units of generated. previous has the
 // marks of the container that the earlier injection generated; "" if they are not known.
-func mergeContainer(container, generated *yaml.Node, previous string) {
+func mergeContainer(container, generated map[string]any, previous string) {
 	all := marks(generated)
 	for i, path := range units() {
 		start, end := i*markSize, (i+1)*markSize
 		if len(previous) == len(all) && previous[start:end] == all[start:end] {
 			continue
 		}
-		next, old := part(generated, path), part(container, path)
+		from, key := unit(generated, path, object)
+		to, _ := unit(container, path, object)
+		next := from[key]
 		switch path {
 		case "env":
-			next = withOthers(next, old, "name", func(name string) bool {
+			next = withOthers(list(from, key), list(to, key), "name", func(name string) bool {
 				return strings.HasPrefix(name, "NAMETAP_") || slices.Contains([]string{goMemory, dnsCapture, dnsAutoAllocate}, name)
 			})
 		case "volumeMounts":
-			next = withOthers(next, old, "mountPath", func(string) bool { return false })
+			next = withOthers(list(from, key), list(to, key), "mountPath", func(string) bool { return false })
 		case "securityContext":
-			next = withOtherKeys(next, old)
+			merged := maps.Collect(maps.All(object(to, key)))
+			maps.Copy(merged, object(from, key))
+			next = merged
 		}
-		setPath(container, strings.Split(path, "/"), next)
+		if delete(to, key); next != nil {
+			to, _ = unit(container, path, ensure)
+			to[key] = next
+		}
 	}
 }
 
 // withOthers returns a list with the elements of next, and the elements that other programs have added to old: the
 // elements of old whose keys are not in next. It leaves out keys for which isOwn returns true: an earlier injection,
 // with other settings, has added them.
-func withOthers(next, old *yaml.Node, key string, isOwn func(string) bool) *yaml.Node {
-	if old == nil || old.Kind != yaml.SequenceNode {
-		return next
+func withOthers(next, old []any, key string, isOwn func(string) bool) any {
+	keyOf := func(v any) string {
+		m, _ := v.(map[string]any)
+		return text(m, key)
 	}
-	var keys []string
-	list := &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq"}
-	for _, element := range elements(next) {
-		keys = append(keys, text(element, key))
-		list.Content = append(list.Content, element)
-	}
-	for _, element := range elements(old) {
-		if k := text(element, key); !slices.Contains(keys, k) && !isOwn(k) {
-			list.Content = append(list.Content, element)
+	all := slices.Clone(next)
+	for _, element := range old {
+		k := keyOf(element)
+		if !isOwn(k) && !slices.ContainsFunc(next, func(v any) bool { return keyOf(v) == k }) {
+			all = append(all, element)
 		}
 	}
-	if len(list.Content) == 0 {
+	if len(all) == 0 {
 		return nil
 	}
-	return list
+	return all
 }
 
-// withOtherKeys adds to the map next all keys of the map old that next lacks, and returns next.
-func withOtherKeys(next, old *yaml.Node) *yaml.Node {
-	if old == nil || old.Kind != yaml.MappingNode {
-		return next
-	}
-	inlineMerges(old)
-	for i := 0; i+1 < len(old.Content); i += 2 {
-		if key := old.Content[i].Value; find(next, key) < 0 {
-			set(next, key, "", old.Content[i+1])
+// excludeInbound is Istio's annotation with the ports whose connections from outside do not go through Envoy. Istio's CNI
+// plugin and its injector read it.
+const excludeInbound = "traffic.sidecar.istio.io/excludeInboundPorts"
+
+// excludeStatus adds the agent's status port to the annotation, and to the arguments of istio-init, if Istio's injector has
+// written them already. The annotation replaces the ports that Istio excludes in the whole mesh, so it has those of istio-init,
+// too.
+func excludeStatus(annotations, spec map[string]any) {
+	ports := text(annotations, excludeInbound)
+	for _, c := range istioElements(spec) {
+		args := list(c, "args")
+		for i := 1; i < len(args) && nameOf(c) == istioInit; i++ {
+			if flag := args[i-1]; flag == "-d" || flag == "--istio-local-exclude-ports" {
+				excluded, _ := args[i].(string)
+				ports = cmp.Or(ports, excluded)
+				args[i] = withStatusPort(excluded)
+			}
 		}
 	}
-	return next
+	annotations[excludeInbound] = withStatusPort(ports)
+}
+
+// withStatusPort returns a list of ports, separated by commas, that has the status port beside Istio.
+func withStatusPort(ports string) string {
+	port := strconv.Itoa(besideIstio)
+	for p := range strings.SplitSeq(ports, ",") {
+		if strings.TrimSpace(p) == port {
+			return ports
+		}
+	}
+	if ports = strings.TrimRight(ports, ", "); ports != "" {
+		ports += ","
+	}
+	return ports + port
 }

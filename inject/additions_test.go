@@ -112,6 +112,10 @@ func TestForgedStatus(t *testing.T) { // I2
 	if diff := cmp.Diff(want.Spec.Volumes, got.Spec.Volumes); diff != "" {
 		t.Error(diff)
 	}
+	bare := strings.Replace(strings.Replace(pod, "image: own, command: [sleep], securityContext: {privileged: true}", "image: own", 1), status, `{"mode":"rules","initContainers":{"nametap":""},"volumes":{}}`, 1)
+	if diff := cmp.Diff(want.Spec.InitContainers[:2], injected(t, bare, inject.Config{}).Spec.InitContainers); diff != "" {
+		t.Errorf("a container without fields:\n%s", diff)
+	}
 	// Marks that are missing, or of another length, come from another version.
 	for _, marks := range []string{"", "abcd", strings.Repeat("a", 1000)} {
 		before := `{"mode":"rules","initContainers":{"nametap":"` + marks + `"},"volumes":{}}`

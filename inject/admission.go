@@ -3,11 +3,12 @@ package inject
 import (
 	"errors"
 	"fmt"
+	"reflect"
 
 	"go.yaml.in/yaml/v3"
 )
 
-// Limits of a pod in JSON. A value needs 600 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
+// Limits of a pod in JSON. A value needs 500 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
 // MiB, which the API server accepts, can have a million values.
 const (
 	maxValues = 20_000
@@ -17,13 +18,18 @@ const (
 // Admit calls Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes as a JSON
 // patch (RFC 6902). The patch is nil if there are no changes.
 func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte, err error) {
-	before, err := readJSON(object, maxValues, maxDepth)
-	if err == nil && before.Kind != yaml.MappingNode {
+	root, err := parseJSON(object, maxValues, maxDepth)
+	if err == nil && root.Kind != yaml.MappingNode {
 		err = errors.New("want an object in JSON")
+	}
+	var v any
+	if err == nil {
+		v, err = valueOf(root)
 	}
 	if err != nil {
 		return Result{}, nil, fmt.Errorf("not a valid pod: %w", err)
 	}
+	before, _ := v.(map[string]any)
 	result, err = Pod(before, ns, cfg)
 	if err != nil || result.Outcome != Injected {
 		return result, nil, err
@@ -31,26 +37,24 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 	return result, patchOf(before, result.Pod), nil
 }
 
-// patchOf returns the changes of a pod as a JSON patch. If metadata or spec has changed, the patch has it as a whole.
-// A library could find a smaller patch, but such libraries read numbers as floats, and may change them.
-func patchOf(original, injected *yaml.Node) []byte {
-	var patch jsonWriter
+// An operation is a part of a JSON patch.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// patchOf returns the changes of a pod as a JSON patch, nil if there are none. If metadata or spec has changed, the patch
+// has it as a whole.
+func patchOf(original, injected map[string]any) []byte {
+	var patch []operation
 	for _, section := range []string{"metadata", "spec"} {
-		next := value(injected, section)
-		if old := value(original, section); old != nil && sameTree(old, next, false) {
-			continue
+		if next := injected[section]; !reflect.DeepEqual(original[section], next) {
+			patch = append(patch, operation{"add", "/" + section, next})
 		}
-		separator := byte('[')
-		if patch.Len() > 0 {
-			separator = ','
-		}
-		patch.WriteByte(separator)
-		patch.WriteString(`{"op":"add","path":"/` + section + `","value":`)
-		patch.node(next, "")
-		patch.WriteByte('}')
 	}
-	if patch.Len() > 0 {
-		patch.WriteByte(']')
+	if patch == nil {
+		return nil
 	}
-	return patch.Bytes()
+	return writeJSON(patch)
 }

@@ -2,6 +2,7 @@ package inject
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -145,18 +147,9 @@ func (c Config) Check() error {
 // with a value that cannot be used.
 func (c Config) withDefaults() (Config, error) {
 	defaults := DefaultConfig()
-	for _, field := range []struct{ value, preset *string }{
-		{(*string)(&c.Mode), (*string)(&defaults.Mode)},
-		{&c.Image, &defaults.Image},
-		{&c.InitImage, &defaults.InitImage},
-		{&c.ImagePullPolicy, &defaults.ImagePullPolicy},
-		{&c.RootCert, &defaults.RootCert},
-		{&c.ClusterDomain, &defaults.ClusterDomain},
-	} {
-		if *field.value == "" {
-			*field.value = *field.preset
-		}
-	}
+	c.Mode, c.ImagePullPolicy = cmp.Or(c.Mode, defaults.Mode), cmp.Or(c.ImagePullPolicy, defaults.ImagePullPolicy)
+	c.Image, c.InitImage = cmp.Or(c.Image, defaults.Image), cmp.Or(c.InitImage, defaults.InitImage)
+	c.RootCert, c.ClusterDomain = cmp.Or(c.RootCert, defaults.RootCert), cmp.Or(c.ClusterDomain, defaults.ClusterDomain)
 	if c.IgnoredNamespaces == nil {
 		c.IgnoredNamespaces = defaults.IgnoredNamespaces
 	}
@@ -172,52 +165,36 @@ func (c Config) check() error {
 	if !slices.Contains([]string{"Always", "IfNotPresent", "Never"}, c.ImagePullPolicy) {
 		return fmt.Errorf("imagePullPolicy %q: want Always, IfNotPresent or Never", c.ImagePullPolicy)
 	}
-	for _, name := range []struct {
-		key, value, want string
-		valid            *regexp.Regexp
+	for _, field := range []struct {
+		key    string
+		values []string
+		want   string
+		valid  *regexp.Regexp
+		most   int
 	}{
-		{"image", c.Image, "the name of an image, such as registry.example.com/nametap:0.1.0", imageName},
-		{"initImage", c.InitImage, "the name of an image, such as registry.example.com/nametap-init:0.1.0", imageName},
-		{"rootCert", c.RootCert, "the name of a ConfigMap", objectName},
-		{"clusterDomain", c.ClusterDomain, "a domain, such as cluster.local", domainName},
-		{"clusterID", c.ClusterID, "a name without control characters", printable},
+		{"image", []string{c.Image}, "the name of an image, such as registry.example.com/nametap:0.1.0", imageName, maxImage},
+		{"initImage", []string{c.InitImage}, "the name of an image, such as registry.example.com/nametap-init:0.1.0", imageName, maxImage},
+		{"rootCert", []string{c.RootCert}, "the name of a ConfigMap", objectName, maxName},
+		{"clusterDomain", []string{c.ClusterDomain}, "a domain, such as cluster.local", domainName, maxName},
+		{"clusterID", []string{c.ClusterID}, "a name without control characters", printable, maxName},
+		{"ignoredNamespaces", c.IgnoredNamespaces, "the name of a namespace", objectName, maxName},
+		{"imagePullSecrets", c.ImagePullSecrets, "the name of a Secret", objectName, maxName},
 	} {
-		if len(name.value) > maxName || !name.valid.MatchString(name.value) {
-			return fmt.Errorf("%s %.100q: want %s", name.key, name.value, name.want)
-		}
-	}
-	for _, namespace := range c.IgnoredNamespaces {
-		if len(namespace) > maxName || !objectName.MatchString(namespace) {
-			return fmt.Errorf("ignoredNamespaces: %.100q: want the name of a namespace", namespace)
-		}
-	}
-	for _, secret := range c.ImagePullSecrets {
-		if len(secret) > maxName || !objectName.MatchString(secret) {
-			return fmt.Errorf("imagePullSecrets: %.100q: want the name of a Secret", secret)
+		for _, value := range field.values {
+			if utf8.RuneCountInString(value) > field.most || !field.valid.MatchString(value) {
+				return fmt.Errorf("%s: %.100q: want %s", field.key, value, field.want)
+			}
 		}
 	}
 	if err := c.checkAddresses(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkAgentUser, c.checkEgress} {
+	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkEgress} {
 		if err := check(); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// checkAgentUser returns an error if the rules would capture the queries of the agent. Two settings list the users and
-// the groups whose queries the rules do not redirect. By default, these are the user and the group of the agent's
-// container.
-func (c Config) checkAgentUser() error {
-	for _, name := range []string{"capture-agent-uid", "capture-agent-gid"} {
-		value, set := c.Settings[name]
-		if !set || slices.Contains(strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' }), strconv.Itoa(agentID)) {
-			return nil
-		}
-	}
-	return fmt.Errorf("settings: capture-agent-uid, capture-agent-gid: want %d in one of them, the user and group of the agent in a pod", agentID)
 }
 
 // checkEgress returns an error if a setting for connections to VIPs does not work in a pod.
@@ -278,7 +255,7 @@ const (
 // forPod returns the settings of a pod. Annotations of the pod take precedence over annotations of its namespace, and
 // both take precedence over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
 func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
-	for _, annotations := range []map[string]string{p.Metadata.Annotations, ns.Annotations} {
+	for _, annotations := range []map[string]string{p.Annotations, ns.Annotations} {
 		if mode, ok := annotations[modeAnnotation]; ok {
 			c.Mode = Mode(mode)
 			if err := c.check(); err != nil {
@@ -296,7 +273,7 @@ func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 		maps.Copy(settings, c.Settings)
 		c.Settings = settings
 	}
-	return c.withAmounts(p.Metadata.Annotations)
+	return c.withAmounts(p.Annotations)
 }
 
 // withAmounts returns the settings with the resources in the annotations of a pod.

@@ -56,14 +56,15 @@ func agentContainer(p *pod, variables []corev1.EnvVar, cfg Config) corev1.Contai
 		// table.
 		c.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{program, "status", "--wait", awaitAgent}}}}
 	}
+	c.Ports = []corev1.ContainerPort{{Name: "status", ContainerPort: statusPort}}
 	if !p.hasIstio() {
-		c.Ports = []corev1.ContainerPort{{Name: "status", ContainerPort: statusPort}}
 		c.ReadinessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz/ready", Port: intstr.FromString("status")}
 		c.LivenessProbe.HTTPGet = &corev1.HTTPGetAction{Path: "/healthz/live", Port: intstr.FromString("status")}
 		return c
 	}
-	// Istio's rules send all connections from outside to Envoy, probes included, and Envoy refuses connections without a
-	// certificate. So kubelet runs a program instead.
+	// Istio's injector rewrites HTTP probes, and its rules send connections to Envoy if it has written them with another template
+	// than the one that excludeStatus knows. So kubelet runs a program instead.
+	c.Ports[0].ContainerPort = besideIstio
 	query := &corev1.ExecAction{Command: []string{program, "query", "localhost", "A"}}
 	c.ReadinessProbe.Exec, c.LivenessProbe.Exec = query, query
 	c.ReadinessProbe.TimeoutSeconds = c.LivenessProbe.TimeoutSeconds
@@ -105,7 +106,7 @@ const proxyConfig = "proxy.istio.io/config"
 // parsed, because it may have errors, which the agent reports.
 func proxySets(p *pod, key string) bool {
 	set := regexp.MustCompile(`(^|[\n{,])[ \t]*["']?` + key + `["']?[ \t]*:[ \t]*["']?[^ \t\r\n"'#,}]`)
-	return set.MatchString(p.Metadata.Annotations[proxyConfig])
+	return set.MatchString(p.Annotations[proxyConfig])
 }
 
 // environment returns the settings of both containers. nameservers are for mode Resolv.
@@ -139,7 +140,7 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 		list.set(variable("upstream"), strings.Join(nameservers, ","))
 	}
 	if p.hasIstio() {
-		list.set(variable("status-addr"), net.JoinHostPort(loopback, strconv.Itoa(besideIstio)))
+		list.set(variable("status-addr"), net.JoinHostPort("", strconv.Itoa(besideIstio)))
 	}
 	if p.hasIstio() && carriesVIPs(cfg) { // if the agent answers with VIPs, Envoy carries the connections to them
 		list.set(variable("dns-auto-allocate"), "true")

@@ -1,10 +1,13 @@
 package inject
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // Label is the label that decides about injection. Its value is Enabled on a namespace, and "true" or "false" on a pod.
@@ -48,10 +51,10 @@ const (
 // decide returns whether a pod is to be injected, and the reason. A pod in which nametap would do harm is skipped,
 // whatever its labels are. Otherwise the pod's label decides, and without that label the namespace's label.
 func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
-	label, labelled := p.Metadata.Labels[Label]
+	label, labelled := p.Labels[Label]
 	ofNamespace, requested := ns.Labels[Label], ns.Requested && ns.Labels[Label] == ""
-	_, isMirror := p.Metadata.Annotations[mirror]
-	_, hasStatus := p.Metadata.Annotations[Status]
+	_, isMirror := p.Annotations[mirror]
+	_, hasStatus := p.Annotations[Status]
 	switch {
 	case slices.Contains(cfg.IgnoredNamespaces, ns.Name):
 		return Skipped, ReasonIgnored
@@ -84,12 +87,12 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 func obstacle(p *pod, previous status, cfg Config) string {
 	ports := portsOf(p, cfg)
 	for _, c := range p.application(previous.addedContainer) {
-		user, group := p.Spec.SecurityContext.RunAsUser, p.Spec.SecurityContext.RunAsGroup
-		if c.SecurityContext.RunAsUser != nil {
-			user = c.SecurityContext.RunAsUser
+		var user, group *int64
+		if pod := p.Spec.SecurityContext; pod != nil {
+			user, group = pod.RunAsUser, pod.RunAsGroup
 		}
-		if c.SecurityContext.RunAsGroup != nil {
-			group = c.SecurityContext.RunAsGroup
+		if own := c.SecurityContext; own != nil {
+			user, group = cmp.Or(own.RunAsUser, user), cmp.Or(own.RunAsGroup, group)
 		}
 		switch {
 		case cfg.Mode == Rules && user != nil && *user == agentID:
@@ -98,7 +101,7 @@ func obstacle(p *pod, previous status, cfg Config) string {
 			return fmt.Sprintf("container %.100q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
 		}
 		for _, port := range c.Ports {
-			if slices.Contains(ports, port.ContainerPort) {
+			if slices.Contains(ports, int(port.ContainerPort)) {
 				return fmt.Sprintf("container %.100q has the port %d, on which the agent listens: give it another port", c.Name, port.ContainerPort)
 			}
 		}
@@ -133,7 +136,7 @@ func portOf(cfg Config, setting string, preset int) int {
 // nameTaken returns an error text if a container or a volume that injection has not added has one of the names of
 // nametap, otherwise "".
 func nameTaken(p *pod, previous status) string {
-	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c podContainer) bool { return previous.addedContainer(c.Name) })
+	kept := slices.DeleteFunc(slices.Clone(p.Spec.InitContainers), func(c corev1.Container) bool { return previous.addedContainer(c.Name) })
 	for _, c := range slices.Concat(kept, p.Spec.Containers) {
 		if c.Name == agentName || c.Name == captureName {
 			return fmt.Sprintf("the pod has a container %.100q that was not injected: give it another name", c.Name)

@@ -2,7 +2,7 @@
 //
 // Only the function Pod decides about a pod and changes it. It takes a pod, its namespace and a Config, and returns the
 // changed pod and the reasons for its decision. Pod reads no file and no cluster. Manifest calls Pod for each pod of a
-// manifest. Pods are YAML trees: comments and unknown fields stay, and JSON is YAML, too.
+// manifest. Pods are maps and lists, as in JSON, so unknown fields stay.
 //
 // The steps of Pod:
 //
@@ -19,7 +19,9 @@
 //	manifest.go    Manifest: Pod for each pod of a manifest
 //	workload.go    where the pods are in the objects of a manifest
 //	document.go    a document of a manifest: from text, and back
-//	merge.go       a changed text with the lines of the original one
+//	splice.go      the lines of a document, with new lines where its tree has changed
+//	change.go      giving a tree another value
+//	tree.go        trees of YAML and JSON, and their values
 //	inject.go      Pod
 //	edits.go       all changes of a pod; applying them
 //	additions.go   keeping the changes that others have made in the additions
@@ -31,9 +33,6 @@
 //	settings.go    settings of the agent
 //	resources.go   the requests and limits of the containers
 //	pod.go         the fields of a pod, and of its namespace, that decide
-//	json.go        trees of YAML nodes in JSON, and of Kubernetes' types
-//	validate.go    trees of YAML texts
-//	tree.go        finding and changing parts of a tree
 //	names.go       names and numbers that deploy/kubernetes/istiod.yaml has, too
 //
 // The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions. So

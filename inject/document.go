@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strings"
 	"unicode/utf8"
 
@@ -17,53 +18,44 @@ import (
 // A document is one of the documents of a manifest, which lines with --- separate.
 type document struct {
 	*yamltext.Document
-	root *yaml.Node // nil without an object
+	object map[string]any // nil without an object
+	root   *yaml.Node
 }
 
-// split returns the documents of a text. A document without an object has no root.
+// split returns the documents of a text.
 func split(text []byte) ([]*document, error) {
 	var documents []*document
 	var failures []error
 	for _, part := range yamltext.Split(text) {
 		d := &document{Document: part}
+		v, root, err := readDocument(d.Body)
+		if err != nil {
+			failures = append(failures, d.withLine(err))
+		}
+		d.object, _ = v.(map[string]any)
+		d.root = root
 		documents = append(documents, d)
-		failures = append(failures, d.parse())
 	}
 	return documents, errors.Join(failures...)
 }
 
-// parse reads the body.
-func (d *document) parse() error {
-	if yamltext.Blank(d.Body) {
-		return nil
+// readDocument returns the value of a text and its tree; nil without an object.
+func readDocument(text []byte) (v any, root *yaml.Node, err error) {
+	switch {
+	case isJSON(text):
+		root, err = parseJSON(text, math.MaxInt, maxNesting)
+	case !yamltext.Blank(text):
+		root, err = parseYAML(text)
 	}
-	node, err := d.read(d.Body)
-	if err != nil {
-		return d.withLine(err)
+	if err == nil && root != nil && root.Kind == yaml.MappingNode {
+		v, err = valueOf(root)
 	}
-	if node != nil && node.Content[0].Kind == yaml.MappingNode {
-		d.root = node
-		visit(node, func(n *yaml.Node) { n.Line += d.Before })
-	}
-	return nil
+	return v, root, err
 }
 
-// read returns the tree of a text in the language of the document: JSON, or YAML.
-func (d *document) read(text []byte) (*yaml.Node, error) {
-	if !json.Valid(d.Body) {
-		return parseOne(text)
-	}
-	if !utf8.Valid(text) {
-		return nil, errors.New("want JSON in UTF-8")
-	}
-	node, err := readJSON(text, math.MaxInt, math.MaxInt)
-	if err != nil {
-		return nil, err
-	}
-	return &yaml.Node{Kind: yaml.DocumentNode, Content: []*yaml.Node{node}, Line: node.Line}, validate(node)
-}
+func isJSON(text []byte) bool { return json.Valid(text) && utf8.Valid(text) }
 
-// withLine returns err, an error of the YAML library, with the number of the line in the manifest.
+// withLine returns err with the number of the line in the manifest.
 func (d *document) withLine(err error) error {
 	line, message := yamltext.Cause(err)
 	if line == 0 {
@@ -72,119 +64,51 @@ func (d *document) withLine(err error) error {
 	return fmt.Errorf("line %d: %s", d.Before+line, message)
 }
 
-// render returns a changed document as text. It reads the text again, and returns an error if its content differs: an
-// error is better than a manifest with another content.
-func (d *document) render(root *yaml.Node) ([]byte, error) {
-	if json.Valid(d.Body) {
-		return d.checked(d.json(root), root)
+// render returns the document with d.object as its content. It reads the text again, and returns an error if its content
+// differs: an error is better than a manifest with another content.
+func (d *document) render() ([]byte, error) {
+	c := change{}
+	c.apply(d.root, d.object)
+	if isJSON(d.Body) {
+		return d.checked(d.json())
 	}
-	spaces, compact := indentation(d.root)
-	next, err := encodeText(root, spaces, compact)
-	if err != nil {
-		return d.Body, fmt.Errorf("line %d: writing the document: %w", d.Before+1, err)
+	body := string(d.Body)
+	if !strings.HasSuffix(body, "\n") {
+		body += "\n"
 	}
-	end := ""
-	if line := lastLine(d.Body); strings.HasPrefix(line, "...") {
-		end = line
+	s := splicer{change: c, lines: strings.SplitAfter(body, "\n")}
+	s.lines = s.lines[:len(s.lines)-1]
+	end := len(s.lines)
+	if strings.HasPrefix(s.lines[end-1], "...") {
+		end--
 	}
-	next += end
-	raw := strings.ReplaceAll(string(d.Body), "\r\n", "\n")
-	ending := func(text string) []byte {
-		if len(raw) < len(d.Body) {
-			text = strings.ReplaceAll(text, "\n", "\r\n")
-		}
-		return []byte(text)
-	}
-	// Keep the lines of the document, if the result has the same content.
-	if base, err := encodeText(d.root, spaces, compact); err == nil {
-		if merged, ok := merge(withNewline(raw), base+end, next); ok {
-			if text, err := d.checked(ending(merged), root); err == nil {
-				return text, nil
-			}
+	if s.collection(d.root, end) {
+		s.to(len(s.lines))
+		if text, err := d.checked([]byte(s.out.String())); err == nil {
+			return text, nil
 		}
 	}
-	return d.checked(ending(next), root)
+	return d.checked([]byte(encodeYAML(d.root) + strings.Join(s.lines[end:], "")))
 }
 
-// checked returns text if its content is root, otherwise an error.
-func (d *document) checked(text []byte, root *yaml.Node) ([]byte, error) {
-	again, err := d.read(text)
-	if err != nil {
-		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>): %w", d.Before+1, err)
-	}
-	if again == nil || !sameTree(root.Content[0], again.Content[0], false) {
-		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again without changes elsewhere; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
+// checked returns text if it has the content of the document, otherwise an error.
+func (d *document) checked(text []byte) ([]byte, error) {
+	if v, _, err := readDocument(text); err != nil || !reflect.DeepEqual(v, any(d.object)) {
+		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
 	}
 	return text, nil
 }
 
-// json returns a tree as JSON with the indentation of the document.
-func (d *document) json(root *yaml.Node) []byte {
-	var w jsonWriter
+// json returns the document in JSON with the indentation that it had.
+func (d *document) json() []byte {
+	text := formatJSON(d.root)
 	for line := range bytes.Lines(bytes.TrimSpace(d.Body)) {
-		if text := bytes.TrimLeft(line, " \t"); len(text) < len(line) {
-			w.indent = string(line[:len(line)-len(text)])
+		if rest := bytes.TrimLeft(line, " \t"); len(rest) < len(line) {
+			var out bytes.Buffer
+			_ = json.Indent(&out, text, "", string(line[:len(line)-len(rest)])) // the text is valid
+			text = out.Bytes()
 			break
 		}
 	}
-	w.node(root.Content[0], "")
-	w.WriteByte('\n')
-	return w.Bytes()
-}
-
-// encodeText returns a tree as YAML.
-func encodeText(root *yaml.Node, spaces int, compact bool) (string, error) {
-	var out bytes.Buffer
-	encoder := yaml.NewEncoder(&out)
-	encoder.SetIndent(spaces)
-	if compact {
-		encoder.CompactSeqIndent()
-	}
-	if err := encoder.Encode(root); err != nil {
-		return "", err
-	}
-	err := encoder.Close()
-	return out.String(), err
-}
-
-// withNewline returns a text that ends with a line break.
-func withNewline(text string) string {
-	if strings.HasSuffix(text, "\n") {
-		return text
-	}
-	return text + "\n"
-}
-
-// lastLine returns the last line of a text, with one line break.
-func lastLine(text []byte) string {
-	lines := strings.Split(strings.TrimRight(string(text), "\r\n"), "\n")
-	return strings.TrimRight(lines[len(lines)-1], "\r") + "\n"
-}
-
-// indentation returns the number of spaces by which a document indents mappings, and whether lists
-// begin in the column of their key. The first mapping and the first list decide.
-func indentation(root *yaml.Node) (spaces int, compact bool) {
-	spaces, compact = 0, true
-	lists := false
-	visit(root, func(m *yaml.Node) {
-		if m.Kind != yaml.MappingNode || m.Style&yaml.FlowStyle != 0 {
-			return
-		}
-		for i := 0; i+1 < len(m.Content); i += 2 {
-			key, v := m.Content[i], m.Content[i+1]
-			if v.Style&yaml.FlowStyle != 0 || len(v.Content) == 0 || v.Line == key.Line {
-				continue
-			}
-			switch deeper := v.Column - key.Column; {
-			case v.Kind == yaml.SequenceNode && !lists:
-				lists, compact = true, deeper == 0
-			case v.Kind == yaml.MappingNode && spaces == 0:
-				spaces = deeper
-			}
-		}
-	})
-	if spaces < 2 || spaces > 8 {
-		spaces = 2
-	}
-	return spaces, compact
+	return append(text, '\n')
 }

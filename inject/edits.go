@@ -2,17 +2,19 @@ package inject
 
 import (
 	"errors"
+	"fmt"
+	"math"
+	"reflect"
 	"slices"
 
-	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 )
 
 // edits are all changes of one pod. The parts that an earlier injection added are found by their names.
 type edits struct {
 	previous         status
-	initContainers   []*yaml.Node // go before all others
-	volumes          []*yaml.Node // go after all others
+	initContainers   []map[string]any // go before all others
+	volumes          []any            // go after all others
 	sysctls          []corev1.Sysctl
 	imagePullSecrets []corev1.LocalObjectReference
 	ambient          bool           // whether to switch off the DNS capture of ztunnel
@@ -29,7 +31,7 @@ const dnsCapture, dnsAutoAllocate = "ISTIO_META_DNS_CAPTURE", "ISTIO_META_DNS_AU
 
 // newEdits returns the changes of a pod that is to be injected, or an error that says why it is refused.
 func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
-	previous, err := parseStatus(p.Metadata.Annotations)
+	previous, err := parseStatus(p.Annotations)
 	if err != nil {
 		return edits{}, err
 	}
@@ -41,7 +43,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	}
 	next, e := status{Mode: cfg.Mode, InitContainers: map[string]string{}, Volumes: map[string]string{}}, edits{previous: previous, ambient: p.ambient}
 	for _, name := range cfg.ImagePullSecrets {
-		if own := slices.Contains(p.Spec.ImagePullSecrets, named{name}); !own || slices.Contains(previous.ImagePullSecrets, name) {
+		if own := slices.Contains(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name}); !own || slices.Contains(previous.ImagePullSecrets, name) {
 			e.imagePullSecrets = append(e.imagePullSecrets, corev1.LocalObjectReference{Name: name})
 			next.ImagePullSecrets = append(next.ImagePullSecrets, name)
 		}
@@ -69,7 +71,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if p.hasIstio() {
 		e.istioEnv = &corev1.EnvVar{Name: dnsCapture, Value: "false"}
 	}
-	e.rootCAs, e.status = cfg.RootCAs, next.text()
+	e.rootCAs, e.status = cfg.RootCAs, string(writeJSON(next))
 	return e, nil
 }
 
@@ -80,142 +82,134 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 		containers = append(containers, captureContainer(variables, cfg))
 	}
 	for _, c := range containers {
-		node := encode(c)
-		e.initContainers = append(e.initContainers, node)
-		next.InitContainers[c.Name] = marks(node)
+		container, _ := encode(c).(map[string]any)
+		e.initContainers = append(e.initContainers, container)
+		next.InitContainers[c.Name] = marks(container)
 	}
 	for _, v := range volumes(cfg) {
-		node := encode(v)
-		e.volumes = append(e.volumes, node)
-		next.Volumes[v.Name] = mark(node)
+		volume := encode(v)
+		e.volumes = append(e.volumes, volume)
+		next.Volumes[v.Name] = mark(volume)
 	}
 }
 
-// apply changes a pod. Parts that need no change keep their comments and their style.
-func (e edits) apply(node *yaml.Node) {
-	meta := ensure(node, "metadata", "spec", yaml.MappingNode)
-	spec := ensure(node, "spec", "", yaml.MappingNode)
+// apply changes a pod.
+func (e edits) apply(pod map[string]any) {
+	annotations, spec := ensure(ensure(pod, "metadata"), "annotations"), ensure(pod, "spec")
 	if e.istioEnv != nil {
 		for _, c := range istioElements(spec) {
-			setVariable(ensure(c, "env", "", yaml.SequenceNode), *e.istioEnv)
+			c["env"] = withVariable(list(c, "env"), *e.istioEnv)
 		}
+		excludeStatus(annotations, spec)
 	}
-	e.applyContainers(ensure(spec, "initContainers", "containers", yaml.SequenceNode))
-	e.applyVolumes(ensure(spec, "volumes", "", yaml.SequenceNode))
+	spec["initContainers"] = e.containers(list(spec, "initContainers"))
+	spec["volumes"] = e.withVolumes(list(spec, "volumes"))
 	applyNamed(spec, "imagePullSecrets", e.previous.ImagePullSecrets, e.imagePullSecrets)
-	e.applySysctls(spec)
-	e.applyDNS(spec)
-	annotations := ensure(meta, "annotations", "", yaml.MappingNode)
+	if len(e.sysctls)+len(e.previous.Sysctls) > 0 {
+		context := ensure(spec, "securityContext")
+		applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
+		if len(context) == 0 {
+			delete(spec, "securityContext")
+		}
+	}
+	if e.dns != nil {
+		setOrDelete(spec, "dnsPolicy", e.dns.policy)
+		setOrDelete(spec, "dnsConfig", e.dns.configOrNone())
+	}
 	if e.ambient {
-		update(annotations, ambientCapture, "false")
+		annotations[ambientCapture] = "false"
 	}
-	if e.rootCAs != "" {
-		update(annotations, rootCAs, e.rootCAs)
-	} else {
-		remove(annotations, rootCAs)
-	}
-	update(annotations, Status, e.status)
+	setOrDelete(annotations, rootCAs, e.rootCAs)
+	annotations[Status] = e.status
 }
 
-// applyContainers puts the containers before all others. A container that is there already keeps
-// what others have added.
-func (e edits) applyContainers(list *yaml.Node) {
-	var first, others []*yaml.Node
-	for _, generated := range e.initContainers {
-		container := elementOf(list, nameOf(generated))
-		if container == nil || !e.previous.addedContainer(nameOf(generated)) {
-			container = generated
-		} else {
-			mergeContainer(container, generated, e.previous.InitContainers[nameOf(generated)])
+// containers returns the init containers with the added ones first. An added container that is there already keeps what
+// others have added to it.
+func (e edits) containers(current []any) []any {
+	var all []any
+	for _, container := range e.initContainers {
+		name := text(container, "name")
+		if i := named(current, name); i >= 0 && e.previous.addedContainer(name) {
+			generated := container
+			container, _ = current[i].(map[string]any)
+			mergeContainer(container, generated, e.previous.InitContainers[name])
 		}
-		first = append(first, container)
+		all = append(all, container)
 	}
-	for _, c := range elements(list) {
-		if !e.previous.addedContainer(nameOf(c)) {
-			others = append(others, c)
-		}
-	}
-	list.Content = append(first, others...)
+	return append(all, slices.DeleteFunc(slices.Clone(current), func(c any) bool { return e.previous.addedContainer(nameOf(c)) })...)
 }
 
-// applyVolumes puts the volumes after all others. A volume that is there already stays in its
-// place.
-func (e edits) applyVolumes(list *yaml.Node) {
-	names := volumeNames()
-	list.Content = slices.DeleteFunc(elements(list), func(v *yaml.Node) bool {
-		return e.previous.addedVolume(nameOf(v)) && !slices.Contains(names, nameOf(v))
+// withVolumes returns the volumes with the added ones last. An added volume that is there already stays in its place.
+func (e edits) withVolumes(current []any) []any {
+	all := slices.DeleteFunc(slices.Clone(current), func(v any) bool {
+		return e.previous.addedVolume(nameOf(v)) && !slices.Contains(volumeNames(), nameOf(v))
 	})
 	for _, generated := range e.volumes {
-		at := slices.IndexFunc(list.Content, func(v *yaml.Node) bool { return nameOf(v) == nameOf(generated) })
-		switch {
-		case at < 0:
-			list.Content = append(list.Content, generated)
-		case e.previous.Volumes[nameOf(generated)] != mark(generated) && !sameTree(list.Content[at], generated, true):
-			list.Content[at] = generated
+		name := nameOf(generated)
+		switch i := named(all, name); {
+		case i < 0:
+			all = append(all, generated)
+		case e.previous.Volumes[name] != mark(generated):
+			all[i] = generated
 		}
 	}
+	return all
 }
 
-// setVariable sets a variable of a container, wherever it is in the list.
-func setVariable(variables *yaml.Node, v corev1.EnvVar) {
-	found := false
-	for _, current := range elements(variables) {
+// withVariable returns variables of a container with v, which stays in its place.
+func withVariable(variables []any, v corev1.EnvVar) []any {
+	all, found := slices.Clone(variables), false
+	for i, current := range all {
 		if nameOf(current) == v.Name {
-			found = true
-			remove(current, "valueFrom")
-			update(current, "value", v.Value)
+			all[i], found = encode(v), true
 		}
 	}
 	if !found {
-		variables.Content = append(variables.Content, encode(v))
+		all = append(all, encode(v))
 	}
+	return all
 }
 
-// applySysctls changes the sysctls. It leaves no empty fields.
-func (e edits) applySysctls(spec *yaml.Node) {
-	if len(e.sysctls) == 0 && len(e.previous.Sysctls) == 0 {
-		return
-	}
-	context := ensure(spec, "securityContext", "", yaml.MappingNode)
-	applyNamed(context, "sysctls", e.previous.Sysctls, e.sysctls)
-	if len(context.Content) == 0 {
-		remove(spec, "securityContext")
-	}
-}
-
-// applyDNS changes the fields from which kubelet makes resolv.conf.
-func (e edits) applyDNS(spec *yaml.Node) {
-	if e.dns == nil {
-		return
-	}
-	if e.dns.policy == "" {
-		remove(spec, "dnsPolicy")
-	} else {
-		update(spec, "dnsPolicy", e.dns.policy)
-	}
-	if config := e.dns.configOrNone(); config != nil {
-		update(spec, "dnsConfig", config)
-	} else {
-		remove(spec, "dnsConfig")
-	}
-}
-
-// applyNamed changes the list that is the value of the key. It removes the elements whose names are in the parameter
+// applyNamed changes the list that is the value of a key. It removes the elements whose names are in the parameter
 // removed, and appends the elements in the parameter added. If the list is empty then, it removes the key, too.
-func applyNamed[T any](m *yaml.Node, key string, removed []string, added []T) {
-	if len(removed)+len(added) == 0 {
-		return
+func applyNamed[T any](m map[string]any, key string, removed []string, added []T) {
+	next := slices.DeleteFunc(slices.Clone(list(m, key)), func(v any) bool { return slices.Contains(removed, nameOf(v)) })
+	for _, v := range added {
+		next = append(next, encode(v))
 	}
-	list := ensure(m, key, "", yaml.SequenceNode)
-	next := encode(append([]T{}, added...))
-	kept := slices.DeleteFunc(slices.Clone(elements(list)), func(n *yaml.Node) bool { return slices.Contains(removed, nameOf(n)) })
-	if next.Content = append(kept, next.Content...); !sameTree(list, next, true) {
-		list.Content = next.Content
-	}
-	if len(list.Content) == 0 {
-		remove(m, key)
+	if len(removed)+len(added) > 0 {
+		setOrDelete(m, key, next)
 	}
 }
 
-// update sets a key to a value, unless it has that value.
-func update(m *yaml.Node, key string, v any) { setPath(m, []string{key}, encode(v)) }
+// setOrDelete sets a key, or deletes it if the value is empty.
+func setOrDelete[T any](m map[string]any, key string, v T) {
+	if r := reflect.ValueOf(v); r.IsZero() || r.Kind() == reflect.Slice && r.Len() == 0 {
+		delete(m, key)
+		return
+	}
+	m[key] = encode(v)
+}
+
+// ensure returns the object of a key, which it adds if there is none.
+func ensure(m map[string]any, key string) map[string]any {
+	if object(m, key) == nil {
+		m[key] = map[string]any{}
+	}
+	return object(m, key)
+}
+
+// named returns the index of the element with a name, -1 if the list has none.
+func named(list []any, name string) int {
+	return slices.IndexFunc(list, func(v any) bool { return nameOf(v) == name })
+}
+
+// encode returns the value of v, which has one of Kubernetes' types.
+func encode(v any) any {
+	root, err := parseJSON(writeJSON(v), math.MaxInt, maxNesting)
+	value, err2 := valueOf(root)
+	if err = errors.Join(err, err2); err != nil {
+		panic(fmt.Sprintf("encoding a %T: %v", v, err))
+	}
+	return value
+}

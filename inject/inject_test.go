@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	kyaml "sigs.k8s.io/yaml"
@@ -21,20 +20,20 @@ var shop = inject.Namespace{Name: "shop", Labels: map[string]string{inject.Label
 // resolv is a Config of mode resolv.
 var resolv = inject.Config{Mode: inject.Resolv, Nameservers: []string{"10.96.0.10"}}
 
-// parse reads a tree.
-func parse(t *testing.T, text string) *yaml.Node {
+// parse reads a pod.
+func parse(t *testing.T, text string) map[string]any {
 	t.Helper()
-	document := new(yaml.Node)
-	if err := yaml.Unmarshal([]byte(text), document); err != nil {
+	var pod map[string]any
+	if err := kyaml.Unmarshal([]byte(text), &pod); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
-	return document.Content[0]
+	return pod
 }
 
-// format writes a tree.
-func format(t *testing.T, node *yaml.Node) string {
+// format writes a pod.
+func format(t *testing.T, pod map[string]any) string {
 	t.Helper()
-	text, err := yaml.Marshal(node)
+	text, err := kyaml.Marshal(pod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +121,17 @@ func TestOrder(t *testing.T) { // I4, I6
 // agent.
 const probers = "ISTIO_KUBE_APP_PROBERS"
 
+// excludeInbound is Istio's annotation with the ports that its rules leave out.
+const excludeInbound = "traffic.sidecar.istio.io/excludeInboundPorts"
+
+// excludedBy returns the ports that Istio's injector excludes for a pod with annotations.
+func excludedBy(annotations map[string]string) string {
+	if ports, set := annotations[excludeInbound]; set {
+		return ports
+	}
+	return "15090,15021"
+}
+
 // istio adds what Istio's injector adds, as far as it matters here: its containers come before all
 // other init containers, and the probes of others lead to port 15020.
 func istio(t *testing.T, text string) string {
@@ -130,7 +140,7 @@ func istio(t *testing.T, text string) string {
 	capture := []corev1.EnvVar{{Name: "ISTIO_META_DNS_CAPTURE", Value: "true"}, {Name: "OTHER", Value: "x"}}
 	user, always := int64(1337), corev1.ContainerRestartPolicyAlways
 	ours := []corev1.Container{
-		{Name: "istio-init", Image: "proxyv2", Env: capture},
+		{Name: "istio-init", Image: "proxyv2", Env: capture, Args: []string{"istio-iptables", "-b", "*", "-d", excludedBy(pod.Annotations)}},
 		{Name: "istio-proxy", Image: "proxyv2", Env: capture, RestartPolicy: &always, SecurityContext: &corev1.SecurityContext{RunAsUser: &user, RunAsGroup: &user}},
 	}
 	pod.Spec.InitContainers = slices.DeleteFunc(pod.Spec.InitContainers, func(c corev1.Container) bool { return strings.HasPrefix(c.Name, "istio-") })
@@ -181,13 +191,44 @@ func TestIstio(t *testing.T) { // I5
 			}
 		}
 		agent := after.Spec.InitContainers[0]
-		if variables(agent)["NAMETAP_STATUS_ADDR"] != "127.0.0.1:15055" || len(agent.Ports) > 0 {
+		if variables(agent)["NAMETAP_STATUS_ADDR"] != ":15055" || !slices.Equal(agent.Ports, []corev1.ContainerPort{{Name: "status", ContainerPort: 15055}}) {
 			t.Errorf("the agent has the port of Istio's agent: %v, %v", agent.Env, agent.Ports)
+		}
+		if excluded := after.Annotations[excludeInbound]; excluded != "15090,15021,15055" {
+			t.Errorf("Istio sends connections to the status port to Envoy, excluded are %q", excluded)
 		}
 		for _, probe := range []*corev1.Probe{agent.ReadinessProbe, agent.LivenessProbe} {
 			if probe.HTTPGet != nil || probe.Exec == nil {
 				t.Errorf("Istio's rules redirect the probe %v to Envoy", probe)
 			}
+		}
+	}
+}
+
+// TestIstioExcludedPorts checks that the ports that a pod excludes from Istio's rules stay excluded, and that its other arguments
+// stay.
+func TestIstioExcludedPorts(t *testing.T) { // I5
+	t.Parallel()
+	for _, test := range []struct{ annotation, args, wantAnnotation, wantArgs string }{
+		{``, `istio-iptables`, "15055", "istio-iptables"},
+		{`"9000"`, `-d, "15090,9000"`, "9000,15055", "-d 15090,9000,15055"},
+		{`"9000, 15055"`, `-d, "15090"`, "9000, 15055", "-d 15090,15055"},
+		{``, `-d, "", --run-validation`, "15055", "-d 15055 --run-validation"},
+		{``, `--istio-local-exclude-ports, "150550"`, "150550,15055", "--istio-local-exclude-ports 150550,15055"},
+	} {
+		annotations := "{}"
+		if test.annotation != "" {
+			annotations = "{" + excludeInbound + ": " + test.annotation + "}"
+		}
+		pod := injected(t, `
+metadata: {name: app, annotations: `+annotations+`}
+spec:
+  containers: [{name: app, image: app, args: [-d, "1"]}, {name: istio-proxy, image: proxyv2, args: [-d, "1"]}]
+  initContainers: [{name: istio-init, image: proxyv2, args: [`+test.args+`]}]
+`, inject.Config{})
+		got := strings.Join(pod.Spec.InitContainers[2].Args, " ")
+		if pod.Annotations[excludeInbound] != test.wantAnnotation || got != test.wantArgs || pod.Spec.Containers[0].Args[1] != "1" || pod.Spec.Containers[1].Args[1] != "1" {
+			t.Errorf("%+v: %q, %q, %v", test, pod.Annotations[excludeInbound], got, pod.Spec.Containers)
 		}
 	}
 }

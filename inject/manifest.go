@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-
-	"go.yaml.in/yaml/v3"
+	"maps"
+	"reflect"
 )
 
 // A Report is the result for one pod of a manifest.
@@ -35,7 +35,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		return nil, nil, err
 	}
 	for _, d := range documents {
-		m.readNamespaces(d.root)
+		m.readNamespaces(d.object)
 	}
 	var out bytes.Buffer
 	var failures []error
@@ -60,57 +60,45 @@ type manifest struct {
 
 // inject returns the body of a document with nametap in its pods.
 func (m *manifest) inject(d *document) ([]byte, error) {
-	if d.root == nil {
-		return d.Body, nil
-	}
-	root := clone(d.root)
 	var failures []error
-	var changing []workload
-	for _, w := range workloads(root.Content[0]) {
+	changed := false
+	for _, w := range workloads(d.object) {
+		name, line := w.name(m.namespace), d.Before+d.root.Line
 		if w.pod == nil {
-			m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, Skipped, []string{ReasonUnknownKind}})
+			m.reports = append(m.reports, Report{name, line, Skipped, []string{ReasonUnknownKind}})
 			continue
 		}
-		result, err := m.pod(w)
+		namespace := m.namespaces[w.namespace(m.namespace)]
+		namespace.Name, namespace.Requested = w.namespace(m.namespace), true
+		result, err := Pod(w.pod, namespace, m.cfg)
 		if err != nil {
-			failures = append(failures, fmt.Errorf("line %d: %s: %w", w.object.Line, w.name(m.namespace), err))
+			failures = append(failures, fmt.Errorf("line %d: %s: %w", line, name, err))
 			continue
 		}
-		m.reports = append(m.reports, Report{w.name(m.namespace), w.object.Line, result.Outcome, result.Reasons})
-		if result.Outcome == Injected && !sameTree(w.pod, result.Pod, true) {
-			changing = append(changing, w)
-		}
+		m.reports = append(m.reports, Report{name, line, result.Outcome, result.Reasons})
+		changed = changed || !reflect.DeepEqual(w.pod, result.Pod)
+		maps.Copy(w.pod, result.Pod)
 	}
-	if len(failures) > 0 || len(changing) == 0 {
+	if len(failures) > 0 || !changed {
 		return d.Body, errors.Join(failures...)
 	}
-	detach(root, changing)
-	for _, w := range changing {
-		result, err := m.pod(w)
-		if err != nil {
-			return d.Body, err
-		}
-		*w.pod = *result.Pod
-	}
-	return d.render(root)
-}
-
-// pod injects the pod of a workload. It does not change the workload.
-func (m *manifest) pod(w workload) (Result, error) {
-	namespace := m.namespaces[w.namespace(m.namespace)]
-	namespace.Name, namespace.Requested = w.namespace(m.namespace), true
-	return Pod(w.pod, namespace, m.cfg)
+	return d.render()
 }
 
 // readNamespaces notes the Namespaces in a document.
-func (m *manifest) readNamespaces(root *yaml.Node) {
-	if root == nil {
-		return
-	}
-	first := clone(root).Content[0]
-	for _, o := range objects(first, text(first, "apiVersion"), text(first, "kind"), nil) {
-		if meta := value(o.node, "metadata"); meta != nil && o.kind == "Namespace" && o.version == "v1" {
-			m.namespaces[text(meta, "name")] = Namespace{Labels: texts(value(meta, "labels")), Annotations: texts(value(meta, "annotations"))}
+func (m *manifest) readNamespaces(root map[string]any) {
+	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind")) {
+		if meta := object(o.fields, "metadata"); meta != nil && o.kind == "Namespace" && o.version == "v1" {
+			m.namespaces[text(meta, "name")] = Namespace{Labels: texts(object(meta, "labels")), Annotations: texts(object(meta, "annotations"))}
 		}
 	}
+}
+
+// texts returns the keys of an object that have texts.
+func texts(m map[string]any) map[string]string {
+	all := map[string]string{}
+	for key := range m {
+		all[key] = text(m, key)
+	}
+	return all
 }

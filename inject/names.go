@@ -50,8 +50,8 @@ const lowPorts = "net.ipv4.ip_unprivileged_port_start"
 // lowPortsNames returns the two names that a pod may use for the sysctl; to kubelet they are the same.
 func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
 
-// maxName is the longest name, in bytes.
-const maxName = 253
+// The longest names, in characters. A registry, a name, a tag and a digest make the name of an image.
+const maxName, maxImage = 253, 512
 
 var (
 	// imageName matches all names of images that the API server and engines accept, and some others.

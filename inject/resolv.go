@@ -30,7 +30,7 @@ func (f dnsFields) configOrNone() *corev1.PodDNSConfig {
 // first injection, with the changes that others have made since then. A nameserver that others have removed stays,
 // because the injected pod has no other nameserver than the agent, and so does not show the removal.
 func ownDNS(p *pod, previous status) dnsFields {
-	current := dnsFields{policy: p.Spec.DNSPolicy}
+	current := dnsFields{policy: string(p.Spec.DNSPolicy)}
 	if p.Spec.DNSConfig != nil {
 		current.config = *p.Spec.DNSConfig
 	}
@@ -172,6 +172,9 @@ func distinct(list []string) []string {
 // missingSysctls returns the sysctls that a pod needs for an agent on port 53.
 func missingSysctls(p *pod, previous status) ([]corev1.Sysctl, error) {
 	missing := []corev1.Sysctl{{Name: lowPorts, Value: strconv.Itoa(plainDNS)}}
+	if p.Spec.SecurityContext == nil {
+		return missing, nil
+	}
 	for _, s := range p.Spec.SecurityContext.Sysctls {
 		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.Sysctls, s.Name) {
 			continue

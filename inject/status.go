@@ -1,11 +1,9 @@
 package inject
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -39,13 +37,9 @@ func parseStatus(annotations map[string]string) (status, error) {
 		return status{}, nil
 	}
 	var s status
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&s)
-	if err == nil {
-		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("something follows the value")
-		}
+	err := json.Unmarshal([]byte(text), &s)
+	if err == nil && string(writeJSON(s)) != text {
+		err = errors.New("want no other keys, and the same form")
 	}
 	if err == nil {
 		err = s.check()
@@ -82,13 +76,4 @@ func (s *status) check() error {
 		return fmt.Errorf("want the mode %s or %s", Rules, Resolv)
 	}
 	return nil
-}
-
-// text returns the value of the annotation.
-func (s *status) text() string {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(s) // cannot fail: a status has only texts, and the buffer is in memory
-	return strings.TrimSpace(text.String())
 }

@@ -1,309 +1,244 @@
 package inject
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"regexp"
 	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
 
-const mergeTag = "!!merge"
+const (
+	// maxAliased is how many values the aliases of a document may add to the document.
+	maxAliased = 500_000
+	// maxNesting is the depth of a document. The value of an alias that is inside what it names would have no end.
+	maxNesting = 1000
+)
 
-// clone returns a copy of a tree. Aliases of nodes in the tree become aliases of the copies. Aliases of other nodes stay as
-// they are.
-func clone(node *yaml.Node) *yaml.Node {
-	copies := map[*yaml.Node]*yaml.Node{}
-	var walk func(*yaml.Node) *yaml.Node
-	walk = func(n *yaml.Node) *yaml.Node {
-		c := *n
-		copies[n] = &c
-		c.Content = nil
-		for _, child := range n.Content {
-			c.Content = append(c.Content, walk(child))
-		}
-		return &c
+// parseYAML returns the tree of the only value of a text; nil if there is none. A second value, such as another
+// object in JSON, is an error, because it would be lost.
+func parseYAML(text []byte) (*yaml.Node, error) {
+	decoder, document := yaml.NewDecoder(bytes.NewReader(text)), new(yaml.Node)
+	switch err := decoder.Decode(document); {
+	case errors.Is(err, io.EOF):
+		return nil, nil
+	case err != nil:
+		return nil, err
 	}
-	root := walk(node)
-	for _, c := range copies {
-		if target := copies[c.Alias]; c.Alias != nil && target != nil {
-			c.Alias = target
-		}
+	err := decoder.Decode(new(yaml.Node))
+	if errors.Is(err, io.EOF) {
+		return document.Content[0], nil
 	}
-	return root
+	if err == nil {
+		err = lineError(document, "more than one object")
+	}
+	return nil, fmt.Errorf("%w: write a line --- before a second one", err)
 }
 
-// expanded returns a copy of the node that an alias names, without anchors. The copy can be changed.
-func expanded(alias *yaml.Node) *yaml.Node {
-	c := clone(target(alias))
-	dropAnchors(c)
-	c.HeadComment, c.LineComment, c.FootComment = alias.HeadComment, alias.LineComment, alias.FootComment
-	return c
+// parseJSON returns the tree of a text in JSON that has at most maxValues values and the depth maxDepth. A YAML parser
+// would misread the text: it takes some characters, such as U+0085 and U+2028, for line breaks, and refuses others.
+func parseJSON(text []byte, maxValues, maxDepth int) (*yaml.Node, error) {
+	decoder, values := json.NewDecoder(bytes.NewReader(text)), 0
+	decoder.UseNumber()
+	var parse func(depth int) (*yaml.Node, error)
+	parse = func(depth int) (*yaml.Node, error) {
+		if values++; values > maxValues || depth > maxDepth {
+			return nil, fmt.Errorf("want at most %d values and a depth of at most %d", maxValues, maxDepth)
+		}
+		token, err := decoder.Token()
+		n := &yaml.Node{Kind: yaml.ScalarNode, Line: 1}
+		switch token := token.(type) {
+		case string:
+			n.Tag, n.Value, n.Style = "!!str", token, yaml.DoubleQuotedStyle
+		case nil:
+			n.Tag, n.Value = "!!null", "null"
+		case json.Delim:
+			n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
+			if token == '{' {
+				n.Kind, n.Tag = yaml.MappingNode, "!!map"
+			}
+			for err == nil && decoder.More() {
+				var child *yaml.Node
+				child, err = parse(depth + 1)
+				n.Content = append(n.Content, child)
+			}
+			if err == nil {
+				_, err = decoder.Token() // the closing bracket
+			}
+		default:
+			n.Value = fmt.Sprint(token) // a number, true or false
+		}
+		return n, err
+	}
+	n, err := parse(0)
+	if err == nil && decoder.More() {
+		err = errors.New("want one object in JSON")
+	}
+	return n, err
 }
+
+// formatJSON returns a tree as JSON in one line.
+func formatJSON(n *yaml.Node) []byte {
+	var children [][]byte
+	for _, child := range n.Content {
+		children = append(children, formatJSON(child))
+	}
+	switch n.Kind {
+	case yaml.SequenceNode:
+		return slices.Concat([]byte{'['}, bytes.Join(children, []byte{','}), []byte{']'})
+	case yaml.MappingNode:
+		var members [][]byte
+		for member := range slices.Chunk(children, 2) {
+			members = append(members, bytes.Join(member, []byte{':'}))
+		}
+		return slices.Concat([]byte{'{'}, bytes.Join(members, []byte{','}), []byte{'}'})
+	case yaml.ScalarNode:
+		if n.Tag == "!!str" {
+			return writeJSON(n.Value)
+		}
+	}
+	return []byte(n.Value)
+}
+
+// writeJSON returns a value as JSON. Unlike json.Marshal it leaves <, > and & as they are.
+func writeJSON(v any) []byte {
+	var out bytes.Buffer
+	encoder := json.NewEncoder(&out)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(v) // cannot fail: v comes from JSON or YAML, or has one of Kubernetes' types
+	return bytes.TrimSuffix(out.Bytes(), []byte{'\n'})
+}
+
+// valueOf returns the value of a tree, as kubectl reads it: nil, bool, int64, float64, string, []any or map[string]any. It
+// has no parts in common with other values.
+func valueOf(root *yaml.Node) (any, error) { return new(valueReader).value(root, 0, false) }
+
+// A valueReader is the state of one call of valueOf.
+type valueReader struct {
+	aliased int // the number of values that aliases have added
+}
+
+// value returns the value of a tree at a depth. aliased is true in the value of an alias.
+func (r *valueReader) value(n *yaml.Node, depth int, aliased bool) (any, error) {
+	if aliased {
+		r.aliased++
+	}
+	switch {
+	case depth > maxNesting:
+		return nil, lineError(n, "want a depth of at most %d, and no alias inside what it names", maxNesting)
+	case r.aliased > maxAliased:
+		return nil, lineError(n, "the aliases of the document add more than %d values: write out what they name", maxAliased)
+	case n.Kind == yaml.AliasNode:
+		return r.value(n.Alias, depth+1, true)
+	case n.Kind == yaml.MappingNode:
+		return r.mapping(n, depth, aliased)
+	case n.Kind == yaml.ScalarNode:
+		return scalar(n), nil
+	}
+	list := make([]any, len(n.Content))
+	for i, element := range n.Content {
+		var err error
+		if list[i], err = r.value(element, depth+1, aliased); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// mapping is the method value for a mapping.
+func (r *valueReader) mapping(n *yaml.Node, depth int, aliased bool) (any, error) {
+	own, all := map[string]any{}, map[string]any{}
+	for pair := range slices.Chunk(n.Content, 2) {
+		key := target(pair[0])
+		v, err := r.value(pair[1], depth+1, aliased)
+		if err != nil {
+			return nil, err
+		}
+		_, twice := own[key.Value]
+		switch {
+		case key.Kind != yaml.ScalarNode:
+			return nil, lineError(key, "want a text as the key")
+		case twice:
+			return nil, lineError(key, "the key %.100q is in this object twice: remove one of them", key.Value)
+		case !isMerge(key):
+			own[key.Value] = v
+		default:
+			if all = mergedBy(v); all == nil {
+				return nil, lineError(key, "want a mapping as the value of <<")
+			}
+		}
+	}
+	maps.Copy(all, own)
+	return all, nil
+}
+
+// mergedBy returns what a value of the key << adds to a mapping, nil for another value. The first of several mappings precedes.
+func mergedBy(v any) map[string]any {
+	merged := map[string]any{}
+	sources, ok := v.([]any)
+	if !ok {
+		sources = []any{v}
+	}
+	for _, source := range slices.Backward(sources) {
+		m, ok := source.(map[string]any)
+		if !ok {
+			return nil
+		}
+		maps.Copy(merged, m)
+	}
+	return merged
+}
+
+func isMerge(key *yaml.Node) bool { return key.ShortTag() == "!!merge" }
 
 // target returns the node that an alias names, or the node itself if it is no alias.
-func target(node *yaml.Node) *yaml.Node {
-	for node.Kind == yaml.AliasNode {
-		node = node.Alias
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
 	}
-	return node
+	return n
 }
 
-// dropAnchors removes the anchors of a tree. Aliases of nodes in the tree become copies of these nodes.
-func dropAnchors(node *yaml.Node) {
-	inside := map[*yaml.Node]bool{}
-	visit(node, func(n *yaml.Node) { inside[n] = n.Anchor != "" })
-	visit(node, func(n *yaml.Node) {
-		for i, child := range n.Content {
-			if child.Kind == yaml.AliasNode && inside[child.Alias] {
-				n.Content[i] = expanded(child)
+// lineError returns an error in the form of the YAML library's errors.
+func lineError(n *yaml.Node, format string, values ...any) error {
+	return fmt.Errorf("yaml: line %d: %s", n.Line, fmt.Sprintf(format, values...))
+}
+
+// oldBool matches what kubectl, which reads YAML 1.1, takes for true or false.
+var oldBool = regexp.MustCompile(`^(?:(y|Y|yes|Yes|YES|on|On|ON)|n|N|no|No|NO|off|Off|OFF)$`)
+
+// scalar returns the value of a scalar.
+func scalar(n *yaml.Node) any {
+	tag := n.ShortTag()
+	if tag == "!!null" {
+		return nil
+	}
+	if match := oldBool.FindStringSubmatch(n.Value); match != nil && tag == "!!str" && n.Style == 0 {
+		return match[1] != ""
+	}
+	var v any
+	if slices.Contains([]string{"!!int", "!!float", "!!bool"}, tag) && n.Decode(&v) == nil {
+		switch v := v.(type) {
+		case bool:
+			return v
+		case int:
+			return int64(v)
+		case uint64:
+			return float64(v)
+		case float64:
+			if v == math.Trunc(v) && math.Abs(v) < 1<<53 {
+				return int64(v)
 			}
-		}
-	})
-	visit(node, func(n *yaml.Node) { n.Anchor = "" })
-}
-
-// visit calls f for each node of a tree, parents first.
-func visit(node *yaml.Node, f func(*yaml.Node)) {
-	f(node)
-	for _, child := range node.Content {
-		visit(child, f)
-	}
-}
-
-// inlineMerges removes `<<` from a mapping: the keys that the mapping takes from other mappings become keys of the
-// mapping itself.
-func inlineMerges(m *yaml.Node) {
-	var plain, merged []*yaml.Node
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if key, value := m.Content[i], m.Content[i+1]; key.Tag == mergeTag {
-			merged = append(merged, sources(value)...)
-		} else {
-			plain = append(plain, key, value)
-		}
-	}
-	if merged == nil {
-		return
-	}
-	m.Content = plain
-	for _, source := range merged {
-		for i := 0; i+1 < len(source.Content); i += 2 {
-			if key := source.Content[i]; find(m, key.Value) < 0 {
-				m.Content = append(m.Content, key, source.Content[i+1])
-			}
-		}
-	}
-}
-
-// sources returns copies of the mappings that the value of `<<` names, the most important first.
-func sources(value *yaml.Node) []*yaml.Node {
-	list := []*yaml.Node{value}
-	if target(value).Kind == yaml.SequenceNode {
-		list = target(value).Content
-	}
-	var mappings []*yaml.Node
-	for _, n := range list {
-		c := clone(target(n))
-		dropAnchors(c)
-		inlineMerges(c)
-		mappings = append(mappings, c)
-	}
-	return mappings
-}
-
-// find returns the index of a key in the contents of a mapping, or -1.
-func find(m *yaml.Node, key string) int {
-	if m.Kind != yaml.MappingNode {
-		return -1
-	}
-	for i := 0; i+1 < len(m.Content); i += 2 {
-		if k := target(m.Content[i]); k.Kind == yaml.ScalarNode && k.Value == key {
-			return i
-		}
-	}
-	return -1
-}
-
-// lookup returns the value of a key of m, or of a mapping from which m takes keys by `<<`; nil if the key is
-// missing. The caller must not change the value.
-func lookup(m *yaml.Node, key string) *yaml.Node {
-	m = target(m)
-	if i := find(m, key); i >= 0 {
-		return target(m.Content[i+1])
-	}
-	for i := 0; i+1 < len(m.Content) && m.Kind == yaml.MappingNode; i += 2 {
-		if m.Content[i].Tag != mergeTag {
-			continue
-		}
-		list := []*yaml.Node{m.Content[i+1]}
-		if source := target(list[0]); source.Kind == yaml.SequenceNode {
-			list = source.Content
-		}
-		for _, source := range list {
-			if v := lookup(source, key); v != nil {
+			if !math.IsInf(v, 0) && !math.IsNaN(v) { // as JSON has no such numbers
 				return v
 			}
 		}
 	}
-	return nil
-}
-
-// value returns the value of a key, nil if it is missing or null. The caller may change the value, because value replaces
-// an alias by a copy.
-func value(m *yaml.Node, key string) *yaml.Node {
-	inlineMerges(m)
-	i := find(m, key)
-	if i < 0 {
-		return nil
-	}
-	if m.Content[i+1].Kind == yaml.AliasNode {
-		m.Content[i+1] = expanded(m.Content[i+1])
-	}
-	if v := m.Content[i+1]; v.ShortTag() != "!!null" {
-		return v
-	}
-	return nil
-}
-
-// set sets a key of a mapping. A key that exists stays in its place. A new key is inserted in front of the key
-// successor. If there is no such key, the new key comes last.
-func set(m *yaml.Node, key, successor string, v *yaml.Node) {
-	inlineMerges(m)
-	if i := find(m, key); i >= 0 {
-		m.Content[i+1] = v
-		return
-	}
-	k := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}
-	index := find(m, successor)
-	if index < 0 {
-		index = len(m.Content)
-	}
-	m.Content = slices.Insert(m.Content, index, k, v)
-}
-
-// remove removes a key.
-func remove(m *yaml.Node, key string) {
-	inlineMerges(m)
-	if i := find(m, key); i >= 0 {
-		m.Content = slices.Delete(m.Content, i, i+2)
-	}
-}
-
-// ensure returns the value of a key. If the value is missing or null, ensure calls set with an empty value of the kind.
-func ensure(m *yaml.Node, key, successor string, kind yaml.Kind) *yaml.Node {
-	if v := value(m, key); v != nil {
-		if len(v.Content) == 0 {
-			v.Style &^= yaml.FlowStyle // as in `annotations: {}`
-		}
-		return v
-	}
-	v := &yaml.Node{Kind: kind, Tag: "!!map"}
-	if kind == yaml.SequenceNode {
-		v.Tag = "!!seq"
-	}
-	set(m, key, successor, v)
-	return v
-}
-
-// elements returns the elements of a list, which the caller may change.
-func elements(list *yaml.Node) []*yaml.Node {
-	if list == nil {
-		return nil
-	}
-	for i, element := range list.Content {
-		if element.Kind == yaml.AliasNode {
-			list.Content[i] = expanded(element)
-		}
-	}
-	return list.Content
-}
-
-// nameOf returns the field `name` of an element of a list.
-func nameOf(element *yaml.Node) string {
-	if v := value(element, "name"); v != nil {
-		return v.Value
-	}
-	return ""
-}
-
-// sameTree reports whether two trees have the same contents. If expand is true, an alias equals the node that it names.
-func sameTree(a, b *yaml.Node, expand bool) bool {
-	if expand {
-		a, b = target(a), target(b)
-	}
-	if a.Kind != b.Kind || a.ShortTag() != b.ShortTag() || a.Value != b.Value || len(a.Content) != len(b.Content) {
-		return false
-	}
-	for i := range a.Content {
-		if !sameTree(a.Content[i], b.Content[i], expand) {
-			return false
-		}
-	}
-	return true
-}
-
-// text returns the text of a key, "" if the value is missing or no scalar. It changes nothing.
-func text(m *yaml.Node, key string) string {
-	if v := lookup(m, key); v != nil && v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
-		return v.Value
-	}
-	return ""
-}
-
-// texts returns the keys of a map with their values.
-func texts(m *yaml.Node) map[string]string {
-	all := map[string]string{}
-	if m != nil && m.Kind == yaml.MappingNode {
-		inlineMerges(m)
-		for i := 0; i+1 < len(m.Content); i += 2 {
-			all[m.Content[i].Value] = text(m, m.Content[i].Value)
-		}
-	}
-	return all
-}
-
-// elementOf returns the element with the given name, or nil if the list has no such element.
-func elementOf(list *yaml.Node, name string) *yaml.Node {
-	for _, element := range elements(list) {
-		if nameOf(element) == name {
-			return element
-		}
-	}
-	return nil
-}
-
-// part returns the value at a path, nil if it is missing.
-func part(node *yaml.Node, path string) *yaml.Node {
-	for key := range strings.SplitSeq(path, "/") {
-		if node == nil || node.Kind != yaml.MappingNode {
-			return nil
-		}
-		node = value(node, key)
-	}
-	return node
-}
-
-// setPath sets the value at a path, or removes it if the value is nil. An equal value stays as it is.
-func setPath(node *yaml.Node, path []string, v *yaml.Node) {
-	key := path[0]
-	if len(path) > 1 {
-		next := value(node, key)
-		if next == nil || next.Kind != yaml.MappingNode {
-			if v == nil {
-				return
-			}
-			next = &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
-			set(node, key, "", next)
-		}
-		setPath(next, path[1:], v)
-		return
-	}
-	switch current := value(node, key); {
-	case v == nil:
-		remove(node, key)
-	case current == nil || !sameTree(current, v, true):
-		if current != nil {
-			v.HeadComment, v.LineComment, v.FootComment = current.HeadComment, current.LineComment, current.FootComment
-		}
-		set(node, key, "", v)
-	}
+	return n.Value
 }

@@ -3,16 +3,13 @@ package inject
 import (
 	"slices"
 	"strings"
-
-	"go.yaml.in/yaml/v3"
 )
 
 // A workload is an object with a pod in it.
 type workload struct {
 	kind   string
-	object *yaml.Node
-	pod    *yaml.Node   // the object itself, or its template; nil if the kind is not known
-	path   []*yaml.Node // the nodes from the root of the document to the pod
+	object map[string]any
+	pod    map[string]any // the object itself, or its template; nil if the kind is not known
 }
 
 // templates are the places of the pods in objects, by version and kind.
@@ -29,134 +26,106 @@ var templates = map[string][]string{ //nolint:gochecknoglobals // a constant
 }
 
 // workloads returns the workload in an object; for a List, the workloads of its items.
-func workloads(root *yaml.Node) []workload {
+func workloads(root map[string]any) []workload {
 	var all []workload
-	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind"), nil) {
-		place, ok := templates[o.version+" "+o.kind]
-		pod, path := o.node, append(o.path, o.node)
+	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind")) {
+		place, known := templates[o.version+" "+o.kind]
+		pod := o.fields
 		for _, key := range place {
-			if pod = value(pod, key); pod == nil || pod.Kind != yaml.MappingNode {
-				ok = false
-				break
-			}
-			path = append(path, pod)
+			pod = object(pod, key)
 		}
 		switch {
-		case ok:
-			all = append(all, workload{o.kind, o.node, pod, path})
-		case place == nil && hasTemplate(o.node):
-			all = append(all, workload{o.kind, o.node, nil, nil})
+		case known && pod != nil:
+			all = append(all, workload{o.kind, o.fields, pod})
+		case !known && hasPod(o.fields):
+			all = append(all, workload{o.kind, o.fields, nil})
 		}
 	}
 	return all
 }
 
-// hasTemplate reports whether an object, or an object in it, has the form of a pod: a spec with containers.
-func hasTemplate(object *yaml.Node) (found bool) {
-	visit(object, func(n *yaml.Node) {
-		if spec := lookup(n, "spec"); !found && spec != nil {
-			containers := lookup(spec, "containers")
-			found = containers != nil && containers.Kind == yaml.SequenceNode
+// hasPod reports whether a value, or a value in it, has the form of a pod: a spec with containers.
+func hasPod(v any) bool {
+	switch v := v.(type) {
+	case map[string]any:
+		if list(object(v, "spec"), "containers") != nil {
+			return true
 		}
-	})
-	return found
+		for _, child := range v {
+			if hasPod(child) {
+				return true
+			}
+		}
+	case []any:
+		return slices.ContainsFunc(v, hasPod)
+	}
+	return false
 }
 
-// An object is a Kubernetes object in a document.
-type object struct {
-	node          *yaml.Node
+// An anObject is a Kubernetes object in a document.
+type anObject struct {
+	fields        map[string]any
 	version, kind string
-	path          []*yaml.Node // the nodes from the root of the document to the list that has the object
 }
 
 // objects returns the objects of a List and of the Lists in it, as kubectl reads them. For an object that is no List, it
 // returns that object. The items of a list of one kind, such as a DeploymentList, may have no kind of their own.
-func objects(node *yaml.Node, version, kind string, path []*yaml.Node) []object {
+func objects(fields map[string]any, version, kind string) []anObject {
 	single, isList := strings.CutSuffix(kind, "List")
 	if _, ok := templates[version+" "+single]; !isList || !ok && version != "v1" {
-		return []object{{node, version, kind, path}}
+		return []anObject{{fields, version, kind}}
 	}
-	var all []object
-	items := value(node, "items")
-	for _, item := range elements(items) {
-		itemVersion, itemKind := text(item, "apiVersion"), text(item, "kind")
+	var all []anObject
+	for _, item := range list(fields, "items") {
+		itemFields, _ := item.(map[string]any)
+		itemVersion, itemKind := text(itemFields, "apiVersion"), text(itemFields, "kind")
 		if itemKind == "" {
 			itemVersion, itemKind = version, single
 		}
-		all = append(all, objects(item, itemVersion, itemKind, slices.Concat(path, []*yaml.Node{node, items}))...)
+		all = append(all, objects(itemFields, itemVersion, itemKind)...)
 	}
 	return all
 }
 
 // namespace returns the namespace of the object, or other if the object names none.
 func (w workload) namespace(other string) string {
-	if meta := lookup(w.object, "metadata"); meta != nil {
-		if name := text(meta, "namespace"); name != "" {
-			return name
-		}
+	if name := text(object(w.object, "metadata"), "namespace"); name != "" {
+		return name
 	}
 	return other
 }
 
 // name returns the name of the object in messages. other is the namespace of objects that name none.
 func (w workload) name(other string) string {
-	name := "(no name)"
-	if meta := lookup(w.object, "metadata"); meta != nil {
-		for _, key := range []string{"generateName", "name"} {
-			if s := text(meta, key); s != "" {
-				name = s
-			}
+	meta := object(w.object, "metadata")
+	for _, name := range []string{text(meta, "name"), text(meta, "generateName"), "(no name)"} {
+		if name != "" {
+			return w.kind + " " + w.namespace(other) + "/" + name
 		}
 	}
-	return w.kind + " " + w.namespace(other) + "/" + name
+	return w.kind
 }
 
-// detach replaces aliases in a document by copies, if they name parts that injection changes in the workloads: the values
-// of the aliases must stay.
-func detach(root *yaml.Node, workloads []workload) {
-	changing := map[*yaml.Node]bool{}
-	for _, w := range workloads {
-		for _, n := range slices.Concat(w.path, changed(w.pod)) {
-			changing[n] = true
-		}
-	}
-	visit(root, func(n *yaml.Node) {
-		for i, child := range n.Content {
-			if child.Kind == yaml.AliasNode && changing[child.Alias] {
-				n.Content[i] = expanded(child)
-			}
-		}
-	})
+// nameOf returns the field `name` of an element of a list; "" if it has none.
+func nameOf(v any) string {
+	m, _ := v.(map[string]any)
+	return text(m, "name")
 }
 
-// changed returns the parts of a pod that injection changes, or removes.
-func changed(pod *yaml.Node) []*yaml.Node {
-	var parts []*yaml.Node
-	add := func(n *yaml.Node) { parts = append(parts, n) }
-	within := func(m *yaml.Node, keys ...string) {
-		for _, key := range keys {
-			if v := value(m, key); v != nil {
-				visit(v, add)
-			}
-		}
-	}
-	if meta := value(pod, "metadata"); meta != nil {
-		add(meta)
-		within(meta, "annotations")
-	}
-	spec := value(pod, "spec")
-	if spec == nil {
-		return parts
-	}
-	add(spec)
-	for _, key := range []string{"initContainers", "containers", "volumes", "imagePullSecrets"} {
-		if list := value(spec, key); list != nil {
-			add(list)
-		}
-	}
-	for _, c := range istioElements(spec) {
-		visit(c, add)
-	}
-	within(spec, "dnsPolicy", "dnsConfig", "securityContext")
-	return parts
+// text returns the text of a key, "" if it has none.
+func text(m map[string]any, key string) string {
+	s, _ := m[key].(string)
+	return s
+}
+
+// list returns the list of a key, nil if it has none.
+func list(m map[string]any, key string) []any {
+	l, _ := m[key].([]any)
+	return l
+}
+
+// object returns the object of a key, nil if it has none.
+func object(m map[string]any, key string) map[string]any {
+	o, _ := m[key].(map[string]any)
+	return o
 }

@@ -45,7 +45,6 @@ var (
 // Client keeps a stream to a control plane open. Make one with [New].
 type Client struct {
 	cfg      Config
-	log      *slog.Logger
 	renewer  *certRenewer
 	saver    *snapshotSaver
 	state    state
@@ -84,16 +83,14 @@ func New(cfg Config, apply ApplyFunc) (*Client, error) {
 	dir := statedir.New(cfg.StateDir, lockName)
 	c := &Client{
 		cfg:            cfg,
-		log:            cfg.Logger,
 		restored:       make(chan struct{}),
-		renewer:        newCertRenewer(cfg, dir),
-		saver:          newSnapshotSaver(dir, cfg.Logger),
 		state:          state{clock: cfg.Clock, ready: make(chan struct{}), failures: map[condition.Code]failure{}, status: Status{Address: cfg.Addr, Variant: incremental.String()}},
 		pingAfter:      pingAfter,
 		streamFailures: logonce.New(cfg.Logger),
 	}
+	c.renewer, c.saver = newCertRenewer(cfg, dir, &c.state), newSnapshotSaver(dir, cfg.Logger, &c.state)
 	c.receiver = receiver{
-		cfg: cfg, apply: apply, table: newTable(), log: cfg.Logger, metrics: newMetrics(cfg.Registerer, c.state.read, c.certificateExpires),
+		cfg: cfg, apply: apply, table: newTable(), metrics: newMetrics(cfg.Registerer, &c.state, c.certificateExpires),
 		state: &c.state, saver: c.saver, dir: dir,
 		rejections: logonce.New(cfg.Logger),
 	}
@@ -112,7 +109,6 @@ func (c *Client) Restored() <-chan struct{} { return c.restored }
 func (c *Client) Status() Status {
 	s := c.state.readDigest()
 	s.CertificateExpires = c.certificateExpires()
-	s.CertificateError, s.SnapshotError = c.renewer.lastFailure(), c.saver.lastFailure()
 	return s
 }
 
@@ -326,7 +322,7 @@ func (c *Client) runStream(ctx context.Context, cancel context.CancelCauseFunc, 
 	c.state.update(func(s *Status) { s.Open = true })
 	waiting := time.AfterFunc(answerAfter, c.reportSilence)
 	defer waiting.Stop()
-	s := &stream{receiver: &c.receiver, rpc: rpc, cancel: func() { cancel(nil) }, accepted: func() { c.streamAccepted(v) }}
+	s := &stream{receiver: &c.receiver, rpc: rpc, accepted: func() { c.streamAccepted(v) }}
 	err = s.run(ctx, c.sentNode)
 	if !s.acceptedAt.IsZero() {
 		lasted = max(1, time.Since(s.acceptedAt)) // above 0, even if the clock is coarse
@@ -339,7 +335,7 @@ func (c *Client) streamAccepted(v variant) {
 	previous := v.String()
 	c.state.update(func(s *Status) { previous, s.Variant = s.Variant, previous })
 	if v == stateOfTheWorld && previous != v.String() {
-		c.log.Warn("the control plane has no incremental ADS, using state-of-the-world", "address", c.cfg.Addr)
+		c.cfg.Logger.Warn("the control plane has no incremental ADS, using state-of-the-world", "address", c.cfg.Addr)
 	}
 	if c.failed != nil { // the token was accepted in its place
 		c.renewer.replace(c.failed)
@@ -356,7 +352,7 @@ func (c *Client) reportSilence() {
 		}
 	})
 	if silent {
-		c.log.Warn("no table from the control plane so far", "address", c.cfg.Addr, "error", errSilent)
+		c.cfg.Logger.Warn("no table from the control plane so far", "address", c.cfg.Addr, "error", errSilent)
 	}
 }
 
@@ -364,7 +360,7 @@ func (c *Client) reportSilence() {
 // because of too many pings. TCP keep-alives still notice a dead host.
 func (c *Client) pingLess() {
 	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
-	c.log.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
+	c.cfg.Logger.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
 		"reason", "too many pings", "every", c.pingAfter)
 }
 
@@ -376,7 +372,7 @@ func (c *Client) logEnd(ctx context.Context, err error, expected bool, wait time
 		return
 	}
 	if errors.Is(err, errNodeChanged) || errors.Is(err, errResumed) {
-		c.log.Info("connecting again: "+err.Error(), "address", c.cfg.Addr)
+		c.cfg.Logger.Info("connecting again: "+err.Error(), "address", c.cfg.Addr)
 		return
 	}
 	level := slog.LevelWarn

@@ -44,6 +44,9 @@ const (
 	// much as the push.
 	window = 1 << 20
 
+	// maxHeaders bounds the headers and trailers that the control plane sends; an error is one of them.
+	maxHeaders = 1 << 20
+
 	// maxPingAfter is a little more than 5 minutes: by default, every gRPC server permits one ping in 5 minutes.
 	maxPingAfter = 6 * time.Minute
 )
@@ -110,6 +113,7 @@ func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOpti
 		// would keep 3 MB after a push of 10,000 hosts.
 		experimental.WithBufferPool(mem.NopBufferPool{}),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithContextDialer(c.dial),
 		// Without a buffer for retries, a stream that the server refuses after the first message has failed.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxPushBytes), grpc.MaxRetryRPCBufferSize(0)),

@@ -40,7 +40,7 @@
 //   - A response is ACKed after its table is in use. If the response is malformed, or the table would be too long, or the
 //     apply function returns an error, the response is NACKed with the reason, and the current table stays.
 //   - The version of a resource of nametap-discovery is a hash of the resource. If the resource has another hash, the
-//     response is NACKed, the stream ends, and the next one announces nothing.
+//     response is NACKed, and the stream ends.
 //
 // The node of a stream is the result of [Config.Refresh] when the client connects. When Refresh
 // returns another node later, the client ends the stream and connects again.

@@ -265,7 +265,7 @@ func FuzzResource(f *testing.F) {
 	})
 }
 
-// C11: only the status computes the checksum of all resources. A push and the metrics do not.
+// C11: only the status and the metrics compute the checksum of all resources. A push does not.
 func TestDigestOnlyForStatus(t *testing.T) {
 	t.Parallel()
 	count := 0

@@ -192,6 +192,26 @@ func TestNoStream(t *testing.T) {
 	}
 }
 
+// C5: a server may take nearly 10 s to permit a stream.
+func TestLateStream(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		config, connections := peers(func(f *http2.Framer) error {
+			late := time.AfterFunc(9*time.Second, func() {
+				_ = f.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
+			})
+			defer late.Stop()
+			return cmp.Or(permitNone(f), readAll(f))
+		})
+		h := start(t, options{config: config})
+		clock.Sleep(h.ctx, 20*time.Second)
+		h.wantStatus(func(s nds.Status) bool { return s.Open && s.LastError == "" })
+		if n := connections.Load(); n != 1 {
+			t.Errorf("%d connections", n)
+		}
+	})
+}
+
 // C5: a stream without an answer stays open, because a control plane may be slow to make the first table. Log and status
 // name it.
 func TestSilentServer(t *testing.T) {

@@ -2,6 +2,7 @@ package nds
 
 import (
 	"math"
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,6 +16,9 @@ const (
 	resultRejected  = "rejected"
 )
 
+// digestDigits is how many hexadecimal digits of a checksum a metric has: a float64 can have up to 53 bits.
+const digestDigits = 12
+
 // metrics are the metrics of one client.
 type metrics struct {
 	pushes   *prometheus.CounterVec
@@ -23,8 +27,9 @@ type metrics struct {
 }
 
 // newMetrics returns the metrics of a client, and registers them unless registry is nil. The metrics get some of
-// their values from the functions status and certificateExpires.
-func newMetrics(registry prometheus.Registerer, status func() Status, certificateExpires func() time.Time) *metrics {
+// their values from the state and the function certificateExpires.
+func newMetrics(registry prometheus.Registerer, state *state, certificateExpires func() time.Time) *metrics {
+	status := state.read
 	auto := promauto.With(registry)
 	m := &metrics{
 		pushes: auto.NewCounterVec(prometheus.CounterOpts{
@@ -76,6 +81,12 @@ func newMetrics(registry prometheus.Registerer, status func() Status, certificat
 				return float64(expires.Unix())
 			}
 			return 0
+		})
+	gauge("nametap_xds_table_digest", "The first 48 bits of the checksum of the table in use, as a number: equal for agents with the same table; 0 without a table.",
+		func(Status) float64 {
+			digest := state.readDigest().Digest
+			bits, _ := strconv.ParseUint(digest[:min(digestDigits, len(digest))], 16, 64) // "" gives 0
+			return float64(bits)
 		})
 	gauge("nametap_xds_table_stale", "1 while the table in use is from the snapshot and no push has confirmed it.",
 		func(s Status) float64 { return boolValue(s.Stale) })

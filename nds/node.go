@@ -157,8 +157,8 @@ func (n Node) spiffePath() string {
 
 // checkCertificate returns an error if a certificate has expired or does not have the SPIFFE ID of the node.
 func (n Node) checkCertificate(leaf *x509.Certificate) error {
-	if now := time.Now(); !now.Before(leaf.NotAfter) {
-		return fmt.Errorf("the certificate expired at %s", leaf.NotAfter.Format(time.RFC3339))
+	if err := checkDates("the certificate", time.Time{}, leaf.NotAfter); err != nil {
+		return err
 	}
 	var identities []string
 	for _, uri := range leaf.URIs {

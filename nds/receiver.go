@@ -28,7 +28,6 @@ type ApplyFunc func(shards map[int][]byte) error
 type receiver struct {
 	cfg     Config
 	apply   ApplyFunc
-	log     *slog.Logger
 	metrics *metrics
 	state   *state
 	saver   *snapshotSaver
@@ -36,13 +35,10 @@ type receiver struct {
 
 	// table is the union of the resources that apply accepted last, from any stream or from the snapshot. loaded is
 	// false before that.
-	table  *table
-	loaded bool
-	// announced has the resources that the first request of the stream announced. mistrust is true after a wrong hash:
-	// the next stream announces nothing.
-	announced  map[string]string
-	mistrust   bool
-	rejections logonce.Log // logs why pushes were rejected
+	table      *table
+	loaded     bool
+	announced  map[string]string // the versions in the first request of the stream, by resource
+	rejections logonce.Log       // logs why pushes were rejected
 }
 
 // restore applies the snapshot. If the snapshot is damaged or belongs to another node, restore renames the file: it is
@@ -58,7 +54,7 @@ func (r *receiver) restore() {
 	case errors.Is(err, fs.ErrNotExist):
 		return
 	case err != nil:
-		r.log.Warn("snapshot of the table not read", "error", err)
+		r.cfg.Logger.Warn("snapshot of the table not read", "error", err)
 		return
 	}
 	s, err := parseSnapshot(data)
@@ -79,7 +75,7 @@ func (r *receiver) restore() {
 	r.table.use(u)
 	r.loaded = true
 	r.state.setTable(r.table, s.version, s.pushed, true)
-	r.log.Info("using the table of the snapshot until the control plane sends one",
+	r.cfg.Logger.Info("using the table of the snapshot until the control plane sends one",
 		"path", path, "version", s.version, "pushed", s.pushed)
 }
 
@@ -91,19 +87,16 @@ func (r *receiver) setAside(reason, lockErr error) {
 		aside, err = r.dir.SetAside(snapshotName, "bad")
 	}
 	if err != nil {
-		r.log.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
+		r.cfg.Logger.Warn("snapshot of the table not used", "path", path, "error", errors.Join(reason, err))
 		return
 	}
-	r.log.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
+	r.cfg.Logger.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
 // announce returns the versions of the resources for the first request of a stream. The control plane then sends only
 // those that differ.
 func (r *receiver) announce() map[string]string {
-	r.announced = nil
-	if !r.mistrust {
-		r.announced = r.table.versions()
-	}
+	r.announced = r.table.versions()
 	return r.announced
 }
 
@@ -111,7 +104,6 @@ func (r *receiver) announce() map[string]string {
 func (r *receiver) use(resp response) (changed bool, err error) {
 	for _, m := range resp.resources {
 		if err := checkHash(m); err != nil {
-			r.mistrust = true
 			return false, err
 		}
 	}
@@ -129,12 +121,12 @@ func (r *receiver) use(resp response) (changed bool, err error) {
 			return false, err
 		}
 		if u.hosts == 0 && r.table.hosts > 0 {
-			r.log.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(resp.version, maxVersion))
+			r.cfg.Logger.Warn("the control plane sent no mesh hosts, the table is empty now", "version", clip.Text(resp.version, maxVersion))
 		}
 	}
 	changed = len(u.resources) > 0 || !r.loaded
 	r.table.use(u)
-	r.loaded, r.mistrust = true, false
+	r.loaded = true
 	r.pushed(resp, result)
 	return changed, nil
 }
@@ -225,9 +217,9 @@ func checkHash(m *discoveryv3.Resource) error {
 func (r *receiver) pushed(resp response, result string) {
 	r.metrics.pushed(result, resp.bytes)
 	r.rejections.Reset()
-	log, version := r.log.Debug, clip.Text(resp.version, maxVersion)
+	log, version := r.cfg.Logger.Debug, clip.Text(resp.version, maxVersion)
 	if r.state.setTable(r.table, version, time.Now(), false) {
-		log = r.log.Info
+		log = r.cfg.Logger.Info
 	}
 	log("table pushed", "version", version, "result", result, "hosts", r.table.hosts, "bytes", resp.bytes)
 }

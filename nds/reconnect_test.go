@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -147,10 +148,13 @@ func TestMetrics(t *testing.T) {
 				t.Errorf("%s is %v, want %v", name, have, value)
 			}
 		}
+		if digest := got["nametap_xds_table_digest"]; digest <= 0 || digest >= 1<<48 || digest != math.Trunc(digest) {
+			t.Errorf("the checksum of the table is %v", digest)
+		}
 		if problems, err := testutil.GatherAndLint(registry); err != nil || len(problems) != 0 {
 			t.Fatal(problems, err)
 		}
-		if n, err := testutil.GatherAndCount(registry); err != nil || n != 10 {
+		if n, err := testutil.GatherAndCount(registry); err != nil || n != 11 {
 			t.Fatalf("%d series, %v", n, err)
 		}
 	})

@@ -10,10 +10,12 @@ import (
 	"google.golang.org/grpc"
 	_ "google.golang.org/grpc/encoding/gzip" // servers may compress responses
 	"google.golang.org/protobuf/proto"
+
+	"github.com/nametap/nametap/api/digest"
 )
 
 // TypeURL is the type of the resources that the client subscribes to.
-const TypeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+const TypeURL = digest.TypeURL
 
 // A variant is one of the two variants of ADS.
 type variant int
@@ -43,8 +45,6 @@ type rpc interface {
 	// answer sends an ACK or, if rejection is not nil, a NACK of the response with this nonce. version is the version of
 	// the last accepted response. Only state-of-the-world sends it.
 	answer(nonce, version string, rejection *rpcstatus.Status) error
-	// closeSend ends the requests. The control plane then ends the stream.
-	closeSend() error
 }
 
 // openRPC starts the RPC of a variant.
@@ -108,8 +108,6 @@ func (r incrementalRPC) answer(nonce, _ string, rejection *rpcstatus.Status) err
 	return r.client.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResponseNonce: nonce, ErrorDetail: rejection})
 }
 
-func (r incrementalRPC) closeSend() error { return r.client.CloseSend() }
-
 type sotwRPC struct {
 	client discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
 }
@@ -158,5 +156,3 @@ func (r sotwRPC) answer(nonce, version string, rejection *rpcstatus.Status) erro
 		TypeUrl: TypeURL, VersionInfo: version, ResponseNonce: nonce, ErrorDetail: rejection,
 	})
 }
-
-func (r sotwRPC) closeSend() error { return r.client.CloseSend() }

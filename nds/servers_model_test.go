@@ -48,7 +48,7 @@ func bodyOf(value []byte) *anypb.Any { return &anypb.Any{TypeUrl: typeURL, Value
 // hashOf is the version of nametap-discovery's resources.
 func hashOf(value []byte) string {
 	sum := sha256.Sum256(value)
-	return "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8])
+	return "nt:" + base64.RawStdEncoding.EncodeToString(sum[:8])
 }
 
 // worldOf returns a response in state-of-the-world form: a resource with a name, or without a body, is wrapped.
@@ -86,7 +86,7 @@ type model struct {
 	// that the client may have applied or not.
 	tables [][]string
 	unsure bool
-	forget bool // a hash was wrong: the next stream announces nothing
+	ended  bool // a hash was wrong, so the stream ends
 	frugal bool // the control plane sends no resource that the client has
 	parsed map[[2]string]parsed
 }
@@ -187,14 +187,14 @@ func (m *model) begin(stream int, announced map[string]string) {
 	}
 	m.unsure = m.unsure || len(m.pending) > 0
 	m.stream, m.announced, m.pending = stream, announced, nil
-	m.version, m.answers, m.forget = "", 0, false
+	m.version, m.answers, m.ended = "", 0, false
 }
 
 // announcement returns what the first request of an incremental stream should announce.
 func (m *model) announcement() map[string]string {
 	versions := map[string]string{}
 	for name, r := range m.have {
-		if name != "" && r.version != "" && !m.forget {
+		if name != "" && r.version != "" {
 			versions[name] = r.version
 		}
 	}
@@ -217,7 +217,7 @@ func (m *model) answer(nonce, reason string) {
 	}
 	if m.missed = reason != ""; m.missed {
 		m.rejected++
-		m.forget = m.forget || strings.Contains(fault, "sha256:")
+		m.ended = m.ended || strings.Contains(fault, "nt:")
 		return
 	}
 	m.apply(r)
@@ -232,7 +232,7 @@ func (m *model) fault(r answerable) string {
 	seen := map[string]bool{}
 	for _, resource := range r.GetResources() {
 		body, version := resource.GetResource(), resource.GetVersion()
-		if hash := hashOf(body.GetValue()); body != nil && strings.HasPrefix(version, "sha256:") && version != hash {
+		if hash := hashOf(body.GetValue()); body != nil && strings.HasPrefix(version, "nt:") && version != hash {
 			return fmt.Sprintf("resource %q has the hash %s, and its version is %s", resource.GetName(), hash, version)
 		}
 		var reason string
@@ -336,7 +336,7 @@ func (m *model) union() (union []string) {
 	return union
 }
 
-// digest returns the checksum in the client's status: of the names and versions, if there are names.
+// digest returns the checksum in the client's status, of the names and versions; "" if it is of the entries, in any order.
 func (m *model) digest() string {
 	sum := sha256.New()
 	for _, name := range sortedKeys(m.have) {

@@ -408,11 +408,11 @@ func (s *scripted) answered(by *session, rejected bool) {
 	}
 }
 
-func (s *scripted) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
-	session := &session{send: rpc.Send}
+// serve serves a stream of either variant, whose requests receive returns in incremental form.
+func (s *scripted) serve(session *session, receive func() (*discoveryv3.DeltaDiscoveryRequest, error)) error {
 	defer s.leave(session)
 	for {
-		request, err := rpc.Recv()
+		request, err := receive()
 		switch {
 		case err != nil:
 			return nil // the client has ended the stream
@@ -424,16 +424,14 @@ func (s *scripted) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoveryS
 	}
 }
 
+func (s *scripted) DeltaAggregatedResources(rpc discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+	return s.serve(&session{send: rpc.Send}, rpc.Recv)
+}
+
 func (s *scripted) StreamAggregatedResources(rpc discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
-	session := &session{send: func(r *discoveryv3.DeltaDiscoveryResponse) error { return rpc.Send(worldOf(r)) }}
-	defer s.leave(session)
-	for {
-		request, err := rpc.Recv()
-		switch {
-		case err != nil:
-			return nil // the client has ended the stream
-		case request.GetResponseNonce() == "":
-			s.greet(session, nil)
-		}
-	}
+	send := func(r *discoveryv3.DeltaDiscoveryResponse) error { return rpc.Send(worldOf(r)) }
+	return s.serve(&session{send: send}, func() (*discoveryv3.DeltaDiscoveryRequest, error) {
+		r, err := rpc.Recv()
+		return &discoveryv3.DeltaDiscoveryRequest{ResponseNonce: r.GetResponseNonce(), ErrorDetail: r.GetErrorDetail()}, err
+	})
 }

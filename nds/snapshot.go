@@ -12,9 +12,9 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/logonce"
@@ -28,19 +28,19 @@ const (
 
 // A snapshotSaver writes snapshots in its own goroutine. So a disk that is slow or does not answer delays no push.
 type snapshotSaver struct {
-	dir  *statedir.Dir
-	wake chan struct{} // wakes run after put
+	dir   *statedir.Dir
+	state *state
+	wake  chan struct{} // wakes run after put
 
-	mu      sync.Mutex
-	next    *snapshot // the snapshot to write; nil if there is nothing new
-	failure string    // why the last write failed; "" if it succeeded
-	saved   bool      // whether a write has succeeded
+	mu    sync.Mutex
+	next  *snapshot // the snapshot to write; nil if there is nothing new
+	saved bool      // whether a write has succeeded
 
 	failures logonce.Log // of the goroutine of run
 }
 
-func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger) *snapshotSaver {
-	return &snapshotSaver{dir: dir, wake: make(chan struct{}, 1), failures: logonce.New(log)}
+func newSnapshotSaver(dir *statedir.Dir, log *slog.Logger, s *state) *snapshotSaver {
+	return &snapshotSaver{dir: dir, state: s, wake: make(chan struct{}, 1), failures: logonce.New(log)}
 }
 
 // start runs the saver. The function stop ends it, and waits until the last snapshot is written and the directory is
@@ -107,27 +107,22 @@ func (s *snapshotSaver) save() (ok bool) {
 	if err == nil {
 		err = s.dir.Write(snapshotName, parts...)
 	}
-	failure := ""
 	if err == nil {
 		s.failures.Reset()
-	} else {
-		failure = err.Error()
-		s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
+		s.state.update(func(status *Status) { status.SnapshotError = "" })
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.saved = true
+		return true
 	}
+	s.failures.Report("snapshot of the table not written: the agent may start with an older table", slog.LevelWarn, err)
+	s.state.update(func(status *Status) { status.SnapshotError = err.Error() })
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.saved = s.saved || err == nil
-	if s.failure = failure; err != nil && s.next == nil {
+	if s.next == nil {
 		s.next = next
 	}
-	return err == nil
-}
-
-// lastFailure returns why the last write failed, or "" if it succeeded.
-func (s *snapshotSaver) lastFailure() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.failure
+	return false
 }
 
 // hasSaved reports whether a write has succeeded.
@@ -172,7 +167,7 @@ func (s snapshot) marshal() ([][]byte, error) {
 	}
 	parts := [][]byte{nil, head}
 	for r := range s.shards.all {
-		parts = append(parts, resourceHead(r))
+		parts = append(parts, digest.ResourceHead(r.name, r.version, r.bytes))
 		for _, p := range r.parts {
 			parts = append(parts, p.entries)
 		}
@@ -183,29 +178,6 @@ func (s snapshot) marshal() ([][]byte, error) {
 	}
 	parts[0] = sum.Sum([]byte(snapshotMagic))
 	return parts, nil
-}
-
-// resourceHead returns the start of a resource in a DeltaDiscoveryResponse, up to its NameTable.
-func resourceHead(r *resource) []byte {
-	const (
-		fieldResources protowire.Number = 2 // of the DeltaDiscoveryResponse
-		fieldVersion   protowire.Number = 1 // of the Resource
-		fieldResource  protowire.Number = 2
-		fieldName      protowire.Number = 3
-		fieldTypeURL   protowire.Number = 1 // of the Any
-		fieldValue     protowire.Number = 2
-	)
-	text := func(to []byte, field protowire.Number, text string) []byte {
-		return protowire.AppendString(protowire.AppendTag(to, field, protowire.BytesType), text)
-	}
-	// start begins a field of the given length, and of the entries after that.
-	start := func(to []byte, field protowire.Number, length int) []byte {
-		return protowire.AppendVarint(protowire.AppendTag(to, field, protowire.BytesType), uint64(length+r.bytes)) //nolint:gosec // not negative
-	}
-	body := start(text(nil, fieldTypeURL, TypeURL), fieldValue, 0)
-	head := text(text(nil, fieldVersion, r.version), fieldName, r.name)
-	head = append(start(head, fieldResource, len(body)), body...)
-	return append(start(nil, fieldResources, len(head)), head...)
 }
 
 // parseSnapshot parses the content of a snapshot file.

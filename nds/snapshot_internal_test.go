@@ -40,7 +40,7 @@ func TestSaverTriesAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			log := new(testlog.Buffer)
-			s := newSnapshotSaver(dir, log.Logger())
+			s := newSnapshotSaver(dir, log.Logger(), new(state))
 			stop := s.start()
 			s.put(snapshot{owner: "o", version: "v1", shards: &shards{}, pushed: time.Now()}, true)
 			synctest.Wait()
@@ -66,7 +66,7 @@ func TestSaverPauses(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		dir := statedir.New(t.TempDir(), lockName)
-		s := newSnapshotSaver(dir, slog.New(slog.DiscardHandler))
+		s := newSnapshotSaver(dir, slog.New(slog.DiscardHandler), new(state))
 		stop := s.start()
 		written := map[string]bool{}
 		for i := range 25 {
@@ -98,7 +98,7 @@ func TestSaverBacksOff(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		log := new(testlog.Buffer)
-		s := newSnapshotSaver(statedir.New(path, lockName), log.Logger())
+		s := newSnapshotSaver(statedir.New(path, lockName), log.Logger(), new(state))
 		stop := s.start()
 		s.put(snapshot{owner: "o", shards: &shards{}, pushed: time.Now()}, true)
 		time.Sleep(24 * time.Hour) //nolint:forbidigo // the bubble's clock

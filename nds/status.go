@@ -25,8 +25,8 @@ type Status struct {
 	LastPush time.Time `json:"lastPush,omitzero"`
 	TableAge float64   `json:"tableAgeSeconds"`
 	Stale    bool      `json:"stale"`
-	// Mode is "named" if the table came as resources with names, and "whole" if it came as one without a name. In mode
-	// named, Digest is the checksum of the table (digest.OfTable). In mode whole it is empty.
+	// Mode is "named" if the table came as resources with names, and "whole" if it came as one without a name. Digest is
+	// a checksum of the table: in mode named digest.OfTable, in mode whole of the entries as the control plane sent them.
 	Mode   Mode   `json:"mode,omitempty"`
 	Digest string `json:"digest,omitempty"`
 	// Nonce is the nonce of the last response of any stream.
@@ -108,7 +108,7 @@ func (s *state) read() Status {
 }
 
 // readDigest returns the recorded status, with Digest. That takes 0.2 s with 100,000 resources after each change of the
-// table, so only those who ask for Digest call it.
+// table, so only status and metrics call it.
 func (s *state) readDigest() Status {
 	status := s.read()
 	s.mu.Lock()
@@ -128,9 +128,11 @@ func (s *state) setTable(t *table, version string, pushed time.Time, stale bool)
 	status := &s.status
 	first = !status.Loaded
 	status.Loaded, status.Version, status.LastPush, status.Stale, status.LastError = true, version, pushed, stale, ""
-	if status.Mode, s.digest = ModeWhole, nil; !t.whole() {
+	// The digest costs as much as there are resources, and few look at it.
+	if whole := t.resources[""]; whole != nil {
+		status.Mode, s.digest = ModeWhole, sync.OnceValue(whole.digest)
+	} else {
 		all := t.shards
-		// The digest costs as much as there are resources, and few look at it.
 		status.Mode, s.digest = ModeNamed, sync.OnceValue(func() string { return digest.OfTable(all.versions) })
 	}
 	s.received = time.Time{}

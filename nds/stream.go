@@ -22,8 +22,7 @@ import (
 type stream struct {
 	receiver *receiver
 	rpc      rpc
-	cancel   context.CancelFunc // ends the RPC
-	accepted func()             // called after the first accepted response
+	accepted func() // called after the first accepted response
 
 	// version is the version of the last accepted response. A rejected response does not change
 	// version, so a NACK carries the previous version.
@@ -86,18 +85,19 @@ func (s *stream) handle(ctx context.Context, r response) error {
 	return s.rpc.answer(r.nonce, s.version, nil)
 }
 
-// reject answers a response with a NACK. If a resource does not have the hash in its version, it ends the stream, and
-// returns the reason. The reason may quote any bytes, so reject replaces the bytes that a protobuf string cannot hold.
+// reject answers a response with a NACK. If a resource does not have the hash in its version, reject returns the reason,
+// after the time that the control plane needs to read the NACK. The reason may quote any bytes, so reject replaces the
+// bytes that a protobuf string cannot hold.
 func (s *stream) reject(ctx context.Context, r response, reason error) error {
 	s.receiver.reject(r, reason)
 	nack := &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: strings.ToValidUTF8(reason.Error(), "\uFFFD")}
+	clock.Sleep(ctx, maxRest)
+	err := s.rpc.answer(r.nonce, s.version, nack)
 	if errors.Is(reason, errHash) {
-		_ = s.rpc.answer(r.nonce, s.version, nack)
-		s.end()
+		clock.Sleep(ctx, maxRest)
 		return reason
 	}
-	clock.Sleep(ctx, maxRest)
-	return s.rpc.answer(r.nonce, s.version, nack)
+	return err
 }
 
 const (
@@ -115,18 +115,6 @@ func (s shortened) Unwrap() error { return s.error }
 
 // shorten returns err with a bounded text.
 func shorten(err error) error { return shortened{err} }
-
-// nackTimeout bounds how long the client waits until the control plane has read the client's NACK.
-const nackTimeout = time.Second
-
-// end ends the stream as soon as the control plane has read all requests, but after nackTimeout at the latest.
-func (s *stream) end() {
-	timer := time.AfterFunc(nackTimeout, s.cancel)
-	defer timer.Stop()
-	for err := s.rpc.closeSend(); err == nil; {
-		_, err = s.rpc.receive()
-	}
-}
 
 // explainEnd returns an error that describes err, the reason why a stream ended. For known reasons it adds advice.
 func explainEnd(err error) error {

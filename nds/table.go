@@ -3,6 +3,8 @@ package nds
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"slices"
 
@@ -39,6 +41,15 @@ type resource struct {
 type part struct {
 	shard   int
 	entries []byte
+}
+
+// digest returns a checksum of the entries.
+func (r *resource) digest() string {
+	sum := sha256.New()
+	for _, p := range r.parts {
+		sum.Write(p.entries)
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:16])
 }
 
 func newTable() *table { return &table{resources: map[string]*resource{}, shards: &shards{}} }

@@ -34,9 +34,9 @@ const (
 // A certRenewer obtains a certificate for the node's identity, saves it in the state
 // directory and renews it.
 type certRenewer struct {
-	cfg Config
-	dir *statedir.Dir
-	log *slog.Logger
+	cfg   Config
+	dir   *statedir.Dir
+	state *state
 	// wake makes run check the certificate at once.
 	wake chan struct{}
 
@@ -55,12 +55,11 @@ type certRenewer struct {
 	mu      sync.Mutex
 	current *tls.Certificate // nil if there is none
 	renewal time.Time        // when to renew the current certificate
-	failure string           // why the last failed attempt failed, except for expected reasons; a success clears it
 }
 
-func newCertRenewer(cfg Config, dir *statedir.Dir) *certRenewer {
+func newCertRenewer(cfg Config, dir *statedir.Dir, s *state) *certRenewer {
 	return &certRenewer{
-		cfg: cfg, dir: dir, log: cfg.Logger, wake: make(chan struct{}, 1),
+		cfg: cfg, dir: dir, state: s, wake: make(chan struct{}, 1),
 		fileFailures: logonce.New(cfg.Logger), renewFailures: logonce.New(cfg.Logger),
 	}
 }
@@ -123,8 +122,9 @@ func (r *certRenewer) accept(file []byte, obtained time.Time) error {
 		obtained = leaf.NotBefore
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.current, r.renewal, r.failure = &certificate, renewAt(leaf, obtained, rand.Float64()), ""
+	r.current, r.renewal = &certificate, renewAt(leaf, obtained, rand.Float64())
+	r.mu.Unlock()
+	r.state.update(func(s *Status) { s.CertificateError = "" })
 	return nil
 }
 
@@ -134,18 +134,9 @@ func (r *certRenewer) report(err error) {
 	level := slog.LevelInfo
 	if !errors.Is(err, errNoAuthority) || r.cfg.WorkloadCert == WorkloadCertOn {
 		level = slog.LevelWarn
-		r.mu.Lock()
-		r.failure = err.Error()
-		r.mu.Unlock()
+		r.state.update(func(s *Status) { s.CertificateError = err.Error() })
 	}
 	r.renewFailures.Report("workload certificate not obtained or renewed", level, err)
-}
-
-// lastFailure returns the field failure.
-func (r *certRenewer) lastFailure() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.failure
 }
 
 // replace makes run renew the certificate at once: a server has accepted the token, and not the certificate.
@@ -234,7 +225,7 @@ func (r *certRenewer) renew(ctx context.Context) error {
 	r.mu.Lock()
 	leaf, renewal := r.current.Leaf, r.renewal
 	r.mu.Unlock()
-	r.log.Info("workload certificate obtained", "identity", leaf.URIs, "from", r.cfg.CAAddr,
+	r.cfg.Logger.Info("workload certificate obtained", "identity", leaf.URIs, "from", r.cfg.CAAddr,
 		"expires", leaf.NotAfter, "renewal", renewal)
 	return nil
 }
@@ -272,6 +263,6 @@ func (r *certRenewer) load() {
 		return
 	}
 	if err := r.accept(data, time.Time{}); err != nil {
-		r.log.Warn("the saved workload certificate is not used", "path", path, "error", err)
+		r.cfg.Logger.Warn("the saved workload certificate is not used", "path", path, "error", err)
 	}
 }

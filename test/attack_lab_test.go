@@ -15,7 +15,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +28,7 @@ import (
 
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
+	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -40,11 +40,16 @@ const (
 	planeName = "discovery.test"
 	// limitMiB is the memory limit of the Deployment.
 	limitMiB = 256
+	// pods are the addresses of pods (RFC 2544).
+	pods = "198.18.0.0/15"
 )
 
-// A plane is a nametap-discovery that serves both endpoints, the objects of an API server, and the log of it.
+// A plane is a nametap-discovery that serves both endpoints, the objects of an API server, and the log of it. They are in a
+// namespace in which each address of pods can be the address of a pod.
 type plane struct {
 	tb                 testing.TB
+	ns                 *netns.NS
+	web                http.Client
 	api                *fakekube.API
 	plain, tls, status string
 	roots              *x509.CertPool
@@ -53,11 +58,22 @@ type plane struct {
 	ended              chan struct{}
 }
 
-// startPlane starts a control plane with some flags.
+// startPlane starts a control plane with some flags, which has the memory of the Deployment.
 func startPlane(tb testing.TB, flags ...string) *plane {
 	tb.Helper()
-	p := &plane{tb: tb, api: fakekube.Start(tb), log: testlog.New(tb), roots: x509.NewCertPool(), ended: make(chan struct{})}
-	p.plain, p.tls, p.status = freeAddress(), freeAddress(), freeAddress()
+	return startPlaneWith(tb, limitMiB*85/100, flags...) // as it sets itself in the Deployment
+}
+
+// startPlaneWith is startPlane with another GOMEMLIMIT, in MiB.
+func startPlaneWith(tb testing.TB, memory int, flags ...string) *plane {
+	tb.Helper()
+	p := &plane{tb: tb, ns: netns.New(tb), log: testlog.New(tb), roots: x509.NewCertPool(), ended: make(chan struct{})}
+	p.ns.Exec("ip", "route", "add", "local", pods, "dev", "lo")
+	p.ns.Run(func() { p.api = fakekube.Start(tb) })
+	p.plain, p.tls, p.status = "198.18.0.1:15010", "198.18.0.1:15012", "127.0.0.1:15014"
+	p.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		return p.dial(ctx, new(net.Dialer), network, address)
+	}}
 	authority := fakexds.NewAuthority(tb, planeName, "spiffe://cluster.local/ns/shop/sa/web")
 	p.roots.AppendCertsFromPEM([]byte(authority.Root()))
 	certificate, key := authority.Server()
@@ -74,9 +90,9 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"), append([]string{
 		"--kubeconfig", p.api.Kubeconfig(), "--state-dir=", "--grpc-addr", p.plain, "--tls-addr", p.tls, "--http-addr", p.status,
 		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key")}, flags...)...)
-	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", limitMiB*85/100, "MiB")) // as it sets itself in the Deployment
+	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", memory, "MiB"))
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
-	if err := p.cmd.Start(); err != nil {
+	if err := p.ns.Start(p.cmd); err != nil {
 		tb.Fatal(err)
 	}
 	go func() {
@@ -88,7 +104,7 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 		<-p.ended
 	})
 	wait.Until(tb, "the control plane is ready", func() bool {
-		response, err := http.Get("http://" + p.status + "/healthz/ready")
+		response, err := p.web.Get("http://" + p.status + "/healthz/ready")
 		if err != nil {
 			return false
 		}
@@ -98,12 +114,10 @@ func startPlane(tb testing.TB, flags ...string) *plane {
 	return p
 }
 
-// addresses counts the addresses that freeAddress has returned.
-var addresses atomic.Int32
-
-// freeAddress returns an address of loopback that no other program uses, not as the source of connections either.
-func freeAddress() string {
-	return fmt.Sprintf("127.%d.%d.%d:15010", 64+os.Getpid()>>8&63, os.Getpid()&255, addresses.Add(1))
+// dial opens a connection in the namespace.
+func (p *plane) dial(ctx context.Context, dialer *net.Dialer, network, address string) (conn net.Conn, err error) {
+	p.ns.Run(func() { conn, err = dialer.DialContext(ctx, network, address) })
+	return conn, err
 }
 
 // put changes the address of a Service in the namespace shop.
@@ -133,7 +147,7 @@ func (p *plane) peak() int {
 func (p *plane) metric(prefix string) (sum float64) {
 	p.tb.Helper()
 	wait.Until(p.tb, "metrics", func() bool {
-		response, err := http.Get("http://" + p.status + "/metrics")
+		response, err := p.web.Get("http://" + p.status + "/metrics")
 		if err != nil {
 			return false // connections that are idle may end
 		}
@@ -164,7 +178,7 @@ func (p pod) dial(ctx context.Context) (net.Conn, error) {
 	if p.token != "" {
 		address = p.plane.tls
 	}
-	return (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(p.ip)}}).DialContext(ctx, "tcp", address)
+	return p.plane.dial(ctx, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(p.ip)}}, "tcp", address)
 }
 
 // GetRequestMetadata returns the header with the token.

@@ -45,10 +45,11 @@ func attacks() []attack {
 		{"nodes of 4 MiB without proof", 1, 100, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, big) }},
 		{"nodes of 60 KiB with a token", 1, 100, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, structure) }},
 		{"node ids of 1 MiB", 1, 10, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, longID) }},
-		{"messages that are half sent", 5, 40, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 16<<10) }},
+		{"messages that are half sent", 1, 240, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 16<<10) }},
 		{"messages in frames of a byte", 2, 20, "", retry, func(ctx context.Context, p pod) { p.half(ctx, 1) }},
 		{"streams that request no table", 4, 80, "", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", otherType, nil)) }},
 		{"streams with a token", 4, 60, "evil", retry, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", tableType, nil)) }},
+		{"connections that send nothing", 4, 100, "evil", retry, func(ctx context.Context, p pod) { p.wait(ctx) }},
 		{"new namespaces", 2, 4, "", again, func(ctx context.Context, p pod) {
 			_, _ = p.table(ctx, fmt.Sprint("n", namespaces.Add(1)))
 		}},
@@ -62,7 +63,7 @@ func attacks() []attack {
 // start starts the attack from addresses of its own. It ends with ctx.
 func (a attack) start(ctx context.Context, p *plane, number int, running *sync.WaitGroup) {
 	for i := range a.pods {
-		attacker := pod{plane: p, ip: fmt.Sprintf("127.0.%d.%d", number+1, i+1), token: a.token}
+		attacker := pod{plane: p, ip: fmt.Sprintf("198.19.%d.%d", number+1, i+1), token: a.token}
 		for range a.each {
 			running.Go(func() {
 				for ctx.Err() == nil {
@@ -86,7 +87,18 @@ func (p pod) hold(ctx context.Context, message []byte) {
 	}
 }
 
-// half opens streams of one connection, and sends most of a message of 1 MiB on each, in frames of a size.
+// wait opens a connection, and sends nothing.
+func (p pod) wait(ctx context.Context) {
+	conn, err := p.dial(ctx)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	_, _ = io.Copy(io.Discard, conn)
+}
+
+// half opens a stream, and sends most of a message of 1 MiB, in frames of a size.
 func (p pod) half(ctx context.Context, size int) {
 	conn, err := p.dial(ctx)
 	if err != nil {
@@ -99,14 +111,11 @@ func (p pod) half(ctx context.Context, size int) {
 		defer close(ended)
 		_, _ = io.Copy(io.Discard, conn)
 	}()
-	const streams = 4
-	data := []byte{0, 0, 0x0f, 0xff, 0xff} // a message of almost 1 MiB, not compressed
-	err = openRaw(conn, streams, data)
+	err = openRaw(conn, []byte{0, 0, 0x0f, 0xff, 0xff}) // a message of almost 1 MiB, not compressed
+	pause(ctx, time.Second)                             // until the server has permitted as much
 	frame, batch := make([]byte, size), new(bytes.Buffer)
 	for sent := 0; err == nil && sent < 960<<10; sent += size {
-		for id := uint32(1); id < 2*streams; id += 2 {
-			_ = http2.NewFramer(batch, nil).WriteData(id, false, frame)
-		}
+		_ = http2.NewFramer(batch, nil).WriteData(1, false, frame)
 		if batch.Len() > 8<<10 {
 			_, err = batch.WriteTo(conn)
 			pause(ctx, 2*time.Millisecond)
@@ -117,9 +126,8 @@ func (p pod) half(ctx context.Context, size int) {
 	}
 }
 
-// openRaw opens a number of streams on a new connection, permits the server to send 1 GiB, and sends the first data of
-// each stream.
-func openRaw(conn net.Conn, streams int, data []byte) error {
+// openRaw opens a stream on a new connection, permits the server to send 1 GiB, and sends the first data.
+func openRaw(conn net.Conn, data []byte) error {
 	var headers bytes.Buffer
 	encoder := hpack.NewEncoder(&headers)
 	for _, field := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", adsMethod}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
@@ -129,21 +137,17 @@ func openRaw(conn net.Conn, streams int, data []byte) error {
 	}
 	framer := http2.NewFramer(conn, nil)
 	_, err := io.WriteString(conn, http2.ClientPreface)
-	err = errors.Join(err, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), framer.WriteWindowUpdate(0, 1<<30))
-	for id := 1; id < 2*streams; id += 2 {
-		err = errors.Join(err,
-			framer.WriteHeaders(http2.HeadersFrameParam{StreamID: uint32(id), BlockFragment: headers.Bytes(), EndHeaders: true}),
-			framer.WriteData(uint32(id), false, data))
-	}
-	return err
+	return errors.Join(err, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}), framer.WriteWindowUpdate(0, 1<<30),
+		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: headers.Bytes(), EndHeaders: true}),
+		framer.WriteData(1, false, data))
 }
 
 // TestAttacks lets tenants attack a control plane in all the ways that they have. The memory stays within the limit, and
 // clients of another namespace are served meanwhile, those that connect, and those that are connected.
 func TestAttacks(t *testing.T) { // D33, D61, D62, D63
-	const clients, ended = 2, 1000 // clients of another namespace, and streams of attackers that end
-	p := startPlane(t, "--max-clients=1000")
-	shop := pod{plane: p, ip: "127.0.0.1", token: "shop"}
+	const clients, ended = 2, 1000          // clients of another namespace, and streams of attackers that end
+	p := startPlane(t, "--max-clients=700") // fewer than attackers
+	shop := pod{plane: p, ip: "198.19.0.1", token: "shop"}
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -154,8 +158,9 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 		one.start(ctx, p, i, &running)
 	}
 	for n := 0; n < clients || p.metric("nametap_discovery_streams_ended_total") < ended; n++ {
+		agent := pod{plane: p, ip: fmt.Sprintf("198.19.%d.%d", 100+n/250, 1+n%250), token: "shop"} // an address may not connect that often
 		wait.Until(t, "a client of another namespace is served", func() bool {
-			table, err := shop.table(ctx, "shop")
+			table, err := agent.table(ctx, "shop")
 			if err == nil {
 				return bytes.Contains(table, []byte("web.shop"))
 			}
@@ -184,5 +189,32 @@ func TestAttacks(t *testing.T) { // D33, D61, D62, D63
 			t.Errorf("a line of the log has %d bytes: %.100s", len(line), line)
 			break
 		}
+	}
+}
+
+// TestFullMemory lets pods of a tenant fill the memory with streams, more than there is memory for. Clients of other addresses
+// get their tables, also new ones, and the memory stays within the limit.
+func TestFullMemory(t *testing.T) { // D33, R23
+	const memory, clients = 40, 5 // MiB, about 300 streams
+	p := startPlaneWith(t, memory)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	evil := attack{"streams with a token", 3, 200, "evil", 500 * time.Millisecond, func(ctx context.Context, p pod) { p.hold(ctx, request("evil", tableType, nil)) }}
+	evil.start(ctx, p, 1, &running)
+	wait.Until(t, "the memory is full", func() bool {
+		return p.metric(`nametap_discovery_streams_ended_total{reason="memory"}`)+p.metric("nametap_connections_evicted_total") > 0
+	})
+	for n := range clients {
+		shop := pod{plane: p, ip: fmt.Sprintf("198.19.0.%d", n+1), token: "shop"}
+		tables, why := shop.follow(ctx)
+		if wait.For(t, "a table", tables) == nil {
+			t.Errorf("a client of another namespace is refused: %v", why())
+		}
+	}
+	t.Logf("memory %d MiB, %v clients", p.peak(), p.metric("nametap_discovery_clients"))
+	if peak := p.peak(); peak > limitMiB {
+		t.Errorf("the control plane had %d MiB, want at most %d", peak, limitMiB)
 	}
 }

@@ -70,9 +70,9 @@ func TestHostileObjects(t *testing.T) { // D64
 		t.Run(one.name, func(t *testing.T) {
 			p := startPlane(t)
 			for _, resource := range []string{"serviceentries", "sidecars"} {
-				p.api.Put(fakekube.Definitions, "{apiVersion: meta.k8s.io/v1, kind: PartialObjectMetadata, metadata: {name: "+resource+".networking.istio.io}}")
+				p.api.Put(fakekube.Definitions, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: "+resource+".networking.istio.io}}")
 			}
-			tables, why := pod{plane: p, ip: "127.0.0.1", token: "shop"}.follow(t.Context())
+			tables, why := pod{plane: p, ip: "198.19.0.1", token: "shop"}.follow(t.Context())
 			await := func(what, in string) {
 				t.Helper()
 				for change := []byte(nil); !bytes.Contains(change, []byte(in)); {

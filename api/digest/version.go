@@ -15,8 +15,9 @@ import (
 const NamedTables = "nametap.named-tables"
 
 // VersionPrefix begins the versions of nametap-discovery's resources. The first 8 bytes of the SHA-256 of the resource's
-// NameTable follow, in base64 without padding. An agent checks versions that begin so.
-const VersionPrefix = "sha256:"
+// NameTable follow, in base64 without padding. An agent checks versions that begin so. The prefix is short, because an
+// agent that connects announces 512 versions.
+const VersionPrefix = "nt:"
 
 // HashOf returns the first 8 bytes, big endian, of the SHA-256 of a NameTable in wire form.
 func HashOf(nameTable []byte) uint64 {

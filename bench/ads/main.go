@@ -1,6 +1,7 @@
 // Command ads is the control plane of the benchmark. It serves NameTables over
 // incremental ADS without TLS, each as one resource without name and version, as
-// istiod does.
+// istiod does. With -shards it serves them as nametap-discovery does: as a resource for
+// each shard, of which it sends those that have changed.
 //
 // Each line on standard input is the path of a file with the wire bytes of a NameTable. The
 // command sends the table to its one client, and again when the client opens another
@@ -10,6 +11,7 @@ package main
 
 import (
 	"bufio"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -19,24 +21,25 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/nametap/nametap/api/digest"
 )
 
-// typeURL is the type of the one resource that is served.
-const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
-
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: ads ADDRESS:PORT <PATHS")
+	shards := flag.Bool("shards", false, "serve a resource for each shard")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		fmt.Fprintln(os.Stderr, "usage: ads [-shards] ADDRESS:PORT <PATHS")
 		os.Exit(2)
 	}
-	if err := run(os.Args[1]); err != nil {
+	if err := run(flag.Arg(0), *shards); err != nil {
 		fmt.Fprintln(os.Stderr, "ads:", err)
 		os.Exit(1)
 	}
 }
 
 // run serves until standard input ends.
-func run(address string) error {
+func run(address string, shards bool) error {
 	listener, err := net.Listen("tcp", address) //nolint:noctx // lives as long as the process
 	if err != nil {
 		return fmt.Errorf("listening: %w", err)
@@ -53,7 +56,13 @@ func run(address string) error {
 		if err != nil {
 			return fmt.Errorf("reading a table: %w", err)
 		}
-		s.push(table)
+		resources := []*discovery.Resource{{Resource: &anypb.Any{TypeUrl: digest.TypeURL, Value: table}}}
+		if shards {
+			if resources, err = resourcesOf(table); err != nil {
+				return err
+			}
+		}
+		s.push(resources)
 		select {
 		case err := <-failed:
 			return fmt.Errorf("serving: %w", err)
@@ -69,29 +78,21 @@ type server struct {
 	discovery.UnimplementedAggregatedDiscoveryServiceServer
 
 	mu sync.Mutex
-	// table is nil before the first push; version counts the pushes.
-	table   []byte
+	// table has the resources; nil before the first push. version counts the pushes.
+	table   []*discovery.Resource
 	version int
 	// changed is closed and replaced on each push.
 	changed chan struct{}
 }
 
 // push replaces the table and sends it.
-func (s *server) push(table []byte) {
+func (s *server) push(table []*discovery.Resource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.table = table
 	s.version++
 	close(s.changed)
 	s.changed = make(chan struct{})
-}
-
-// current returns the table and its version, and a channel that is closed when they are
-// replaced.
-func (s *server) current() (table []byte, version int, changed <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.table, s.version, s.changed
 }
 
 // DeltaAggregatedResources sends every table to a client that has subscribed.
@@ -101,10 +102,13 @@ func (s *server) DeltaAggregatedResources(stream discovery.AggregatedDiscoverySe
 	}
 	fmt.Println("stream")
 	go report(stream)
+	sent := map[string]string{} // versions, by name
 	for {
-		table, version, changed := s.current()
+		s.mu.Lock()
+		table, version, changed := s.table, s.version, s.changed
+		s.mu.Unlock()
 		if table != nil {
-			if err := stream.Send(response(table, version)); err != nil {
+			if err := stream.Send(response(table, sent, version)); err != nil {
 				return err
 			}
 		}
@@ -132,15 +136,25 @@ func report(stream discovery.AggregatedDiscoveryService_DeltaAggregatedResources
 	}
 }
 
-// response makes one push.
-func response(table []byte, version int) *discovery.DeltaDiscoveryResponse {
-	id := strconv.Itoa(version)
-	return &discovery.DeltaDiscoveryResponse{
-		SystemVersionInfo: id,
-		Nonce:             id,
-		TypeUrl:           typeURL,
-		Resources: []*discovery.Resource{{
-			Resource: &anypb.Any{TypeUrl: typeURL, Value: table},
-		}},
+// resourcesOf returns a resource for each shard of a table.
+func resourcesOf(table []byte) (resources []*discovery.Resource, err error) {
+	shards, err := digest.Split(table)
+	for shard, entries := range shards {
+		resources = append(resources, &discovery.Resource{
+			Name: strconv.Itoa(shard), Version: digest.VersionOf(digest.HashOf(entries)), Resource: &anypb.Any{TypeUrl: digest.TypeURL, Value: entries},
+		})
 	}
+	return resources, err
+}
+
+// response makes one push of the resources whose versions were not sent. It notes them in sent.
+func response(table []*discovery.Resource, sent map[string]string, version int) *discovery.DeltaDiscoveryResponse {
+	id := strconv.Itoa(version)
+	r := &discovery.DeltaDiscoveryResponse{SystemVersionInfo: id, Nonce: id, TypeUrl: digest.TypeURL}
+	for _, resource := range table {
+		if name := resource.GetName(); name == "" || sent[name] != resource.GetVersion() {
+			r.Resources, sent[name] = append(r.Resources, resource), resource.GetVersion()
+		}
+	}
+	return r
 }

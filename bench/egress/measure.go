@@ -42,7 +42,7 @@ func measure(o options) error {
 	if err != nil {
 		return err
 	}
-	redirectedHAProxy, err := redirected(haproxy, "240.241.0.1")
+	redirectedHAProxy, err := redirected(haproxy, "240.1.0.1")
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func measure(o options) error {
 	if err != nil {
 		return err
 	}
-	redirectedRelay, err := redirected(relay, "240.241.0.2")
+	redirectedRelay, err := redirected(relay, "240.1.0.2")
 	if err != nil {
 		return err
 	}

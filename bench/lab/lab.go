@@ -157,8 +157,8 @@ type Control struct {
 }
 
 // StartControl starts a control plane without a table. It runs on the remaining processors,
-// and its processor time is not counted.
-func (l *Lab) StartControl(ctx context.Context) (*Control, error) {
+// and its processor time is not counted. options are options of its command line.
+func (l *Lab) StartControl(ctx context.Context, options ...string) (*Control, error) {
 	binary, err := l.Build(ctx, ".", "ads")
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (l *Lab) StartControl(ctx context.Context) (*Control, error) {
 	defer stdin.Close() // the child holds its own descriptor
 	lines := newLineWriter()
 	p, err := l.Start(ctx, Command{
-		Name: "ads", Argv: []string{binary, addr.String()}, stdin: stdin, stdout: lines,
+		Name: "ads", Argv: append(append([]string{binary}, options...), addr.String()), stdin: stdin, stdout: lines,
 	})
 	if err != nil {
 		return nil, errors.Join(err, paths.Close())

@@ -11,10 +11,9 @@ import (
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-)
 
-// typeURL is the type of the requested resources.
-const typeURL = "type.googleapis.com/istio.networking.nds.v1.NameTable"
+	"github.com/nametap/nametap/api/digest"
+)
 
 // maxPush is the limit of a push, as in the agent.
 const maxPush = 64 << 20
@@ -42,7 +41,7 @@ func receive(ctx context.Context, address string) error {
 	if err != nil {
 		return fmt.Errorf("opening a stream: %w", err)
 	}
-	request := &discovery.DeltaDiscoveryRequest{TypeUrl: typeURL, Node: &core.Node{Id: "sink"}}
+	request := &discovery.DeltaDiscoveryRequest{TypeUrl: digest.TypeURL, Node: &core.Node{Id: "sink"}}
 	for {
 		if err := stream.Send(request); err != nil {
 			return fmt.Errorf("sending a request: %w", err)
@@ -51,6 +50,6 @@ func receive(ctx context.Context, address string) error {
 		if err != nil {
 			return fmt.Errorf("receiving a push: %w", err)
 		}
-		request = &discovery.DeltaDiscoveryRequest{TypeUrl: typeURL, ResponseNonce: push.GetNonce()}
+		request = &discovery.DeltaDiscoveryRequest{TypeUrl: digest.TypeURL, ResponseNonce: push.GetNonce()}
 	}
 }

@@ -1,11 +1,16 @@
-// Command kubectl-nametap is a plugin of kubectl. It runs the commands of nametap in a pod, and
-// commands of nametap-discovery in all of its replicas:
+// Command kubectl-nametap is a plugin of kubectl. It runs the commands of nametap in a pod, commands of nametap-discovery in
+// all of its replicas, and shows all agents of a cluster:
 //
 //	kubectl nametap status web-0 -n shop
 //	kubectl nametap agents --stale
+//	kubectl nametap fleet --output html >fleet.html
 //
 // It runs the programs in the pods with `kubectl exec`. So the pods need no shell, and the programs have the version of the
-// agent. Most of their output comes from a unix socket, which `kubectl port-forward` does not reach.
+// agent. Most of their output comes from a unix socket, which `kubectl port-forward` does not reach. The fleet is read through
+// `kubectl proxy`, from the port that also Prometheus reads.
+//
+// The files, in the order in which to read them: main.go, fleet.go (the command fleet), agent.go (what is known of an agent, and
+// how it is read), queries.go (which names its pod asks for), cluster.go (the API server).
 package main
 
 import (
@@ -33,13 +38,15 @@ Usage:
                                   what the documents of that version say about it
   kubectl nametap version POD     the agent's version
   kubectl nametap agents          the agents of all replicas of nametap-discovery
+  kubectl nametap fleet           all agents, with any control plane, and what is wrong with them, as a table or a page:
+                                  kubectl nametap fleet --help
 
 POD may also be TYPE/NAME, as for kubectl exec, which takes one pod of it. What follows it is passed to the command in the
 pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
 
 Flags:
-  -n, --namespace NS        the namespace of the pod; with agents, the namespace of the agents to show. So the number of
-                            queries that tail and top show is --count here
+  -n, --namespace NS        the namespace of the pod; with agents and fleet, the namespace of the agents to show. So the
+                            number of queries that tail and top show is --count here
   -c, --container NAME      the container of the agent (default nametap)
   --discovery-namespace NS  the namespace of nametap-discovery (default nametap-system)
   --context, --kubeconfig, --cluster, --user, --as, --as-group, --request-timeout: as for kubectl
@@ -47,8 +54,8 @@ Flags:
 
 const exitFailed, exitUsage = 1, 2 // exit codes, as nametap has them
 
-// agents is a command of nametap-discovery; all other commands are of nametap.
-const agents = "agents"
+// agents is a command of nametap-discovery, and allAgents one of the plugin; all other commands are of nametap.
+const agents, allAgents = "agents", "fleet"
 
 func main() { os.Exit(run(os.Args[1:])) }
 
@@ -65,14 +72,17 @@ func run(args []string) int {
 	}
 	signal.Notify(make(chan os.Signal, 1), os.Interrupt) // kubectl gets the signal, too, and ends
 	code := 0
-	if r.command == agents {
+	switch r.command {
+	case agents:
 		code, err = r.replicas()
-	} else {
+	case allAgents:
+		code, err = (&fleet{request: r}).run(r.args, os.Stdout)
+	default:
 		code, err = r.exec(r.pod, r.namespace, append([]string{"nametap", r.command}, r.args...))
 	}
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "kubectl nametap: %v\n", err)
-		return exitFailed
+		return max(code, exitFailed)
 	}
 	return code
 }
@@ -122,7 +132,7 @@ func parse(args []string) (r request, err error) {
 			r.args = append(r.args, args[i])
 		case r.command == "":
 			r.command = args[i]
-			passed = r.command == agents
+			passed = r.command == agents || r.command == allAgents
 		default:
 			r.pod, passed = args[i], true
 		}
@@ -150,12 +160,12 @@ func (r *request) check() error {
 	switch {
 	case r.command == "" && len(r.args) == 0:
 		return errHelp
-	case r.command == agents:
+	case r.command == agents, r.command == allAgents:
 		return nil
 	case r.command == "":
-		return fmt.Errorf("%s: want %s or %s first", r.args[0], strings.Join(commands(), ", "), agents)
+		return fmt.Errorf("%s: want %s, %s or %s first", r.args[0], strings.Join(commands(), ", "), agents, allAgents)
 	case !slices.Contains(commands(), r.command):
-		return fmt.Errorf("%q: want %s or %s first", r.command, strings.Join(commands(), ", "), agents)
+		return fmt.Errorf("%q: want %s, %s or %s first", r.command, strings.Join(commands(), ", "), agents, allAgents)
 	case r.pod == "":
 		return fmt.Errorf("no pod is named: want it before flags of nametap: kubectl nametap %s POD", r.command)
 	}
@@ -164,6 +174,17 @@ func (r *request) check() error {
 
 // exec runs a program in a pod, and returns its exit code.
 func (r *request) exec(pod, namespace string, program []string) (int, error) {
+	cmd := exec.Command("kubectl", r.execArgs(pod, namespace, program)...) //nolint:noctx // it ends with the interrupt
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	err := cmd.Run()
+	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
+		return max(ended.ExitCode(), exitFailed), nil // ExitCode is -1 after a signal
+	}
+	return 0, err
+}
+
+// execArgs returns the arguments of kubectl that run a program in a pod.
+func (r *request) execArgs(pod, namespace string, program []string) []string {
 	container := r.container
 	if container == "" {
 		container = program[0] // the manifests name each container like its program
@@ -173,13 +194,7 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 		args = append(args, "--namespace="+namespace)
 	}
 	args = append(args, "exec", pod, "--container="+container, "--")
-	cmd := exec.Command("kubectl", append(args, program...)...) //nolint:noctx // it ends with the interrupt
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	err := cmd.Run()
-	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
-		return max(ended.ExitCode(), exitFailed), nil // ExitCode is -1 after a signal
-	}
-	return 0, err
+	return append(args, program...)
 }
 
 // replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected

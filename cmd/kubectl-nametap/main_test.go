@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,15 +14,28 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"kubectl-nametap": main, "kubectl": kubectl})
 }
 
-// kubectl prints its arguments, and fails as $FAIL says for the pod $FAILING. `kubectl get` prints $PODS.
+// kubectl prints its arguments, and fails as $FAIL says for the pod $FAILING. `kubectl get` prints $PODS,
+// `kubectl proxy` serves the cluster $CLUSTER, and `nametap tail` prints the file $RECORDS.
 func kubectl() {
 	line := strings.Join(os.Args[1:], " ")
+	switch {
+	case slices.Contains(os.Args, "proxy"):
+		serveCluster(os.Args[1:])
+	case strings.Contains(line, " --output=json --since="):
+		records, err := os.ReadFile(os.Getenv("RECORDS"))
+		fmt.Printf("%s", records)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "failed: kubectl", line)
+			os.Exit(1)
+		}
+		return
+	}
 	if strings.Contains(line, " get pods ") {
 		fmt.Fprintln(os.Stderr, "kubectl", line)
 		fmt.Println(os.Getenv("PODS"))
-		return
+	} else {
+		fmt.Println("kubectl", line)
 	}
-	fmt.Println("kubectl", line)
 	if failing := os.Getenv("FAILING"); failing != "" && strings.Contains(line, failing) {
 		os.Exit(3)
 	}

@@ -35,8 +35,7 @@ const (
 	// The parameters of agentsPath: agents of one namespace, and only agents that are behind.
 	paramNamespace = "namespace"
 	paramBehind    = "behind"
-	// maxListings is how many clients may read agentsPath at the same time. While a client reads it, the server keeps
-	// 16 bytes for each agent.
+	// maxListings is how many clients may read agentsPath at the same time, which costs 16 bytes for each agent.
 	maxListings = 2
 )
 
@@ -53,6 +52,7 @@ type fleet struct {
 	Agents    int                     `json:"agents"`
 	Behind    int                     `json:"behind"`
 	States    map[push.AgentState]int `json:"states"`
+	Hidden    []string                `json:"hidden,omitempty"` // why hosts of namespaces are hidden
 }
 
 // agentsHandler serves the state of the agents to programs on this host, one agent in a line. It reads the state of an
@@ -75,6 +75,7 @@ func agentsHandler(server *discovery.Server) http.Handler {
 				_ = lines.Encode(agent)
 			}
 		}
+		all.Hidden = server.Hidden(all.Namespace)
 		_ = lines.Encode(listing{Summary: &all})
 	}))
 }
@@ -256,7 +257,7 @@ func age(seconds *float64) string {
 	return fmt.Sprintf("%dd", past/day)
 }
 
-// String returns the last line of the output.
+// String returns the last lines of the output.
 func (f *fleet) String() string {
 	of := "replica " + printable(f.Replica)
 	if f.Namespace != "" {
@@ -266,5 +267,6 @@ func (f *fleet) String() string {
 	for _, state := range slices.Sorted(maps.Keys(f.States)) {
 		states = append(states, fmt.Sprintf("%d %s", f.States[state], printable(string(state))))
 	}
-	return fmt.Sprintf("%s: agents: %d, behind: %d (%s). Other replicas have other agents: ask each.", of, f.Agents, f.Behind, cmp.Or(strings.Join(states, ", "), "none"))
+	text := fmt.Sprintf("%s: agents: %d, behind: %d (%s). Other replicas have other agents: ask each.", of, f.Agents, f.Behind, cmp.Or(strings.Join(states, ", "), "none"))
+	return strings.Join(append([]string{text}, f.Hidden...), "\n")
 }

@@ -50,11 +50,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 		settings.Namespace = i.namespaces.Read
 	}
 	hook := webhook.New(settings)
-	for _, metric := range hook.Metrics() {
-		if err := cfg.Registerer.Register(metric); err != nil {
-			return nil, fmt.Errorf("registering metrics: %w", err)
-		}
-	}
+	cfg.Registerer.MustRegister(hook.Metrics()...)
 	return hook, nil
 }
 

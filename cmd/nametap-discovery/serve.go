@@ -23,6 +23,7 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/connlimit"
+	"github.com/nametap/nametap/internal/fleetpage"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
@@ -153,6 +154,10 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 	mux.Handle("GET /debug/errors", listHandler(server.Errors))
 	mux.Handle("GET /debug/objects", listHandler(server.Resources))
 	mux.Handle("GET "+agentsPath, agentsHandler(server))
+	mux.Handle("GET /fleet", httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = w.Write(fleetpage.Page()) // fails only if the client has disconnected
+	}))
 	return mux
 }
 

@@ -5,12 +5,11 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
-	"google.golang.org/grpc/peer"
 
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/jwt"
@@ -36,6 +35,13 @@ const maxReason = 256
 // maxToken bounds a token, in bytes. A service account's token has about 1,000.
 const maxToken = 8 << 10
 
+// maxReviews bounds the reviews in flight, and maxTurnWait how long a review waits for others. Clients of an address begin
+// few streams in a minute, so they can make up few tokens.
+const (
+	maxReviews  = 32
+	maxTurnWait = 5 * time.Second
+)
+
 // ErrUnavailable is returned for a token that cannot be reviewed now.
 var ErrUnavailable = errors.New("the token cannot be reviewed now")
 
@@ -47,7 +53,7 @@ type Review func(ctx context.Context, token string) (Identity, error)
 type Tokens struct {
 	review  Review
 	flights singleflight.Group
-	turns   *turns
+	turns   *semaphore.Weighted // of the reviews in flight, in the order in which they came
 
 	mu      sync.Mutex
 	good    recent[good]
@@ -69,7 +75,7 @@ type refused struct {
 
 // NewTokens returns a Tokens that remembers no review yet.
 func NewTokens(review Review) *Tokens {
-	return &Tokens{review: review, turns: newTurns(), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
+	return &Tokens{review: review, turns: semaphore.NewWeighted(maxReviews), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
 }
 
 // Identity returns the identity in a token, and when the token ends; the zero time if that is not known. A good token is
@@ -83,18 +89,9 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	if err != nil || ok && time.Now().Before(known.fresh) {
 		return known.identity, known.ends, err
 	}
-	// Reviews wait in lanes, one for each address. A token that was good is not made up, so it waits in the lane of its
-	// service account instead.
-	lane := "another address"
-	if p, ok := peer.FromContext(ctx); ok {
-		lane = addressOf(p.Addr)
-	}
-	if ok {
-		lane = known.identity.String()
-	}
 	answer, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
 		// The client that asks first may leave; other clients wait for the same review.
-		return t.reviewInTurn(context.WithoutCancel(ctx), lane, token)
+		return t.reviewInTurn(context.WithoutCancel(ctx), token)
 	})
 	if errors.Is(err, ErrUnavailable) {
 		if ok && time.Now().Before(known.ends) {
@@ -114,22 +111,14 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	return identity, t.accept(key, identity, expires), nil
 }
 
-// addressOf returns the address of a peer without its port.
-func addressOf(addr net.Addr) string {
-	host, _, err := net.SplitHostPort(addr.String())
-	if err != nil {
-		return addr.String()
+// reviewInTurn reviews a token when the reviews before it are done.
+func (t *Tokens) reviewInTurn(ctx context.Context, token string) (Identity, error) {
+	turn, cancel := context.WithTimeout(ctx, maxTurnWait)
+	defer cancel()
+	if t.turns.Acquire(turn, 1) != nil {
+		return Identity{}, fmt.Errorf("%w: other tokens were before it for %v", ErrUnavailable, maxTurnWait)
 	}
-	return host
-}
-
-// reviewInTurn reviews a token when it is the turn of the token's lane (see turns).
-func (t *Tokens) reviewInTurn(ctx context.Context, lane, token string) (Identity, error) {
-	done, err := t.turns.take(ctx, lane)
-	if err != nil {
-		return Identity{}, err
-	}
-	defer done()
+	defer t.turns.Release(1)
 	return t.review(ctx, token)
 }
 

@@ -18,9 +18,9 @@ import (
 // text is a snapshot of objects. A change of the fields of objects must not make older files useless.
 const text = `[
 	{"Key": {"Kind": "Service", "Namespace": "shop", "Name": "web"}, "Service": {
-		"ExternalName": "", "Headless": false, "ClusterIPs": ["10.0.0.1", "fd00::1"], "Selector": null, "PublishNotReady": false, "HeadlessScope": "",
+		"ExternalName": "", "Headless": false, "ClusterIPs": ["10.0.0.1", "fd00::1"], "Selector": null, "PublishNotReady": false, "ClusterOnly": false,
 		"ExportTo": {"Public": false, "Restricted": true, "Namespaces": ["data", "shop"]}, "Ports": [{"Name": "http", "Number": 80, "Protocol": "TCP"}]}},
-	{"Key": {"Kind": "Service", "Namespace": "shop", "Name": "db"}, "Service": {"Headless": true, "PublishNotReady": true, "HeadlessScope": "cluster"}},
+	{"Key": {"Kind": "Service", "Namespace": "shop", "Name": "db"}, "Service": {"Headless": true, "PublishNotReady": true, "ClusterOnly": true}},
 	{"Key": {"Kind": "Service", "Namespace": "shop", "Name": "alias"}, "Service": {"ExternalName": "www.example.com"}},
 	{"Key": {"Kind": "EndpointSlice", "Namespace": "shop", "Name": "db-1"}, "Slice": {"Service": "db", "Ports": [{"Name": "", "Number": 5432, "Protocol": "TCP"}], "Endpoints": [
 		{"Addrs": ["10.1.0.1"], "Ready": true, "Hostname": "db-0", "Pod": ""}]}},
@@ -37,7 +37,7 @@ func objects() []object.Object {
 			ClusterIPs: []netip.Addr{addr("10.0.0.1"), addr("fd00::1")}, ExportTo: object.ExportTo{Restricted: true, Namespaces: []string{"data", "shop"}},
 			Ports: object.NewPorts([]object.Port{{Name: "http", Number: 80, Protocol: "TCP"}}),
 		}},
-		{Key: key("Service", "shop", "db"), Service: &object.Service{Headless: true, PublishNotReady: true, HeadlessScope: object.ScopeCluster}},
+		{Key: key("Service", "shop", "db"), Service: &object.Service{Headless: true, PublishNotReady: true, ClusterOnly: true}},
 		{Key: key("Service", "shop", "alias"), Service: &object.Service{ExternalName: "www.example.com"}},
 		{Key: key("EndpointSlice", "shop", "db-1"), Slice: &object.EndpointSlice{Service: "db", Ports: object.NewPorts([]object.Port{{Number: 5432, Protocol: "TCP"}}), Endpoints: []object.Endpoint{
 			{Addrs: []netip.Addr{addr("10.1.0.1")}, Ready: true, Hostname: "db-0"},

@@ -1,16 +1,13 @@
 // Package files is the source of objects in a directory.
 //
-//  1. tree.go reads the directory every half second. It compares stamps (size, times, inode), and reads the content of
-//     files whose stamp is new or has changed. The result of a read is a tree. A tree is used when two reads in a row
-//     have found it, because then hardly any file is half written. If the files change before each read, every tenth
-//     tree is used.
-//  2. parse.go splits a file into documents (package yamltext), and makes objects of them with package decode. yaml.go
-//     knows the line of every field. A broken document affects only its own objects.
-//  3. source.go decides which of these objects are in use. An object that becomes broken, or that cannot be
-//     read, stays in use in its last good form. All objects of a file or a directory that has become
-//     empty stay in use, too, unless AllowEmpty is set. An object that is missing stays in use for a moment: its file
-//     may be half written, or the object may be on its way to another file.
-//  4. state.go saves the last good form of every object in the state directory.
-//
-// source.go repeats these steps, and tells the control plane which objects have changed.
+//  1. look.go looks at the directory once a second. A look has the stamps (size, times, inode) of the files. What a look
+//     finds is used when the next one finds the same, because then hardly any file is half written, and files that are
+//     replaced one after the other are all there.
+//  2. parse.go splits a file into documents (package yamltext), and makes JSON of them, and passes that to package
+//     decode.
+//  3. file.go decides which content of a file is in use. It is the last good one: a content that has an error, or that has
+//     lost all objects, changes nothing.
+//  4. source.go repeats these steps, and tells the control plane which objects have changed. A file is in use until it is
+//     removed; one that cannot be read, or that is below a directory that cannot be read, is not removed.
+//  5. state.go saves the last good content of every file in the state directory.
 package files

@@ -2,6 +2,7 @@ package files
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,27 +15,19 @@ import (
 	"github.com/nametap/nametap/internal/yamltext"
 )
 
-// located is an object with its place: the file, the line and the document.
+// located is an object with its place: the file, and the number of the document in it.
 type located struct {
 	object.Object
-	file string
-	line int
-	text *yamltext.Document // the document that holds it
-	// partial is true for a Sidecar with errors, without the wrong parts. It is used while it has no good form:
-	// without it, workloads would see more hosts.
-	partial bool
+	file     string
+	document int
 }
 
 // parsed is the result of parsing a file.
 type parsed struct {
+	file    string
 	objects []located
 	errs    []object.Error
-	// broken holds the keys of the objects that have errors.
-	broken map[object.Key]bool
-	// unnamed is true if a document is so broken that the names of its objects are not known.
-	unnamed bool
-	// notes say why objects without errors make no host.
-	notes []string
+	notes   []string // why objects without errors make no host
 }
 
 // Parse returns the objects in the documents of a file, and the errors in the documents.
@@ -53,138 +46,130 @@ const byteOrderMark = "\xef\xbb\xbf"
 // parseFile parses the documents of a file. An error in one document does not affect the
 // others.
 func parseFile(name string, data []byte) *parsed {
-	p := &parsed{broken: map[object.Key]bool{}}
+	p := &parsed{file: name}
+	number := 0
 	for _, text := range yamltext.Split(bytes.TrimPrefix(data, []byte(byteOrderMark))) {
-		p.parseDocument(name, text)
+		if !yamltext.Blank(text.Body) {
+			number++
+			p.parseDocument(number, text.Body)
+		}
 	}
 	return p
 }
 
-func (p *parsed) parseDocument(name string, text *yamltext.Document) {
-	if yamltext.Blank(text.Body) {
-		return
+// parseDocument parses the document with a number, from 1.
+func (p *parsed) parseDocument(number int, body []byte) {
+	in := located{file: p.file, document: number}
+	data, err := toJSON(body)
+	switch {
+	case err != nil:
+		p.fail(in, object.Error{Msg: err.Error()})
+	case string(data) != "null":
+		p.parseObject(in, data, "", "")
 	}
-	doc := &document{file: name, text: text, lines: bytes.Count(text.Body, []byte("\n")) + 1}
-	var node yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(text.Body))
-	err := dec.Decode(&node)
-	if errors.Is(err, io.EOF) {
-		return
-	}
-	if err == nil {
-		// Decode returns an error if there is a second value without a marker before it.
-		if err = dec.Decode(new(yaml.Node)); errors.Is(err, io.EOF) {
-			err = nil
-		}
-	}
-	if err != nil {
-		line, msg := yamltext.Cause(err)
-		doc.fail(max(line, 1), "", "not valid YAML: %s", msg)
-		p.errs = append(p.errs, doc.errs...)
-		p.unnamed = true
-		return
-	}
-	if node.Kind != yaml.DocumentNode || len(node.Content) == 0 {
-		return
-	}
-	root := doc.field(node.Content[0])
-	if !root.Present() {
-		return
-	}
-	p.parseObject(doc, root, "")
 }
 
-// parseObject parses an object or a list of objects. The parameter listKind is the kind of objects that have no field
-// kind, because they are in a list such as a ServiceList. It is "" outside such lists.
-func (p *parsed) parseObject(parent *document, root decode.Field, listKind string) {
-	doc := &document{file: parent.file, text: parent.text, lines: parent.lines}
-	root = root.WithReport(doc.report)
-	apiVersion, kind := root.Member("apiVersion").Text(), root.Member("kind").Text()
-	if kind == "" && len(doc.errs) == 0 && listKind != "" {
+// toJSON returns the JSON of the value in a YAML document.
+func toJSON(body []byte) ([]byte, error) {
+	var value any
+	dec := yaml.NewDecoder(bytes.NewReader(body))
+	err := dec.Decode(&value)
+	if err == nil {
+		err = dec.Decode(new(yaml.Node)) // a second value without a marker before it is an error
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, yamltext.OneLine(err)
+	}
+	data, err := json.Marshal(withTextKeys(value))
+	if err != nil {
+		return nil, fmt.Errorf("want a value that JSON has, too: %w", err)
+	}
+	return data, nil
+}
+
+// withTextKeys returns a value of package yaml with keys as JSON has them: YAML also has keys that are numbers.
+func withTextKeys(value any) any {
+	switch value := value.(type) {
+	case map[any]any:
+		members := make(map[string]any, len(value))
+		for key, member := range value {
+			members[fmt.Sprint(key)] = withTextKeys(member)
+		}
+		return members
+	case map[string]any:
+		for key, member := range value {
+			value[key] = withTextKeys(member)
+		}
+	case []any:
+		for i, element := range value {
+			value[i] = withTextKeys(element)
+		}
+	}
+	return value
+}
+
+// fail adds an error in a document.
+func (p *parsed) fail(in located, e object.Error) {
+	e.File, e.Document = in.file, in.document
+	p.errs = append(p.errs, e)
+}
+
+// parseObject parses the JSON of an object or of a list of objects. The parameter path is that of the object in the
+// document, and listKind the kind of objects that have no field kind, because they are in a list such as a ServiceList;
+// both are "" outside of lists.
+func (p *parsed) parseObject(in located, data []byte, path, listKind string) {
+	var head struct {
+		APIVersion string          `json:"apiVersion"`
+		Kind       string          `json:"kind"`
+		Items      json.RawMessage `json:"items"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		p.fail(in, decode.Mismatch(err, path))
+		return
+	}
+	kind := head.Kind
+	if kind == "" {
 		kind = listKind
 	}
-	if kind == "" {
-		if len(doc.errs) == 0 {
-			root.Missing("kind", fmt.Sprintf(": want %s, %s, %s, %s, %s, %s or List",
-				object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport))
-		}
-		p.errs = append(p.errs, doc.errs...)
-		p.unnamed = true
-		return
-	}
-	if itemKind, ok := strings.CutSuffix(kind, "List"); ok && root.Member("items").Present() {
-		p.parseList(doc, root, itemKind)
-		return
-	}
-	if !known(apiVersion, kind, listKind != "") {
-		p.notes = append(p.notes, strings.TrimSpace(apiVersion+" "+kind)+" is not read by nametap-discovery")
-		return
-	}
-	o := located{file: doc.file, line: doc.text.Before + lineOf(root), text: doc.text}
-	o.Key = keyOf(root, kind)
-	decode.Decode(root, &o.Object)
+	itemKind, isList := strings.CutSuffix(kind, "List")
 	switch {
-	case len(doc.errs) == 0:
-		p.objects = append(p.objects, o)
-		if o.Service != nil && o.Service.Unallocated() {
-			p.notes = append(p.notes, o.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
+	case kind == "":
+		p.fail(in, object.Error{Field: decode.Join(path, "kind"), Msg: fmt.Sprintf("is missing: want %s, %s, %s, %s, %s, %s or List",
+			object.KindService, object.KindEndpointSlice, object.KindPod, object.KindServiceEntry, object.KindSidecar, object.KindServiceImport)})
+	case isList && path != "": // with aliases, lists in lists could grow exponentially
+		p.fail(in, object.Error{Field: path, Msg: "a List in a List is not supported"})
+	case isList && len(head.Items) > 0:
+		var items []json.RawMessage
+		if err := json.Unmarshal(head.Items, &items); err != nil {
+			p.fail(in, decode.Mismatch(err, "items"))
 		}
-	case o.Key.Name == "":
-		p.unnamed = true
+		for i, item := range items {
+			p.parseObject(in, item, fmt.Sprintf("items[%d]", i), itemKind)
+		}
+	case !known(head.APIVersion, kind, path != ""):
+		p.notes = append(p.notes, strings.TrimSpace(head.APIVersion+" "+kind)+" is not read by nametap-discovery")
 	default:
-		p.broken[o.Key] = true
-		if o.partial = o.Sidecar != nil; o.partial {
-			p.objects = append(p.objects, o)
-		}
-	}
-	for _, e := range doc.errs {
-		e.Object = o.Key
-		p.errs = append(p.errs, e)
+		p.decode(in, data, path, kind)
 	}
 }
 
-func (p *parsed) parseList(doc *document, root decode.Field, itemKind string) {
-	for _, item := range root.Member("items").Elements() {
-		// With aliases, lists in lists could grow exponentially.
-		if strings.HasSuffix(peekKind(item), "List") {
-			item.Fail("a List in a List is not supported")
-			continue
-		}
-		p.parseObject(doc, item, itemKind)
-	}
-	if len(doc.errs) > 0 {
-		p.unnamed = true
-		p.errs = append(p.errs, doc.errs...)
-	}
-}
-
-// peekKind returns the kind of an object, without recording errors.
-func peekKind(f decode.Field) string {
-	return f.WithReport(func(decode.Field, string) {}).Member("kind").Text()
-}
-
-// keyOf returns the key of an object. The name in the key is empty if the object has none.
-func keyOf(f decode.Field, kind string) object.Key {
-	meta := f.Member("metadata")
-	if !meta.Present() {
-		f.Missing("metadata", "")
-		return object.Key{}
-	}
-	nameField := meta.Member("name")
-	k := object.Key{Kind: kind, Namespace: meta.Member("namespace").Text(), Name: nameField.Text()}
-	if k.Namespace == "" {
-		k.Namespace = "default"
-	}
+// decode decodes the JSON of an object.
+func (p *parsed) decode(in located, data []byte, path, kind string) {
+	var errs []object.Error
+	in.Object, _, errs = decode.Decode(kind, data)
 	switch {
-	case k.Name == "" && !nameField.Present():
-		meta.Missing("name", "")
-	case k.Name != "" && kind == object.KindService && !object.IsLabel(k.Name):
-		nameField.Fail("want a name of letters, digits and hyphens, got %q", k.Name)
+	case len(errs) == 0:
+		p.objects = append(p.objects, in)
+		if in.Service != nil && in.Service.Unallocated() {
+			p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
+		}
+	case in.Key.Name != "" && in.Sidecar != nil: // without it, workloads would see more hosts
+		p.objects = append(p.objects, in)
 	}
-	if !object.IsLabel(k.Namespace) {
-		meta.Member("namespace").Fail("want a name of letters, digits and hyphens, got %q", k.Namespace)
+	for _, e := range errs {
+		e.Field = decode.Join(path, e.Field)
+		p.fail(in, e)
 	}
-	return k
 }
 
 // known reports whether objects with this apiVersion and kind are read. The API group matters, because Knative, too, has
@@ -194,21 +179,6 @@ func known(apiVersion, kind string, inList bool) bool {
 	if !hasGroup {
 		group = ""
 	}
-	want, read := groupOf(kind)
+	want, read := decode.Group(kind)
 	return read && (group == want || apiVersion == "" && inList)
-}
-
-// groupOf returns the API group of a kind of objects that are read.
-func groupOf(kind string) (group string, read bool) {
-	switch kind {
-	case object.KindService, object.KindPod:
-		return "", true
-	case object.KindEndpointSlice:
-		return "discovery.k8s.io", true
-	case object.KindServiceEntry, object.KindSidecar:
-		return "networking.istio.io", true
-	case object.KindServiceImport:
-		return "multicluster.x-k8s.io", true
-	}
-	return "", false
 }

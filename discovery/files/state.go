@@ -1,83 +1,49 @@
 package files
 
 import (
-	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/internal/statedir"
-	"github.com/nametap/nametap/internal/yamltext"
 )
 
-// The file of the last good objects in the state directory.
+// The file of the last good contents in the state directory.
 const (
-	objectsFile   = "objects.json"
-	objectsFormat = "nametap-objects/1"
+	savedFile   = "files.json"
+	savedFormat = "nametap-files/1"
 )
 
-// savedDocument is a document with at least one object in use. The file has the text
-// of the document and not the decoded objects: a later version of nametap can then read fields that this version
-// does not know.
-type savedDocument struct {
-	File    string       `json:"file"`
-	Before  int          `json:"linesBefore"`
-	Text    []byte       `json:"text"`
-	Objects []object.Key `json:"objects"`
-}
-
-// saveObjects writes the last good objects to the state directory.
-func saveObjects(dir *statedir.Dir, good map[object.Key]located) error {
-	byText := map[*yamltext.Document]*savedDocument{}
-	for k, o := range good {
-		d := byText[o.text]
-		if d == nil {
-			d = &savedDocument{File: o.file, Before: o.text.Before, Text: o.text.Body}
-			byText[o.text] = d
+// save writes the last good contents of files to the state directory. They are saved as they are, so that a later version
+// of nametap can read fields that this version does not know.
+func save(dir *statedir.Dir, files map[string]*file) error {
+	contents := map[string][]byte{}
+	for name, f := range files {
+		if f.good {
+			contents[name] = f.data
 		}
-		d.Objects = append(d.Objects, k)
 	}
-	docs := make([]*savedDocument, 0, len(byText))
-	for _, d := range byText {
-		slices.SortFunc(d.Objects, object.Key.Compare)
-		docs = append(docs, d)
-	}
-	slices.SortFunc(docs, func(a, b *savedDocument) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Before, b.Before), bytes.Compare(a.Text, b.Text))
-	})
-	if err := dir.Save(objectsFile, objectsFormat, docs); err != nil {
+	if err := dir.Save(savedFile, savedFormat, contents); err != nil {
 		return fmt.Errorf("writing the last good objects (--state-dir): %w", err)
 	}
 	return nil
 }
 
-// loadObjects reads the last good objects from a state directory. It returns no objects if there is no file. If the
-// file is damaged, loadObjects moves it aside, and returns [statedir.ErrDamaged].
-func loadObjects(dir *statedir.Dir) (map[object.Key]located, error) {
-	good := map[object.Key]located{}
+// load reads the files that save has written. It returns none if there is no state directory, or nothing was saved. If
+// what was saved is damaged, load moves it aside, and returns [statedir.ErrDamaged].
+func load(dir *statedir.Dir) (map[string]*file, error) {
+	files := map[string]*file{}
 	if dir == nil {
-		return good, nil
+		return files, nil
 	}
-	var docs []savedDocument
-	err := dir.Load(objectsFile, objectsFormat, func(data json.RawMessage) error { return json.Unmarshal(data, &docs) })
-	if errors.Is(err, fs.ErrNotExist) {
-		return good, nil
+	contents := map[string][]byte{}
+	err := dir.Load(savedFile, savedFormat, func(data json.RawMessage) error { return json.Unmarshal(data, &contents) })
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return files, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
 	}
-	if err != nil {
-		return good, fmt.Errorf("reading the last good objects (--state-dir): %w", err)
+	for name, data := range contents {
+		files[name] = newFile(name, stamp{}, data)
 	}
-	for _, d := range docs {
-		p := parsed{broken: map[object.Key]bool{}}
-		p.parseDocument(d.File, &yamltext.Document{Body: d.Text, Before: d.Before})
-		for _, o := range p.objects {
-			if slices.Contains(d.Objects, o.Key) {
-				good[o.Key] = o
-			}
-		}
-	}
-	return good, nil
+	return files, nil
 }

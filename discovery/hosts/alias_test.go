@@ -9,7 +9,7 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 )
 
-// D9: all aliases of a row follow their target, with at most 64 addresses. Those at the end of a row of more than 16 are
+// D9: all aliases of a row follow their target, with at most 32 addresses. Those at the end of a row of more than 16 are
 // left out.
 func TestRowOfAliases(t *testing.T) {
 	h := New(domain, 1)

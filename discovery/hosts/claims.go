@@ -304,7 +304,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 		c.addrs, c.services = s.ClusterIPs, s.Ports
 		return []claim{c}
 	}
-	c.endpoints, c.clusterOnly = true, s.HeadlessScope == object.ScopeCluster
+	c.endpoints, c.clusterOnly = true, s.ClusterOnly
 	claims := []claim{c}
 	for _, ep := range ix.endpoints(k, s) {
 		if !ep.Ready && !s.PublishNotReady {

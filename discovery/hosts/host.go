@@ -69,19 +69,19 @@ func (h *Host) aliasOf(claims []*claim) *alias {
 	return nil
 }
 
-// audiences calls named with each namespace, and long with each long list of namespaces, that may see the host in
-// another way than others: those in the exportTo of a claim, and the namespace of a claim that only that namespace sees,
-// or that counts only there because other namespaces also claim the host. It calls inside with the namespaces of all
-// claims. It looks at the claims of all hosts that reached yields, so it may make a call twice.
-func (h *Host) audiences(named, inside func(namespace string), long func(namespaces []string)) {
+// audiences calls named with each namespace that may see the host in another way than others: those in the exportTo of a
+// claim, and the namespace of a claim that only that namespace sees, or that counts only there because other namespaces
+// also claim the host. For a long exportTo it calls named with "", which stands for any namespace. It calls inside with
+// the namespaces of all claims. It looks at the claims of all hosts that reached yields, so it may make a call twice.
+func (h *Host) audiences(named, inside func(namespace string)) {
 	for host := range h.reached {
 		for _, c := range host.claims {
-			if list := c.exportTo.Namespaces; len(list) > maxIndexed {
-				long(list)
-			} else {
-				for _, namespace := range list {
-					named(namespace)
-				}
+			list := c.exportTo.Namespaces
+			if len(list) > maxIndexed {
+				list = []string{""}
+			}
+			for _, namespace := range list {
+				named(namespace)
 			}
 			if host.contested || c.private || c.hidden {
 				named(c.namespace)

@@ -142,7 +142,7 @@ func TestHeadlessOfClusters(t *testing.T) {
 // D25: a headless Service may be for clients of its own cluster only.
 func TestHeadlessOfOneCluster(t *testing.T) {
 	h := New(domain, 1)
-	only := service("db", object.Service{Headless: true, HeadlessScope: object.ScopeCluster})
+	only := service("db", object.Service{Headless: true, ClusterOnly: true})
 	h.Update(
 		in("", only, endpoints("db", "db-0=10.0.0.1")),
 		in("east", headless("db"), endpoints("db", "db-0=10.1.0.1", "db-1=10.1.0.2")),

@@ -48,23 +48,14 @@ func merged(hosts []*Host, changes []HostChange) []*Host {
 type Special struct {
 	// The number of these hosts in a shard, by namespace and shard. See [Host.audiences].
 	named, inside map[string]map[int]int
-	long          map[*string]*export // by the first element of the list
 }
 
-// maxIndexed is the length of the longest exportTo that is indexed by its namespaces. A longer one is searched each
-// time: an exportTo may name 250,000 namespaces, and an object may have many hosts.
+// maxIndexed is the length of the longest exportTo whose namespaces count. A longer one counts as all namespaces: an
+// exportTo may name 250,000 namespaces, and an object may have many hosts.
 const maxIndexed = 8
 
-// An export has the number of hosts with the same long list of namespaces in an exportTo, by shard.
-type export struct {
-	namespaces []string // sorted
-	shards     map[int]int
-}
-
 // NewSpecial returns a Special for no hosts.
-func NewSpecial() *Special {
-	return &Special{map[string]map[int]int{}, map[string]map[int]int{}, map[*string]*export{}}
-}
+func NewSpecial() *Special { return &Special{map[string]map[int]int{}, map[string]map[int]int{}} }
 
 // NewTouched returns a Special for hosts before and after changes.
 func NewTouched(changes []HostChange) *Special {
@@ -98,31 +89,13 @@ func (s *Special) count(h *Host, n int) {
 	}
 	h.audiences(
 		func(namespace string) { add(s.named, namespace) },
-		func(namespace string) { add(s.inside, namespace) },
-		func(list []string) {
-			e := s.long[&list[0]]
-			if e == nil {
-				e = &export{list, map[int]int{}}
-				s.long[&list[0]] = e
-			}
-			if e.shards[shard] += n; e.shards[shard] == 0 {
-				delete(e.shards, shard)
-			}
-			if len(e.shards) == 0 {
-				delete(s.long, &list[0])
-			}
-		})
+		func(namespace string) { add(s.inside, namespace) })
 }
 
 // Shards returns the shards with a host that v may see in another way than v.AtBase, in no particular order. A shard may
 // come more than once.
 func (s *Special) Shards(v *Viewer) (shards []int) {
-	shards = slices.AppendSeq(shards, maps.Keys(s.named[v.Namespace]))
-	for _, e := range s.long {
-		if _, found := slices.BinarySearch(e.namespaces, v.Namespace); found {
-			shards = slices.AppendSeq(shards, maps.Keys(e.shards))
-		}
-	}
+	shards = slices.AppendSeq(slices.AppendSeq(shards, maps.Keys(s.named[v.Namespace])), maps.Keys(s.named[""]))
 	if v.SeesOwn() {
 		shards = slices.AppendSeq(shards, maps.Keys(s.inside[v.Namespace]))
 	}

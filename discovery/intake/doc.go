@@ -1,9 +1,4 @@
-// Package intake bounds the resources that clients can occupy, so no client can take what other clients need.
-//
-//   - places.go bounds the number of clients: of all, of each address, of each namespace, and of those that prove no
-//     identity.
-//   - unread.go counts the bytes of requests that have arrived, and that no handler has read. gRPC keeps at least 64
-//     KiB for each stream, and 4 MiB for a message that is half received. If there are too many, package connlimit
-//     closes a connection.
-//   - frames.go finds the bytes of requests in a connection.
+// Package intake counts the bytes of requests that have arrived, and that no handler has read. gRPC has no bound for them:
+// it keeps a message that is half received, of up to 1 MiB, and takes a hundred bytes more for each frame, and a client may
+// send each byte in a frame of its own. If all clients have sent too many bytes, package connlimit closes a connection.
 package intake

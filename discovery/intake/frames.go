@@ -7,31 +7,24 @@ const (
 	maxFrame    = 1 << 14 // bytes in a frame: gRPC accepts no longer frames
 	frameLength = 3       // bytes of the length, which begins the head
 	frameType   = 3       // index of the type in the head
-	frameFlags  = 4       // index of the flags in the head
 )
 
 // frames finds the DATA frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
 type frames struct {
 	skip    int // bytes until the next head
 	head    [frameHead]byte
-	headLen int  // number of bytes in head
-	padded  bool // the next byte is the length of the padding of a DATA frame
+	headLen int // number of bytes in head
 }
 
 // newFrames returns the frames of a new connection.
 func newFrames() frames { return frames{skip: len(http2.ClientPreface)} }
 
-// read follows the next bytes. It returns how many DATA frames begin in them, and the size of these
-// frames without padding. It counts all bytes of a frame when the frame begins, because gRPC then
-// makes room for the whole frame.
+// read follows the next bytes. It returns how many DATA frames begin in them, and the size of these frames. It counts all
+// bytes of a frame when the frame begins, because gRPC then makes room for the whole frame. It also counts padding, which
+// clients of gRPC do not send.
 func (f *frames) read(p []byte) (count, data int) {
 	for len(p) > 0 {
 		switch {
-		case f.padded:
-			f.padded = false
-			data -= min(f.skip, 1+int(p[0]))
-			f.skip--
-			p = p[1:]
 		case f.skip > 0:
 			n := min(f.skip, len(p))
 			f.skip -= n
@@ -51,7 +44,6 @@ func (f *frames) read(p []byte) (count, data int) {
 			f.skip = length
 			if http2.FrameType(f.head[frameType]) == http2.FrameData {
 				count, data = count+1, data+min(length, maxFrame)
-				f.padded = length > 0 && http2.Flags(f.head[frameFlags]).Has(http2.FlagDataPadded)
 			}
 		}
 	}

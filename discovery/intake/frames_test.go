@@ -22,7 +22,7 @@ func follow(stream []byte, piece func() int) (count, data int) {
 
 func randomPiece() int { return 1 + rand.IntN(30) } //nolint:gosec // not for security
 
-// The DATA frames of a connection are found, however they arrive, without their padding.
+// The DATA frames of a connection are found, however they arrive.
 func TestFrames(t *testing.T) {
 	var stream bytes.Buffer
 	_, _ = io.WriteString(&stream, http2.ClientPreface)
@@ -35,14 +35,10 @@ func TestFrames(t *testing.T) {
 		}
 	}
 	check(framer.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0}))
-	for i := range 200 {
+	for range 200 {
 		content := make([]byte, rand.IntN(100)) //nolint:gosec // not for security
 		check(framer.WritePing(false, [8]byte{0, 0, 1, 0, 8}))
-		if i%3 == 0 {
-			check(framer.WriteDataPadded(1, false, content, make([]byte, rand.IntN(256)))) //nolint:gosec // not for security
-		} else {
-			check(framer.WriteData(1, false, content))
-		}
+		check(framer.WriteData(1, false, content))
 		check(framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 3, BlockFragment: content, EndHeaders: true}))
 		count, data = count+1, data+len(content)
 	}

@@ -60,9 +60,13 @@ type Connection struct {
 	unread    int  // bytes that no handler has read, also of streams that have ended
 	held      int  // bytes that the place holds
 	closed    bool // it is closed, and holds nothing any more
+	begun     bool // it has had a stream
 	handlers  int  // handlers of streams
 	receiving int  // handlers that wait for a request
 }
+
+// Place returns the place of the connection.
+func (c *Connection) Place() *connlimit.Place { return c.place }
 
 // Read reads, and counts what it has read.
 func (c *Connection) Read(p []byte) (int, error) {
@@ -110,8 +114,14 @@ func ConnectionOf(ctx context.Context) *Connection {
 	return p.Addr.(remote).conn
 }
 
-// Begin records that the handler of a stream begins, and End that it ends.
-func (c *Connection) Begin() { c.change(1, 0, 0) }
+// Begin records that the handler of a stream begins, and reports whether it is the first one.
+func (c *Connection) Begin() (first bool) {
+	c.mu.Lock()
+	first, c.begun = !c.begun, true
+	c.mu.Unlock()
+	c.change(1, 0, 0)
+	return first
+}
 
 // End records that the handler of a stream ends.
 func (c *Connection) End() { c.change(-1, 0, 0) }

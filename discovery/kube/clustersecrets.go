@@ -3,16 +3,14 @@ package kube
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-
+	"github.com/nametap/nametap/discovery/decode"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
 
@@ -29,32 +27,31 @@ type ClusterSecret struct {
 // ClusterSecrets follows the Secrets with kubeconfigs of other clusters. Make one with
 // [NewClusterSecrets], and call Run once.
 type ClusterSecrets struct {
-	lister lister
-	mirror *mirror[ClusterSecret]
+	store *store[ClusterSecret]
 }
 
 // NewClusterSecrets returns the Secrets of a namespace. The function changed is called after each change, from any
 // goroutine. It must not block.
 func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) (*ClusterSecrets, error) {
-	c, err := newClients(access.config)
+	client, err := newClient(access.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
-	return &ClusterSecrets{
-		lister: requestLister(&corev1.Secret{}, func(options metav1.ListOptions) *rest.Request {
-			options.LabelSelector = clusterSecrets
-			return c.core.Get().Resource("secrets").Namespace(namespace).VersionedParams(&options, metav1.ParameterCodec)
-		}),
-		mirror: newMirror("secrets of other clusters", log, changed, clusterSecretOf),
-	}, nil
+	r := resource{client: client, name: "secrets of other clusters", kind: "Secret", path: "/api/v1/namespaces/" + namespace + "/secrets", labels: clusterSecrets}
+	return &ClusterSecrets{newStore(r, log, changed, readSecret)}, nil
 }
 
-func clusterSecretOf(o metav1.Object) ClusterSecret {
-	s := ClusterSecret{Namespace: o.GetNamespace(), Name: o.GetName(), Created: o.GetCreationTimestamp().Time}
-	if whole, ok := o.(*corev1.Secret); ok {
-		s.Kubeconfigs = whole.Data
+// readSecret reads a Secret.
+func readSecret(data []byte) reading[ClusterSecret] {
+	var from struct {
+		Metadata decode.Meta       `json:"metadata"`
+		Data     map[string][]byte `json:"data"`
 	}
-	return s
+	if err := json.Unmarshal(data, &from); err != nil {
+		return reading[ClusterSecret]{from.Metadata, nil, []object.Error{decode.Mismatch(err, "")}}
+	}
+	m := from.Metadata
+	return reading[ClusterSecret]{meta: m, value: &ClusterSecret{m.Namespace, m.Name, m.Created(), from.Data}}
 }
 
 // String returns "Secret NAMESPACE/NAME".
@@ -62,19 +59,23 @@ func (s ClusterSecret) String() string { return "Secret " + s.Namespace + "/" + 
 
 // Run follows the Secrets until ctx ends. All its goroutines have ended when it returns.
 func (c *ClusterSecrets) Run(ctx context.Context) {
-	syncStore(ctx, c.lister, c.mirror, &c.mirror.health)
+	c.store.run(ctx)
 }
 
 // All returns the Secrets, the oldest first; ok is false until all were read once.
 func (c *ClusterSecrets) All() (all []ClusterSecret, ok bool) {
-	parts, ok := c.mirror.all()
-	return slices.SortedFunc(maps.Values(parts), func(a, b ClusterSecret) int {
+	values, ok := c.store.all()
+	for _, s := range values {
+		all = append(all, *s)
+	}
+	slices.SortFunc(all, func(a, b ClusterSecret) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}), ok
+	})
+	return all, ok
 }
 
 // Waiting returns why the Secrets were not read yet, or "" if they were.
 func (c *ClusterSecrets) Waiting() string { return c.Status().Waiting() }
 
 // Status returns the state of the resource.
-func (c *ClusterSecrets) Status() source.Status { return c.mirror.status() }
+func (c *ClusterSecrets) Status() source.Status { return c.store.status() }

@@ -2,57 +2,65 @@ package kube
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
 
+	"github.com/nametap/nametap/discovery/object"
+	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
 // restored is an API server whose etcd was restored from a backup: it has other objects in each list, and its watches
 // send nothing.
 type restored struct {
-	streams bool // it sends lists as streams
-
+	streams  bool // it sends lists as streams
 	mu       sync.Mutex
-	versions []string        // that lists have asked for
-	lists    []time.Duration // when lists began
+	versions []string        // that lists of Services have asked for
+	lists    []time.Duration // when these began
 	began    time.Time
 }
 
-func (r *restored) next(options metav1.ListOptions) *corev1.Service {
+// RoundTrip answers a request.
+func (r *restored) RoundTrip(request *http.Request) (*http.Response, error) {
+	query := request.URL.Query()
+	initial, isWatch := query.Get("sendInitialEvents") == "true", query.Get("watch") == "true"
+	status, body := http.StatusOK, io.Reader(strings.NewReader(""))
+	switch {
+	case strings.Count(request.URL.Path, "/") <= 3 && strings.HasPrefix(request.URL.Path, "/apis/"): // versions of custom resources
+		status = http.StatusNotFound
+	case !isWatch:
+		body = strings.NewReader(`{"metadata": {"resourceVersion": "10"}, "items": [` + r.next(request) + `]}`)
+	case initial && !r.streams:
+		status, body = http.StatusBadRequest, strings.NewReader(`{"kind": "Status", "apiVersion": "v1", "reason": "BadRequest", "code": 400}`)
+	default:
+		events := ""
+		if initial {
+			events = fmt.Sprintf(`{"type": "ADDED", "object": %s} {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "10", "annotations": {"k8s.io/initial-events-end": "true"}}}}`, r.next(request))
+		}
+		never, end := io.Pipe()
+		context.AfterFunc(request.Context(), func() { _ = end.Close() })
+		body = io.MultiReader(strings.NewReader(events), never)
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(body), Request: request}, nil
+}
+
+// next returns the object that a list has at this time.
+func (r *restored) next(request *http.Request) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.versions, r.lists = append(r.versions, options.ResourceVersion), append(r.lists, time.Since(r.began))
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "s" + time.Since(r.began).String(), Namespace: "shop", ResourceVersion: "10"}}
-}
-
-func (r *restored) list(_ context.Context, options metav1.ListOptions) (runtime.Object, error) {
-	return &corev1.ServiceList{ListMeta: metav1.ListMeta{ResourceVersion: "10"}, Items: []corev1.Service{*r.next(options)}}, nil
-}
-
-func (r *restored) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-	list := options.SendInitialEvents != nil
-	if list && !r.streams {
-		return nil, apierrors.NewBadRequest("sendInitialEvents is forbidden")
+	if request.URL.Path == pathServices {
+		r.versions, r.lists = append(r.versions, request.URL.Query().Get("resourceVersion")), append(r.lists, time.Since(r.began))
 	}
-	events := make(chan watch.Event, 2)
-	if list {
-		events <- watch.Event{Type: watch.Added, Object: r.next(options)}
-		events <- watch.Event{Type: watch.Bookmark, Object: &corev1.Service{ObjectMeta: metav1.ObjectMeta{
-			ResourceVersion: "10", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
-		}}}
-	}
-	context.AfterFunc(ctx, func() { close(events) })
-	return watch.NewProxyWatcher(events), nil
+	return fmt.Sprintf(`{"metadata": {"name": "s%d", "namespace": "shop", "resourceVersion": "10"}}`, time.Since(r.began))
 }
 
 // D60: the objects are listed again after at most 10 min, although no watch has ended.
@@ -61,18 +69,24 @@ func TestListedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &restored{streams: streams, began: time.Now()}
-				m := newMirror("services", testlog.New(t).Logger(), func() {}, func(o metav1.Object) string { return o.GetName() })
+				s, err := newAccess(&rest.Config{Host: "http://api.test", Transport: r}).NewObjects(source.ObjectsConfig{Changed: func() {}, Logger: testlog.New(t).Logger()})
+				if err != nil {
+					t.Fatal(err)
+				}
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup
-				running.Go(func() { syncStore(ctx, lister{kind: &corev1.Service{}, list: r.list, watch: r.watch}, m, &m.health) })
+				running.Go(func() { s.Run(ctx) })
 				last := 0
 				for range 6 {
 					time.Sleep(10 * time.Minute) //nolint:forbidigo // in virtual time
 					synctest.Wait()
-					if s := m.status(); len(r.lists) <= last || s.Objects != 1 || s.Failure != "" {
-						t.Errorf("listed after %v; the status is %+v", r.lists, s)
+					services := slices.DeleteFunc(s.All(), func(o object.Object) bool { return o.Service == nil })
+					r.mu.Lock()
+					if len(r.lists) <= last || len(services) != 1 || s.Waiting() != "" {
+						t.Errorf("listed after %v: %d Services, waiting %q", r.lists, len(services), s.Waiting())
 					}
 					last = len(r.lists)
+					r.mu.Unlock()
 				}
 				cancel()
 				running.Wait()

@@ -4,10 +4,10 @@ import (
 	"encoding/json"
 	"fmt"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/object"
 )
 
@@ -37,35 +37,52 @@ func parseMesh(text string) (from meshConfig, err error) {
 	return from, err
 }
 
-// reduceMesh returns the settings in a ConfigMap. A ConfigMap without the key of the settings sets nothing.
-func reduceMesh(o *corev1.ConfigMap) *slim {
-	s := newSlim(object.KindConfigMap, o)
-	const field = "data." + meshKey
-	from, err := parseMesh(o.Data[meshKey])
+// readMesh reads the ConfigMap with the settings. A ConfigMap without the key of the settings sets nothing.
+func readMesh(data []byte) reading[object.Object] {
+	var from struct {
+		Metadata decode.Meta       `json:"metadata"`
+		Data     map[string]string `json:"data"`
+	}
+	if err := json.Unmarshal(data, &from); err != nil {
+		return reading[object.Object]{from.Metadata, nil, []object.Error{decode.Mismatch(err, "")}}
+	}
+	key := object.Key{Kind: object.KindConfigMap, Namespace: from.Metadata.Namespace, Name: from.Metadata.Name}
+	var errs []object.Error
+	fail := func(field, format string, args ...any) {
+		errs = object.AppendError(errs, object.Error{Object: key, Field: "data." + meshKey + field, Msg: fmt.Sprintf(format, args...)})
+	}
+	mesh := newMesh(from.Data[meshKey], fail)
+	if len(errs) > 0 {
+		return reading[object.Object]{from.Metadata, nil, errs}
+	}
+	return reading[object.Object]{meta: from.Metadata, value: &object.Object{Key: key, Mesh: mesh}}
+}
+
+// newMesh returns the settings in a text. It calls fail with what is wrong with them.
+func newMesh(text string, fail func(field, format string, args ...any)) *object.Mesh {
+	from, err := parseMesh(text)
 	if err != nil {
-		s.fail(field, "%v", err)
-		return s
+		fail("", "%v", err)
 	}
 	mesh := &object.Mesh{RootNamespace: from.RootNamespace, ExportTo: from.DefaultServiceExportTo, ProxyMetadata: from.DefaultConfig.ProxyMetadata}
-	s.object.Mesh = mesh
 	if mesh.RootNamespace != "" && !object.IsLabel(mesh.RootNamespace) {
-		s.fail(field+".rootNamespace", "want the name of a namespace, got %q", mesh.RootNamespace)
+		fail(".rootNamespace", "want the name of a namespace, got %q", mesh.RootNamespace)
 	}
 	if _, err := object.NewExportTo(mesh.ExportTo, ""); err != nil {
-		s.fail(field+".defaultServiceExportTo", "%v", err)
+		fail(".defaultServiceExportTo", "%v", err)
 	}
 	for i, from := range from.DiscoverySelectors {
-		field := fmt.Sprintf("%s.discoverySelectors[%d]", field, i)
+		field := fmt.Sprintf(".discoverySelectors[%d]", i)
 		if from == nil {
-			s.fail(field, "want matchLabels or matchExpressions, got null")
+			fail(field, "want matchLabels or matchExpressions, got null")
 			continue
 		}
 		selector, err := metav1.LabelSelectorAsSelector(from)
 		if err != nil {
-			s.fail(field, "%v", err)
+			fail(field, "%v", err)
 			continue
 		}
 		mesh.Selectors = append(mesh.Selectors, selector.String())
 	}
-	return s
+	return mesh
 }

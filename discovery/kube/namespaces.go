@@ -6,62 +6,59 @@ import (
 	"log/slog"
 	"maps"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/nametap/nametap/discovery/decode"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
 
 // A namespaceReader follows the labels and annotations of namespaces. Without it, each new pod would need a request to
 // the API server.
-type namespaceReader struct {
-	client   metadata.Interface
-	mirrored *mirror[labelled]
-}
+type namespaceReader struct{ *store[labelled] }
 
 // A labelled has the labels and annotations of an object.
 type labelled struct{ labels, annotations map[string]string }
 
-// labelledPart returns the labels and annotations of an object. It leaves out kubectl's annotation with the last applied
+// newLabelled returns the labels and annotations of an object. It leaves out kubectl's annotation with the last applied
 // manifest, which may be long.
-func labelledPart(o metav1.Object) labelled {
-	annotations := maps.Clone(o.GetAnnotations())
-	delete(annotations, corev1.LastAppliedConfigAnnotation)
-	return labelled{o.GetLabels(), annotations}
+func newLabelled(m decode.Meta) labelled {
+	maps.DeleteFunc(m.Annotations, func(name, _ string) bool { return name == "kubectl.kubernetes.io/last-applied-configuration" })
+	return labelled{m.Labels, m.Annotations}
 }
 
 // NewNamespaces returns the namespaces of the API server.
 func (a *Access) NewNamespaces(log *slog.Logger) (source.Namespaces, error) {
-	client, err := metadata.NewForConfig(a.config)
+	client, err := newClient(a.config)
 	if err != nil {
 		return nil, fmt.Errorf("reading namespaces: %w", err)
 	}
-	return &namespaceReader{client, newMirror("namespaces of pods", log, func() {}, labelledPart)}, nil
+	r := resource{client: client, name: "namespaces of pods", kind: object.KindNamespace, path: pathNamespaces}
+	return &namespaceReader{newStore(r, log, func() {}, metadataOnly(newLabelled))}, nil
 }
 
 // Run follows the namespaces until ctx ends.
-func (n *namespaceReader) Run(ctx context.Context) {
-	syncStore(ctx, namespaceLister(n.client), n.mirrored, &n.mirrored.health)
-}
+func (n *namespaceReader) Run(ctx context.Context) { n.run(ctx) }
 
 // Read returns the labels and annotations of a namespace. It asks the API server for a namespace that is not known yet.
 func (n *namespaceReader) Read(ctx context.Context, name string) (labels, annotations map[string]string, err error) {
-	n.mirrored.mu.Lock()
-	known, ok := n.mirrored.parts[cache.ObjectName{Name: name}]
-	n.mirrored.mu.Unlock()
-	if ok {
+	if known := n.get(object.Key{Kind: object.KindNamespace, Name: name}); known != nil {
 		return known.labels, known.annotations, nil
 	}
-	resource := n.client.Resource(corev1.SchemeGroupVersion.WithResource("namespaces"))
-	list, err := resource.List(ctx, metav1.ListOptions{FieldSelector: nameSelector(name)}) // the role permits no get
+	one := n.resource
+	one.fields = selectName(name)
+	var found *labelled
+	_, err = one.list(ctx, metav1.ListOptions{}, func(data []byte) runtime.Object { // the role permits no get
+		i := n.newItem(data)
+		found = i.value
+		return i
+	})
 	switch {
 	case err != nil:
 		return nil, nil, fmt.Errorf("%w%s", err, ifRefused(err, ": let nametap-discovery list and watch namespaces, see docs/discovery.md"))
-	case len(list.Items) == 0:
+	case found == nil:
 		return nil, nil, fmt.Errorf("there is no namespace %q", name)
 	}
-	known = labelledPart(&list.Items[0])
-	return known.labels, known.annotations, nil
+	return found.labels, found.annotations, nil
 }

@@ -17,7 +17,7 @@ import (
 func TestNamespaces(t *testing.T) {
 	a := fakekube.Start(t)
 	put := func(mode string) {
-		a.Put(fakekube.Namespaces, "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: shop, labels: {a: b}, annotations: {nametap.dev/mode: "+mode+", kubectl.kubernetes.io/last-applied-configuration: '{}'}}\n")
+		a.Put(fakekube.Namespaces, "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {a: b}, annotations: {nametap.dev/mode: "+mode+", kubectl.kubernetes.io/last-applied-configuration: '{}'}}\n")
 	}
 	put("rules")
 	access, err := kube.NewAccess(a.Kubeconfig())

@@ -2,12 +2,14 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/auth"
@@ -21,14 +23,23 @@ const reviewTimeout = 5 * time.Second
 func (a *Access) Reviewer(audience string) (auth.Review, error) {
 	config := rest.CopyConfig(a.config)
 	config.Timeout = reviewTimeout
-	client, err := typedClient(config, authenticationv1.SchemeGroupVersion, authenticationv1.AddToScheme)
+	client, err := newClient(config)
 	if err != nil {
 		return nil, fmt.Errorf("reviewing tokens: %w", err)
 	}
 	return func(ctx context.Context, token string) (auth.Identity, error) {
-		review := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{audience}}}
-		result := new(authenticationv1.TokenReview)
-		err := client.Post().Resource("tokenreviews").Body(review).Do(ctx).Into(result)
+		review := authenticationv1.TokenReview{
+			TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "TokenReview"},
+			Spec:     authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{audience}},
+		}
+		body, err := json.Marshal(review)
+		if err == nil {
+			body, err = do(ctx, client.Post().AbsPath("/apis/authentication.k8s.io/v1/tokenreviews").SetHeader("Content-Type", "application/json").Body(body))
+		}
+		var result authenticationv1.TokenReview
+		if err == nil {
+			err = json.Unmarshal(body, &result)
+		}
 		if err != nil {
 			// The API server has not judged the token, for whatever reason.
 			return auth.Identity{}, fmt.Errorf("%w: %w%s", auth.ErrUnavailable, err,

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"sync"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	klabels "k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/tools/cache"
 
+	"github.com/nametap/nametap/discovery/decode"
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
 )
@@ -18,11 +18,11 @@ import (
 // A selection applies the discovery selectors: it knows which namespaces count. While there are selectors, it follows
 // the labels of namespaces.
 type selection struct {
-	lister  lister // of namespaces
-	changed func() // called after each change, without the lock
-	log     *slog.Logger
-	woken   chan struct{} // has an element when selectors or labels have changed
-	ready   chan struct{} // closed when it is known which namespaces count
+	namespaces resource
+	changed    func() // called after each change, without the lock
+	log        *slog.Logger
+	woken      chan struct{} // has an element when selectors or labels have changed
+	ready      chan struct{} // closed when it is known which namespaces count
 
 	mu     sync.Mutex
 	wanted []string // the selectors, in the form of kubectl's --selector
@@ -30,14 +30,14 @@ type selection struct {
 	inUse  bool     // ready is closed, and names was set
 	used   []string // the selectors by which names was set
 	names  namespaces
-	labels *mirror[klabels.Set] // of all namespaces; nil while there are no selectors
+	labels *store[labelled] // of all namespaces; nil while there are no selectors
 
 	unwatch func() // ends the watch of labels; owned by the goroutine of run
 }
 
-func newSelection(l lister, changed func(), log *slog.Logger) *selection {
+func newSelection(namespaces resource, changed func(), log *slog.Logger) *selection {
 	return &selection{
-		lister: l, changed: changed, log: log, woken: make(chan struct{}, 1), ready: make(chan struct{}), unwatch: func() {},
+		namespaces: namespaces, changed: changed, log: log, woken: make(chan struct{}, 1), ready: make(chan struct{}), unwatch: func() {},
 	}
 }
 
@@ -92,13 +92,13 @@ func (n *selection) update(ctx context.Context) {
 
 // watch begins to follow the labels.
 func (n *selection) watch(ctx context.Context) {
-	m := newMirror("labels of namespaces", n.log, func() { chans.Wake(n.woken) }, func(o metav1.Object) klabels.Set { return o.GetLabels() })
+	m := newStore(n.namespaces, n.log, func() { chans.Wake(n.woken) }, metadataOnly(func(m decode.Meta) labelled { return labelled{labels: m.Labels} }))
 	n.mu.Lock()
 	n.labels = m
 	n.mu.Unlock()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
-	running.Go(func() { syncStore(ctx, n.lister, m, &m.health) })
+	running.Go(func() { m.run(ctx) })
 	n.unwatch = func() {
 		cancel()
 		running.Wait()
@@ -106,8 +106,8 @@ func (n *selection) watch(ctx context.Context) {
 }
 
 // use sets the namespaces that count. The parameter names has these namespaces, which the selectors have selected. The
-// parameter labels is the mirror of labels that was used for that; nil if there are no selectors.
-func (n *selection) use(selectors []string, names namespaces, labels *mirror[klabels.Set]) {
+// parameter labels has the labels that were used for that; nil if there are no selectors.
+func (n *selection) use(selectors []string, names namespaces, labels *store[labelled]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)
 	if !slices.Equal(n.used, selectors) {
@@ -142,17 +142,17 @@ func (n namespaces) include(namespace string) bool {
 }
 
 // matching returns the names of the namespaces whose labels match one of the selectors.
-func matching(selectors []string, all map[cache.ObjectName]klabels.Set) namespaces {
+func matching(selectors []string, all map[object.Key]*labelled) namespaces {
 	var parsed []klabels.Selector
 	for _, text := range selectors {
-		if s, err := klabels.Parse(text); err == nil { // reduceMesh has checked it
+		if s, err := klabels.Parse(text); err == nil { // newMesh has checked it
 			parsed = append(parsed, s)
 		}
 	}
 	names := namespaces{}
-	for name, set := range all {
-		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(set) }) {
-			names[name.Name] = true
+	for key, namespace := range all {
+		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(klabels.Set(namespace.labels)) }) {
+			names[key.Name] = true
 		}
 	}
 	return names

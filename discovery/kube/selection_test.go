@@ -21,7 +21,7 @@ func serviceOf(namespace, name string) string {
 
 // namespaceOf returns a namespace with labels.
 func namespaceOf(name, labels string) string {
-	return fmt.Sprintf("apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: %s, labels: {%s}}\n", name, labels)
+	return fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {%s}}\n", name, labels)
 }
 
 // The settings of the mesh are objects, too.

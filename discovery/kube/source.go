@@ -2,33 +2,78 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/rest"
 
+	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
 
+// objects has the objects of one resource.
+type objects = store[object.Object]
+
+// newObjects returns the empty store of a resource. The parameter n selects namespaces; nil selects all.
+func newObjects(r resource, n *selection, cfg source.ObjectsConfig) *objects {
+	all := newStore(r, cfg.Logger, cfg.Changed, func(data []byte) reading[object.Object] { return readObject(r.kind, data) })
+	all.selection = n
+	return all
+}
+
+// readObject reads an object of a kind that package decode decodes.
+func readObject(kind string, data []byte) reading[object.Object] {
+	o, meta, errs := decode.Decode(kind, data)
+	// These fields are only used with Pods, and only directories have Pods.
+	switch {
+	case o.Service != nil:
+		o.Service.Selector = nil
+	case o.Entry != nil:
+		o.Entry.Selector = nil
+	case o.Slice != nil:
+		for i := range o.Slice.Endpoints {
+			o.Slice.Endpoints[i].Pod = ""
+		}
+	case o == object.Object{Key: o.Key}:
+		return reading[object.Object]{meta, nil, errs}
+	}
+	return reading[object.Object]{meta, &o, errs}
+}
+
+// metadataOnly returns a function that reads objects of which only the metadata is used.
+func metadataOnly[T any](part func(decode.Meta) T) func([]byte) reading[T] {
+	return func(data []byte) reading[T] {
+		var from struct {
+			Metadata decode.Meta `json:"metadata"`
+		}
+		if err := json.Unmarshal(data, &from); err != nil {
+			return reading[T]{from.Metadata, nil, []object.Error{decode.Mismatch(err, "")}}
+		}
+		value := part(from.Metadata)
+		return reading[T]{meta: from.Metadata, value: &value}
+	}
+}
+
 // Source follows the objects of an API server. Make one with [Access.NewObjects].
 type Source struct {
 	cfg       source.ObjectsConfig
-	clients   *clients
+	client    *rest.RESTClient
 	selection *selection
-	feeds     []*resource
+	built     []*objects
 	customs   []custom
+	revised   atomic.Int64 // counts the changes of errors in objects
 
 	// The fields below are owned by the goroutine that calls Read.
-	errs    []object.Error // the errors in objects, as they were last collected
-	revised []int          // for each feed, how often its errors had changed when errs was collected
+	errs      []object.Error // the errors in objects, as they were last collected
+	collected int64          // revised when errs was collected
 }
 
 // NewObjects returns the objects of the API server.
@@ -36,51 +81,79 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 	if cfg.Cluster != "" {
 		cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster)
 	}
-	c, err := newClients(a.config)
+	c, err := newClient(a.config)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
 	}
-	s := &Source{cfg: cfg, clients: c}
-	s.selection = newSelection(namespaceLister(c.metadata), s.reselect, cfg.Logger)
-	s.feeds = []*resource{
-		{newFeed("services", s.selection, cfg), typedLister(c.core, "services", "", &corev1.Service{})},
-		{newFeed("endpointslices of headless Services", s.selection, cfg), typedLister(c.discovery, "endpointslices", headlessSlices, &discoveryv1.EndpointSlice{})},
-		{newFeed("endpointslices of other controllers", s.selection, cfg), typedLister(c.discovery, "endpointslices", foreignSlices, &discoveryv1.EndpointSlice{})},
+	s := &Source{cfg: cfg, client: c}
+	namespaces := resource{client: c, name: "labels of namespaces", kind: object.KindNamespace, path: pathNamespaces}
+	s.selection = newSelection(namespaces, s.reselect, cfg.Logger)
+	for _, r := range []resource{
+		{name: "services", kind: object.KindService, path: pathServices},
+		{name: "endpointslices of headless Services", kind: object.KindEndpointSlice, path: pathSlices, labels: headlessSlices},
+		{name: "endpointslices of other controllers", kind: object.KindEndpointSlice, path: pathSlices, labels: foreignSlices},
+	} {
+		r.client = c
+		s.built = append(s.built, newObjects(r, s.selection, cfg))
 	}
 	switch {
 	case cfg.Cluster != "":
 	case cfg.RootNamespace == "":
 		s.Select(nil)
 	default:
-		s.feeds = append(s.feeds, s.meshResource())
+		s.addMesh()
 	}
 	if cfg.Cluster == "" {
-		name := cache.NewObjectName("", metav1.NamespaceSystem)
-		s.feeds = append(s.feeds, &resource{newFeed("namespace "+name.Name, nil, cfg), namedLister(c.core, "namespaces", name, &corev1.Namespace{})})
+		s.addNamespace(resource{name: "namespace " + metav1.NamespaceSystem, kind: object.KindCluster, fields: selectName(metav1.NamespaceSystem)})
 	}
 	if cfg.NetworkOf != "" {
-		s.feeds = append(s.feeds, &resource{newFeed("labels of the root namespace", nil, cfg), c.networkLister(cfg.NetworkOf)})
+		s.addNamespace(resource{name: "labels of the root namespace", kind: object.KindNamespace, fields: selectName(cfg.NetworkOf)})
 	}
 	s.customs = newCustoms(c, s.selection, cfg)
+	for _, one := range s.all() {
+		one.dirty, one.revised = map[object.Key]bool{}, &s.revised
+	}
 	return s, nil
 }
 
-// meshResource returns the ConfigMap with the settings of the mesh. Its discovery selectors say which namespaces count.
-// If the ConfigMap is broken from the start, no table is served, because the settings may hide any host.
-func (s *Source) meshResource() *resource {
-	f := newFeed("settings of the mesh", nil, s.cfg)
-	f.strict = true
-	f.notify = func() {
-		if selectors, ok := f.selectors(); ok {
+// addNamespace adds a namespace as an object of the kind of r. The UID of kube-system identifies the cluster. A label of
+// the root namespace names the network.
+func (s *Source) addNamespace(r resource) {
+	r.client, r.path = s.client, pathNamespaces
+	s.built = append(s.built, newStore(r, s.cfg.Logger, s.cfg.Changed, metadataOnly(func(m decode.Meta) object.Object {
+		o := object.Object{Key: object.Key{Kind: r.kind, Name: m.Name}}
+		if r.kind == object.KindCluster {
+			o.Cluster = &object.Cluster{UID: m.UID}
+		} else {
+			o.Namespace = &object.Namespace{Network: m.Labels[object.LabelNetwork]}
+		}
+		return o
+	})))
+}
+
+// addMesh adds the ConfigMap with the settings of the mesh. Its discovery selectors say which namespaces count. If the
+// ConfigMap is broken from the start, no table is served, because the settings may hide any host.
+func (s *Source) addMesh() {
+	var mesh *objects
+	r := resource{
+		client: s.client, name: "settings of the mesh", kind: object.KindConfigMap,
+		path: "/api/v1/namespaces/" + s.cfg.RootNamespace + "/configmaps", fields: selectName(meshName),
+	}
+	mesh = newStore(r, s.cfg.Logger, func() {
+		if all, ok := mesh.all(); ok {
+			var selectors []string
+			for _, o := range all {
+				selectors = o.Mesh.Selectors
+			}
 			s.Select(selectors)
 			if s.cfg.Selected != nil {
 				s.cfg.Selected(selectors)
 			}
 		}
 		s.cfg.Changed()
-	}
-	name := cache.NewObjectName(s.cfg.RootNamespace, meshName)
-	return &resource{f, namedLister(s.clients.core, "configmaps", name, &corev1.ConfigMap{})}
+	}, readMesh)
+	mesh.strict = true
+	s.built = append(s.built, mesh)
 }
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Before the first call, a Source of another
@@ -91,8 +164,8 @@ func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors
 func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.selection.run(ctx) })
-	for _, r := range s.feeds {
-		group.Go(func() { r.run(ctx, r.lister) })
+	for _, b := range s.built {
+		group.Go(func() { b.run(ctx) })
 	}
 	for _, c := range s.customs {
 		group.Go(func() { c.run(ctx) })
@@ -108,15 +181,15 @@ func (s *Source) Name() string { return "the Kubernetes API" }
 func (s *Source) Read() source.Reading {
 	r := source.Reading{Waiting: s.Waiting()}
 	r.Read = r.Waiting == ""
-	feeds, dirty := s.all(), map[object.Key]bool{}
-	for _, f := range feeds {
-		f.take(dirty)
+	stores, dirty := s.all(), map[object.Key]bool{}
+	for _, one := range stores {
+		one.take(dirty)
 	}
-	r.Errors = s.errors(feeds)
+	r.Errors = s.errors(stores)
 	change := hosts.Change{Cluster: s.cfg.Cluster}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
-		if o, ok := find(feeds, key); ok {
-			change.Updated = append(change.Updated, o)
+		if o := find(stores, key); o != nil {
+			change.Updated = append(change.Updated, *o)
 		} else {
 			change.Removed = append(change.Removed, key)
 		}
@@ -129,17 +202,14 @@ func (s *Source) Read() source.Reading {
 
 // errors returns the errors in objects, sorted. The owner of a namespace can make many, so they are collected only when
 // they have changed; otherwise errors returns the same slice again.
-func (s *Source) errors(feeds []*feed) []object.Error {
-	revised := make([]int, len(feeds))
-	for i, f := range feeds {
-		revised[i] = f.errorsRevised()
-	}
-	if slices.Equal(revised, s.revised) {
+func (s *Source) errors(stores []*objects) []object.Error {
+	revised := s.revised.Load()
+	if revised == s.collected {
 		return s.errs
 	}
-	s.errs, s.revised = nil, revised
-	for i, f := range feeds {
-		s.errs, revised[i] = f.addErrors(s.errs)
+	s.errs, s.collected = nil, revised
+	for _, one := range stores {
+		s.errs = one.addErrors(s.errs)
 	}
 	for i := range s.errs {
 		s.errs[i].Cluster = s.cfg.Cluster
@@ -148,24 +218,21 @@ func (s *Source) errors(feeds []*feed) []object.Error {
 	return s.errs
 }
 
-// all returns all feeds.
-func (s *Source) all() []*feed {
-	var all []*feed
-	for _, r := range s.feeds {
-		all = append(all, r.feed)
-	}
+// all returns the stores of all resources.
+func (s *Source) all() []*objects {
+	all := slices.Clone(s.built)
 	for _, c := range s.customs {
-		all = append(all, c.feed)
+		all = append(all, c.objects)
 	}
 	return all
 }
 
-// reselect is called when other namespaces count than before. Then the feeds drop the objects of namespaces that do
+// reselect is called when other namespaces count than before. Then the stores drop the objects of namespaces that do
 // not count any more, and read the objects of those that count now.
 func (s *Source) reselect() {
-	for _, f := range s.all() {
-		if f.selection != nil {
-			f.reselect()
+	for _, one := range s.all() {
+		if one.selection != nil {
+			one.reselect()
 		}
 	}
 }
@@ -183,21 +250,23 @@ func (s *Source) Waiting() string {
 
 // All returns all objects, sorted by key. The caller must not change them.
 func (s *Source) All() []object.Object {
-	all := map[object.Key]object.Object{}
-	for _, f := range slices.Backward(s.all()) {
-		f.copyTo(all)
+	found := map[object.Key]*object.Object{}
+	for _, one := range slices.Backward(s.all()) {
+		values, _ := one.all()
+		maps.Copy(found, values)
 	}
-	return slices.SortedFunc(maps.Values(all), func(a, b object.Object) int { return a.Key.Compare(b.Key) })
+	all := make([]object.Object, 0, len(found))
+	for _, key := range slices.SortedFunc(maps.Keys(found), object.Key.Compare) {
+		all = append(all, *found[key])
+	}
+	return all
 }
 
 // Status returns the state of each resource.
 func (s *Source) Status() []source.Status {
 	var all []source.Status
-	for _, f := range s.feeds {
-		all = append(all, f.status())
-	}
-	for _, c := range s.customs {
-		all = append(all, c.status())
+	for _, one := range s.all() {
+		all = append(all, one.status())
 	}
 	all = append(all, s.selection.status()...)
 	for i := range all {
@@ -206,19 +275,13 @@ func (s *Source) Status() []source.Status {
 	return all
 }
 
-// A resource is a built-in resource and its feed.
-type resource struct {
-	*feed
-	lister lister
-}
-
-// find returns the object with a key. It looks in all feeds, because an EndpointSlice moves to another feed when its
-// labels change.
-func find(feeds []*feed, key object.Key) (object.Object, bool) {
-	for _, f := range feeds {
-		if o, ok := f.get(key); ok {
-			return o, true
+// find returns the object with a key; nil if there is none. It looks in all stores, because an EndpointSlice moves to
+// another one when its labels change.
+func find(stores []*objects, key object.Key) *object.Object {
+	for _, one := range stores {
+		if o := one.get(key); o != nil {
+			return o
 		}
 	}
-	return object.Object{}, false
+	return nil
 }

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	definition = "apiVersion: meta.k8s.io/v1\nkind: PartialObjectMetadata\nmetadata: {name: serviceentries.networking.istio.io}\n"
+	definition = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: serviceentries.networking.istio.io}\n"
 	headless   = "apiVersion: v1\nkind: Service\nmetadata: {name: db, namespace: shop}\nspec: {clusterIP: None, clusterIPs: [None]}\n"
 )
 
@@ -236,6 +236,28 @@ func TestBrokenObject(t *testing.T) {
 	wait.Until(t, "one object is named", func() bool { return len(old.Read().Errors) == 1 })
 	a.Remove(fakekube.ServiceEntries, "shop/bad")
 	wait.Until(t, "no object is named", func() bool { return len(old.Read().Errors) == 0 })
+}
+
+// D12, D18: an object with a field of another type than its kind has makes no host, and is named. A Sidecar shows no host.
+func TestMistypedObject(t *testing.T) {
+	t.Parallel()
+	a := fakekube.Start(t)
+	a.Put(fakekube.Definitions, definition)
+	a.Put(fakekube.Definitions, strings.Replace(definition, "serviceentries", "sidecars", 1))
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS"))
+	s := start(t, a)
+	s.want("ServiceEntry shop/api")
+	a.Put(fakekube.ServiceEntries, entry("api", "hosts: [api.example.com], addresses: [192.0.2.1], resolution: DNS, exportTo: '.'"))
+	a.Put(fakekube.Sidecars, "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: web, namespace: shop}\nspec: {workloadSelector: {labels: {app: web}}, egress: ./web}\n")
+	r := s.want("Sidecar shop/web")
+	if got := r.Objects[0].Sidecar; got.Labels["app"] != "web" || got.Egress == nil || len(got.Egress) > 0 {
+		t.Errorf("the Sidecar is %+v", got)
+	}
+	wait.Until(t, "both objects are named", func() bool { return len(s.Read().Errors) == 2 })
+	want := "[ServiceEntry shop/api: spec.exportTo: want a list, got a string Sidecar shop/web: spec.egress: want a list, got a string]"
+	if got := fmt.Sprint(s.Read().Errors); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
 }
 
 // D15, D16: while the API server is away nothing changes. When it is back, what was deleted

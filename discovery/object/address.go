@@ -35,24 +35,3 @@ func ParseAddress(text string) (netip.Addr, error) {
 func IsVIP(a netip.Addr) bool {
 	return netip.MustParsePrefix("240.128.0.0/9").Contains(a) || netip.MustParsePrefix("2001:2::/48").Contains(a)
 }
-
-// A VIP is an automatic VIP in the status of a ServiceEntry.
-type VIP struct {
-	Host string // as in the spec, but perhaps with a trailing dot
-	Addr netip.Addr
-}
-
-// SetVIPs sets e.VIPs to the VIPs in the status. It leaves out those of hosts that the spec does not have, because the
-// status may be older than the spec.
-func (e *ServiceEntry) SetVIPs(all ...VIP) {
-	hosts := make(map[string]bool, len(e.Hosts))
-	for _, host := range e.Hosts {
-		hosts[host] = true
-	}
-	e.VIPs = map[string][]netip.Addr{}
-	for _, vip := range all {
-		if host := strings.TrimSuffix(vip.Host, "."); hosts[host] {
-			e.VIPs[host] = append(e.VIPs[host], vip.Addr)
-		}
-	}
-}

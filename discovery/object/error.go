@@ -19,20 +19,21 @@ const (
 type Error struct {
 	Cluster string `json:"cluster,omitempty"` // empty for the control plane's own cluster
 
-	File  string `json:"file"`            // path below the configuration directory; at an API server, the name of the object
-	Line  int    `json:"line,omitempty"`  // from 1; 0 for the whole file
-	Field string `json:"field,omitempty"` // "spec.clusterIP"; empty if the error is not about a field
-	Msg   string `json:"message"`
-	Kept  bool   `json:"kept,omitempty"` // the last good form of the object is in use
+	File     string `json:"file"`               // path below the configuration directory; at an API server, the name of the object
+	Document int    `json:"document,omitempty"` // number of the YAML document in the file, from 1; 0 for the whole file
+	Field    string `json:"field,omitempty"`    // "spec.clusterIP"; empty if the error is not about a field
+	Msg      string `json:"message"`
+	Kept     bool   `json:"kept,omitempty"` // the last good form of the object is in use
 
 	Object Key `json:"-"` // the object; what is not known of it is empty
 }
 
-// Error returns "file:line: field: message", after the name of the cluster if it is not the own cluster.
+// Error returns "file, document 2, Service shop/web: field: message", after the name of the cluster if it is not the own
+// cluster. What is not known is left out.
 func (e Error) Error() string {
-	s := e.File
-	if e.Line > 0 {
-		s = fmt.Sprintf("%s:%d", s, e.Line)
+	s := Place(e.File, e.Document)
+	if name := e.Object.String(); e.Object.Name != "" && e.Document > 0 {
+		s += ", " + name
 	}
 	if e.Field != "" {
 		s += ": " + e.Field
@@ -41,6 +42,14 @@ func (e Error) Error() string {
 		s = "cluster " + e.Cluster + ": " + s
 	}
 	return s + ": " + e.Msg
+}
+
+// Place returns "file, document 2", or the file alone for document 0.
+func Place(file string, document int) string {
+	if document == 0 {
+		return file
+	}
+	return fmt.Sprintf("%s, document %d", file, document)
 }
 
 // AppendError appends e to the errors of the same object, unless errs has it already. After maxErrors errors, it appends

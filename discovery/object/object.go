@@ -9,7 +9,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 )
 
@@ -96,34 +95,8 @@ type Service struct {
 	Numbers         []uint16 // of the ports that clients connect to, for [Egress.Shows]
 	Selector        map[string]string
 	PublishNotReady bool
-	HeadlessScope   HeadlessScope
+	ClusterOnly     bool // only clients of the same cluster get the endpoints of a headless Service, from [AnnotationScope]
 	ExportTo        ExportTo
-}
-
-// HeadlessScope says which clients get the endpoints of a headless Service, if there are several
-// clusters. The zero value stands for the default.
-type HeadlessScope uint8
-
-// The scopes of headless Services.
-const (
-	ScopeNetwork HeadlessScope = iota + 1 // clients in the network of the endpoints
-	ScopeCluster                          // clients in the cluster of the endpoints
-)
-
-// MarshalText returns the name of the scope.
-func (s HeadlessScope) MarshalText() ([]byte, error) {
-	return []byte([]string{"", "network", "cluster"}[s]), nil
-}
-
-// UnmarshalText parses the name of a scope. An empty text is the zero value.
-func (s *HeadlessScope) UnmarshalText(text []byte) error {
-	for scope := range ScopeCluster + 1 {
-		if name, _ := scope.MarshalText(); string(name) == string(text) {
-			*s = scope
-			return nil
-		}
-	}
-	return fmt.Errorf("want network or cluster, got %q", text)
 }
 
 // Unallocated reports whether the Service has no address yet. In a cluster the API server allocates an address.
@@ -147,7 +120,7 @@ type ImportedSlice struct {
 
 // NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels; nil if the slice belongs to no ServiceImport.
 func NewImportedSlice(labels map[string]string) *ImportedSlice {
-	s := &ImportedSlice{Service: strings.Clone(labels[LabelImport]), Cluster: strings.Clone(labels[LabelSourceCluster])}
+	s := &ImportedSlice{Service: labels[LabelImport], Cluster: labels[LabelSourceCluster]}
 	if s.Service == "" {
 		return nil
 	}
@@ -198,6 +171,7 @@ type ServiceEntry struct {
 	Created      time.Time // the creationTimestamp; the zero time if there is none, as in most directories
 	ExportTo     ExportTo
 	Destinations Destinations // where connections to Hosts lead
-	// VIPs are the automatic VIPs that istiod has written to the status, by the host in the spelling of Hosts.
+	// VIPs are the automatic VIPs that istiod has written to the status, by the host in the spelling of Hosts. There may be
+	// other hosts, too, because the status may be older than the spec.
 	VIPs map[string][]netip.Addr
 }

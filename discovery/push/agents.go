@@ -46,8 +46,7 @@ type Agent struct {
 	Current bool       `json:"current"`
 	Behind  bool       `json:"behind"`
 	State   AgentState `json:"state"`
-	// Nack is the last push that the client has rejected on this stream; nil means none. A new stream begins with the
-	// Nack of the client's previous stream, if the client's last answer on that stream was a rejection.
+	// Nack is the last push that the client has rejected on this stream; nil means none.
 	Nack *Nack `json:"nack"`
 }
 
@@ -63,13 +62,12 @@ type AgentState string
 
 // The states of clients.
 const (
-	StateWaiting      AgentState = "waiting"      // it has requested no table, or there is none for it yet
-	StateCurrent      AgentState = "current"      // it has the current table
-	StateUpdating     AgentState = "updating"     // the last push, or a change that was not sent yet, is younger than behindAfter
-	StateUnanswered   AgentState = "unanswered"   // the last push is behindAfter old, or older, and not answered
-	StateUnsent       AgentState = "unsent"       // it lacks a change that should have been sent behindAfter ago
-	StateRejected     AgentState = "rejected"     // it has rejected the last push that it has answered
-	StateUnsubscribed AgentState = "unsubscribed" // it wants no table
+	StateWaiting    AgentState = "waiting"    // it has requested no table, or there is none for it yet
+	StateCurrent    AgentState = "current"    // it has the current table
+	StateUpdating   AgentState = "updating"   // the last push, or a change that was not sent yet, is younger than behindAfter
+	StateUnanswered AgentState = "unanswered" // the last push is behindAfter old, or older, and not answered
+	StateUnsent     AgentState = "unsent"     // it lacks a change that should have been sent behindAfter ago
+	StateRejected   AgentState = "rejected"   // it has rejected the last push that it has answered
 )
 
 // behindAfter is how long a client may be without the current table before it is called behind. A

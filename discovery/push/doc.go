@@ -6,8 +6,7 @@
 //  1. service.go: [Service.Update] passes changed objects to the tables, and queues the sessions for which something
 //     has changed. broadcast.go pushes to them. streams.go lists the streams.
 //  2. session.go: a session is a stream. It sends its client what is new as soon as the client has answered the last
-//     push, so a client that is slow gets one push for many changes. record.go has the times of the client's answers,
-//     and its NACKs. agents.go describes clients for operators.
+//     push, so a client that is slow gets one push for many changes. agents.go describes clients for operators.
 //  3. tables.go has the hosts and the views. A view is what the clients of one namespace see. It shares the shards of a
 //     base with other views, except for those in which a host lies that only this namespace sees.
 //  4. table.go: a table has a version for each shard (one of 512 groups of hosts), but no hosts. A session knows which

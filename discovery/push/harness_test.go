@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"maps"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery/hosts"
+	"github.com/nametap/nametap/discovery/object"
 )
 
 // A fakeClient is a session without a stream. It holds what it was sent last.
@@ -169,7 +171,7 @@ func (c *fakeClient) resources() map[string]resource {
 	for _, r := range c.last.GetResources() {
 		content := r.GetResource().GetValue()
 		sum := sha256.Sum256(content)
-		if want := "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8]); r.GetName() != "" && r.GetVersion() != want {
+		if want := "nt:" + base64.RawStdEncoding.EncodeToString(sum[:8]); r.GetName() != "" && r.GetVersion() != want {
 			c.tb.Errorf("the resource %q has the version %q, want %q", r.GetName(), r.GetVersion(), want)
 		}
 		if url := r.GetResource().GetTypeUrl(); url != TypeURL {
@@ -207,4 +209,26 @@ func entriesIn(tb testing.TB, encoded []byte) map[string]string {
 		out[strings.ToLower(host)] = string(entry)
 	}
 	return out
+}
+
+// mesh returns Services of a number of namespaces.
+func mesh(all, namespaces int) []object.Object {
+	services := make([]object.Object, all)
+	for i := range services {
+		ip := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
+		services[i] = service(fmt.Sprintf("ns%d", i%namespaces), fmt.Sprintf("web%d", i), ip.String())
+	}
+	return services
+}
+
+// joinAll joins a client in each of many namespaces. They have the table.
+func joinAll(tb testing.TB, s *Service, namespaces int) []*fakeClient {
+	tb.Helper()
+	clients := make([]*fakeClient, namespaces)
+	for i := range clients {
+		clients[i] = join(tb, s, fmt.Sprintf("ns%d", i), modeNamed)
+		clients[i].ack()
+		clients[i].send = func(any) error { return nil }
+	}
+	return clients
 }

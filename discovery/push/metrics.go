@@ -28,7 +28,7 @@ func newMetrics() *metrics {
 			Namespace: "nametap", Subsystem: "discovery", Name: "clients", Help: "Open ADS streams, by variant (sotw or delta)."}, []string{"variant"}),
 		pushes:   counters("pushes_total", "Responses with name tables, by variant (sotw or delta).", "variant"),
 		rejected: counters("rejected_total", "Pushes that a client rejected (NACK), by variant (sotw or delta).", "variant"),
-		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than --max-clients or "+
+		ended: counters("streams_ended_total", "Streams and connections that the server ended, by reason: too_many (more than "+
 			"--max-clients-per-address), slow (no table was requested, or a push was not acknowledged, in time), refused (the client's identity) "+
 			"or memory (nearly all of it is in use).", "reason"),
 	}

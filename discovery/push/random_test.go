@@ -31,7 +31,7 @@ func (k *keeper) connect(s *Service, nonsense bool) {
 	k.announced = map[string]string{}
 	for name, r := range k.has {
 		if k.announced[name] = r.version; nonsense && len(name)%2 == 0 {
-			k.announced[name] = "sha256:" + strconv.Itoa(len(name))
+			k.announced[name] = "nt:" + strconv.Itoa(len(name))
 		}
 	}
 	if nonsense {
@@ -157,7 +157,7 @@ func TestClientsKeepUp(t *testing.T) { // C3, D12, D30, D32, D33, D35, D37, D41
 				for k.pending {
 					k.take()
 				}
-				view := k.client.view
+				view := k.said().view
 				view.Sidecar = s.tables.hosts.Sidecar(k.namespace, hosts.NewLabels(map[string]string{"app": k.app}))
 				if got, want := k.table(), entriesIn(t, Encode(s.tables.hosts, view)); !maps.Equal(got, want) {
 					t.Fatalf("seed %d, step %d: %s %s client of %s has %d hosts, want %d", seed, step, k.variant, k.mode, k.namespace, len(got), len(want))

@@ -26,21 +26,16 @@ const frameHead = 5
 
 // A Request is a DiscoveryRequest or a DeltaDiscoveryRequest.
 type Request struct {
-	message  proto.Message // decoded by [Codec]
-	versions []byte        // the fields with the initial resource versions, perhaps among others, as they were encoded
-	bytes    int           // number of bytes that the request has taken of the stream
-	used     int           // number of bytes of it that are used
+	message proto.Message // decoded by [Codec]
+	bytes   int           // number of bytes that the request has taken of the stream
+	used    int           // number of bytes of it that are used
 
 	node      *corev3.Node // nil in most requests after the first of a stream
 	typeURL   string
 	nonce     string            // of the push that it answers; empty for none
 	rejection *rpcstatus.Status // why it rejects that push; nil if it does not
-	names     []string          // of the requested resources; in the incremental variant of the added ones
-	removed   []string          // names of resources from which it unsubscribes
+	versions  [][2][]byte       // names and versions of the resources that the client has, at the start of an incremental stream
 }
-
-// wildcard is the name of all resources. A first request without names means the same.
-const wildcard = "*"
 
 // newRequest returns a request of a variant, which a codec of [Codec] can decode.
 func newRequest(delta bool) *Request {
@@ -59,9 +54,8 @@ const (
 	fieldExtensions = 9
 )
 
-// decode decodes what is used of the request, unless that is longer than maxUsed. An Envoy lists its extensions in 40 KiB,
-// and what it requests of other types. The initial resource versions stay encoded: as a map, those of 512 resources would
-// take longer than all else that a new stream costs.
+// decode decodes what is used of the request, unless that is longer than maxUsed. The names of resources are not: whoever
+// requests name tables gets all. An Envoy lists its extensions in 40 KiB, and what it has and requests of other types.
 func (r *Request) decode(data []byte) error {
 	node, typeURL := protowire.Number(2), protowire.Number(4)
 	if r.delta() {
@@ -77,20 +71,20 @@ func (r *Request) decode(data []byte) error {
 		}
 		field := rest[:n]
 		rest = rest[n:]
-		versions := r.delta() && number == fieldVersions
-		switch ofTypes := number == 3 || r.delta() && number == 4 || versions; {
-		case ofTypes && !wanted:
+		versions, names := r.delta() && number == fieldVersions, number == 3 || r.delta() && number == 4
+		switch {
+		case names, versions && !wanted:
 			continue
-		case versions && len(data) <= maxUsed:
-			r.versions = data // without a copy: most agents announce 512 versions
-		case versions:
-			r.versions = append(r.versions, field...)
+		case versions: // as a map, those of 512 resources would take as much as all else that a new stream costs
+			entry := last(field, fieldVersions)
+			r.versions = append(r.versions, [2][]byte{last(entry, 1), last(entry, 2)})
 		case number == node && kind == protowire.BytesType:
-			used = protowire.AppendBytes(protowire.AppendTag(used, number, protowire.BytesType), withoutExtensions(last(field, node)))
+			field = protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), withoutExtensions(last(field, node)))
+			used = append(used, field...)
 		default:
 			used = append(used, field...)
 		}
-		if r.used = min(len(data), len(used)+len(r.versions)); r.used > maxUsed {
+		if r.used += len(field); r.used > maxUsed {
 			return nil
 		}
 	}
@@ -100,10 +94,8 @@ func (r *Request) decode(data []byte) error {
 	switch m := r.message.(type) {
 	case *discoveryv3.DeltaDiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.names, r.removed = m.GetResourceNamesSubscribe(), m.GetResourceNamesUnsubscribe()
 	case *discoveryv3.DiscoveryRequest:
 		r.node, r.typeURL, r.nonce, r.rejection = m.GetNode(), m.GetTypeUrl(), m.GetResponseNonce(), m.GetErrorDetail()
-		r.names = m.GetResourceNames()
 	}
 	return nil
 }
@@ -111,39 +103,6 @@ func (r *Request) decode(data []byte) error {
 func (r *Request) delta() bool {
 	_, delta := r.message.(*discoveryv3.DeltaDiscoveryRequest)
 	return delta
-}
-
-// eachVersion calls use with the name and the version of each resource that the client has, at the start of an
-// incremental stream. A map entry has the key in field 1 and the value in field 2.
-func (r *Request) eachVersion(use func(name, version []byte)) {
-	eachField(r.versions, func(number protowire.Number, content []byte) {
-		if number != fieldVersions {
-			return
-		}
-		var entry [3][]byte
-		eachField(content, func(number protowire.Number, content []byte) {
-			if int(number) < len(entry) {
-				entry[number] = content
-			}
-		})
-		use(entry[1], entry[2])
-	})
-}
-
-// eachField calls use for each length-delimited field of a message, up to the first that is malformed.
-func eachField(message []byte, use func(protowire.Number, []byte)) {
-	for len(message) > 0 {
-		number, kind, tag := protowire.ConsumeTag(message)
-		n := protowire.ConsumeFieldValue(number, kind, message[max(tag, 0):])
-		if tag < 0 || n < 0 {
-			return
-		}
-		if kind == protowire.BytesType {
-			content, _ := protowire.ConsumeBytes(message[tag:])
-			use(number, content)
-		}
-		message = message[tag+n:]
-	}
 }
 
 // last returns the content of the last field with a number, which counts; nil if there is none.

@@ -42,8 +42,8 @@ type Config struct {
 	// node names, and ctx is the context of the client's stream. The error ends the stream. If Check is nil, nothing is
 	// checked.
 	Check func(ctx context.Context, node *corev3.Node, namespace string) error
-	// Room returns an error if there is no memory for another table. It is called for a client after a large resource was
-	// encoded that not all namespaces share. The error ends the client's stream. If Room is nil, there is always room.
+	// Room returns an error if there is no memory for another table. It is called before a client is the first to get a large
+	// resource that not all namespaces share. The error ends the client's stream. If Room is nil, there is always room.
 	Room func() error
 	// Replica is the name of this replica of the control plane, for [Agent.Replica].
 	Replica string
@@ -59,7 +59,6 @@ type Service struct {
 	tables  *tables
 	rounds  *broadcaster
 	streams *streams
-	nacks   *nacks
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
@@ -70,7 +69,7 @@ type Service struct {
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), nacks: newNacks(), metrics: newMetrics()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s

@@ -16,8 +16,8 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 )
 
-// A session is an ADS stream. A client has at most one push in flight: the client is sent the latest
-// state when it has answered the last push.
+// A session is an ADS stream. A client that has requested name tables wants all of them, until the stream ends. It has at
+// most one push in flight: it is sent the latest state when it has answered the last push.
 type session struct {
 	service *Service
 	variant string
@@ -29,7 +29,7 @@ type session struct {
 	done    <-chan struct{}                                 // closed when the stream has ended
 	fail    func(error)                                     // ends the stream
 	queued  atomic.Bool                                     // it is in the queue of the broadcaster
-	info    atomic.Pointer[subscriber]                      // nil before the first request
+	info    atomic.Pointer[subscriber]                      // what the client says of itself; nil before the first request
 
 	// Where the client connects from, and since when. peer may be nil.
 	peer      net.Addr
@@ -37,14 +37,10 @@ type session struct {
 	connected time.Duration // a time as in the type record
 
 	mu      sync.Mutex // guards the fields up to record
-	client  subscriber
-	known   bool   // the first request was read
-	joined  bool   // a request for name tables was read
-	wanted  bool   // the client subscribes to name tables
-	named   bool   // the client has requested name tables by name
-	nonce   string // of the last push
-	pending bool   // the last push is not answered yet
-	owed    bool   // the next push is sent even if nothing is new
+	joined  bool       // a request for name tables was read
+	nonce   string     // of the last push
+	pending bool       // the last push is not answered yet
+	owed    bool       // the next push is sent even if nothing is new
 	// accepted is the table that the client has, and sent the one that it has if it accepts the last push. rejected is the
 	// last one that it has rejected: it is not sent again, because the client would reject it again. All may be nil.
 	accepted, sent, rejected *table
@@ -79,7 +75,7 @@ func (s *session) handleLocked(r *Request) error {
 		return err
 	}
 	if r.rejection != nil {
-		s.service.rejected(s.variant, s.client.node, r.rejection.GetMessage())
+		s.service.rejected(s.variant, s.said().node, r.rejection.GetMessage())
 	}
 	if r.typeURL != TypeURL {
 		// Istio's agent forwards the subscriptions of its Envoy. An error would end the
@@ -105,21 +101,17 @@ func (s *session) handleLocked(r *Request) error {
 	}
 	again := r.nonce == "" && !s.delta() && !first // the client subscribes again, and expects everything
 	s.owed = s.owed || first || again
-	s.subscribe(r, first)
 	return nil
 }
 
 // announce notes which table the client has at the start of the stream.
 func (s *session) announce(r *Request) {
 	now, _, _ := s.service.tables.current(s)
-	if s.client.named {
-		s.accepted, s.foreign = announced(r, now)
-	} else {
-		r.eachVersion(func(name, version []byte) {
-			if len(name) == 0 && string(version) == now.digest() {
-				s.accepted = now
-			}
-		})
+	switch one := r.versions; {
+	case s.said().named:
+		s.accepted, s.foreign = announced(r.versions, now)
+	case len(one) == 1 && len(one[0][0]) == 0 && string(one[0][1]) == now.digest():
+		s.accepted = now
 	}
 	s.sent = s.accepted
 }
@@ -136,26 +128,10 @@ func (s *session) answer(r *Request) {
 	}
 }
 
-// subscribe notes whether the client wants name tables. Every name means the whole table. A client that unsubscribes from
-// some of its resources is sent all that it wants again.
-func (s *session) subscribe(r *Request, first bool) {
-	switch {
-	case first, len(r.names) > 0:
-		s.wanted, s.named = true, s.named || len(r.names) > 0
-	case s.delta():
-		s.wanted = s.wanted && !slices.Contains(r.removed, wildcard)
-	default:
-		s.wanted = !s.named // a client that has requested names ends its subscription by requesting none
-	}
-	if len(r.removed) > 0 {
-		s.accepted, s.sent = nil, nil
-	}
-}
-
 // identify stores what the node of the first request says. It checks this node, and the node of every later request that
 // has one.
 func (s *session) identify(node *corev3.Node) error {
-	if s.known && (node == nil || s.check == nil) {
+	if s.info.Load() != nil && (node == nil || s.check == nil) {
 		return nil
 	}
 	client, err := parseNode(node)
@@ -167,11 +143,8 @@ func (s *session) identify(node *corev3.Node) error {
 			return err
 		}
 	}
-	if client.named = client.named && s.delta(); !s.known {
-		s.client, s.known = client, true
-		s.record.nack = s.service.nacks.take(client.node)
-		s.info.Store(&client)
-	}
+	client.named = client.named && s.delta()
+	s.info.CompareAndSwap(nil, &client)
 	return nil
 }
 
@@ -182,8 +155,8 @@ func (s *session) push() error {
 	return s.pushLocked()
 }
 
-// A push of which maxSmall bytes or more had to be encoded counts as large. Most pushes are smaller, and are sent without
-// a call of Config.Room.
+// A push with maxSmall bytes or more that no other push has used counts as large. Most pushes are smaller, and are sent
+// without a call of Config.Room.
 const maxSmall = 64 << 10
 
 // pushLocked sends what the client does not have, unless the client's answer to the last push is awaited.
@@ -199,15 +172,13 @@ func (s *session) pushLocked() error {
 	if len(p.resources)+len(p.removed) == 0 && !s.owed {
 		return nil
 	}
-	if own && p.made >= maxSmall && s.service.cfg.Room != nil {
+	if own && p.unused >= maxSmall && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
 		}
 	}
-	if s.wanted {
-		s.sent = now
-	}
+	s.sent = now
 	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
 	s.service.pushed(s.variant)
 	s.timeout.Reset(s.service.cfg.AckTimeout)
@@ -217,13 +188,12 @@ func (s *session) pushLocked() error {
 // missing returns what the client lacks of a table.
 func (s *session) missing(now *table, of *source) (p push) {
 	encoded := func(number int) *encoded {
-		e, made := s.service.tables.encoded(of, now, number)
-		p.made += made
+		e, unused := s.service.tables.encoded(of, now, number)
+		p.unused += unused
 		return e
 	}
 	switch changed, gone := now.since(s.sent); {
-	case !s.wanted:
-	case s.client.named:
+	case s.said().named:
 		p.removed = slices.Clone(s.foreign)
 		for _, i := range gone {
 			p.removed = append(p.removed, nameOf(i))
@@ -247,9 +217,6 @@ func (s *session) missing(now *table, of *source) (p push) {
 func (s *session) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.record.rejected() {
-		s.service.nacks.keep(s.client.node, s.record.nack)
-	}
 	if s.timeout.Stop(); s.joined {
 		s.service.tables.leave(s)
 		s.joined = false // the broadcaster may be about to push
@@ -258,9 +225,9 @@ func (s *session) end() {
 
 // viewer returns the viewer of the client, with the Sidecar and the place that scene has for the client.
 func (s *session) viewer(scene *hosts.Scene) hosts.Viewer {
-	v := s.client.view
-	v.Sidecar = scene.Sidecar(v.Namespace, s.client.labels)
-	v.Place = scene.Place(s.client.cluster, s.client.network)
+	v := s.said().view
+	v.Sidecar = scene.Sidecar(v.Namespace, s.said().labels)
+	v.Place = scene.Place(s.said().cluster, s.said().network)
 	return scene.Viewer(v)
 }
 
@@ -342,8 +309,31 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateRejected
 	case s.pending, woken > 0 && now-woken < behindAfter:
 		return StateUpdating
-	case !s.wanted:
-		return StateUnsubscribed
 	}
 	return StateUnsent
+}
+
+// A record has the times of the last push, the last ACK and the last NACK of a session. Times are counted from the
+// start of the service; 0 means never. A record is guarded by session.mu.
+type record struct {
+	pushed, acked time.Duration
+	nack          nack // the last one
+}
+
+// rejected reports whether the last answer was a NACK.
+func (r *record) rejected() bool { return r.nack.time > r.acked }
+
+// answered notes an answer to the last push.
+func (r *record) answered(now time.Duration, rejected bool, reason string) {
+	if rejected {
+		r.nack = nack{now, cut(reason)}
+		return
+	}
+	r.acked = now
+}
+
+// A nack says when a push was rejected, and why.
+type nack struct {
+	time   time.Duration
+	reason string
 }

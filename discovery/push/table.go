@@ -159,22 +159,23 @@ func (t *table) digest() string {
 // announced returns the table that a client says it has in its first request, and the names of other resources that it has.
 // The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
 // where they are the same.
-func announced(r *Request, now *table) (t *table, others []string) {
-	r.eachVersion(func(name, version []byte) {
-		number, err := strconv.Atoi(string(name))
-		if err != nil || number < 0 || number >= digest.Count || name[0] < '0' || name[0] == '0' && len(name) > 1 {
-			others = append(others, string(name))
-			return
+func announced(versions [][2][]byte, now *table) (t *table, others []string) {
+	for _, one := range versions {
+		name := string(one[0])
+		number, err := strconv.Atoi(name)
+		if err != nil || number < 0 || number >= digest.Count || name != nameOf(number) {
+			others = append(others, name)
+			continue
 		}
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
 		}
-		sum, s := parseVersion(version), now.shard(number)
+		sum, s := parseVersion(one[1]), now.shard(number)
 		if s == nil || s.version != sum {
 			s = &shard{version: sum}
 		}
 		t.base[number] = s
-	})
+	}
 	slices.Sort(others)
 	return t, others
 }
@@ -199,20 +200,21 @@ type source struct {
 	base   hosts.Viewer // at its base
 }
 
-// encoded returns the bytes of a shard of a table, and how many bytes it has made now.
-func (t *tables) encoded(of *source, from *table, number int) (e *encoded, made int) {
+// encoded returns the bytes of a shard of a table, and how many of them no stream has used yet.
+func (t *tables) encoded(of *source, from *table, number int) (e *encoded, unused int) {
 	s := from.shard(number)
 	t.encoding.Lock()
 	defer t.encoding.Unlock()
-	if e = s.bytes.Value(); e != nil {
-		return e, 0
+	if e = s.bytes.Value(); e == nil {
+		v := &of.base
+		if _, own := from.own[number]; own {
+			v = &of.viewer
+		}
+		e = newEncoded(nameOf(number), s.text(), contentOf(entriesOf(v, of.hosts[number])))
+		s.bytes = weak.Make(e)
 	}
-	v := &of.base
-	if _, own := from.own[number]; own {
-		v = &of.viewer
+	if !e.used {
+		e.used, unused = true, len(e.table)
 	}
-	content := contentOf(entriesOf(v, of.hosts[number]))
-	e = newEncoded(nameOf(number), s.text(), content)
-	s.bytes = weak.Make(e)
-	return e, len(content)
+	return e, unused
 }

@@ -226,7 +226,7 @@ func (t *tables) join(s *session) error {
 	if t.waiting != "" {
 		return status.Error(codes.Unavailable, "no table has been built yet: "+t.waiting)
 	}
-	if why := t.missing[s.client.cluster]; why != "" {
+	if why := t.missing[s.said().cluster]; why != "" {
 		return status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}
 	if v := t.findLocked(s.viewer(t.scene)); v != nil {

@@ -1,6 +1,7 @@
 package push
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -181,7 +182,7 @@ func TestReconnect(t *testing.T) {
 	for versions[strconv.Itoa(empty)] != "" {
 		empty++
 	}
-	versions[strconv.Itoa(empty)] = "sha256:AAAAAAAAAAA"
+	versions[strconv.Itoa(empty)] = "nt:AAAAAAAAAAA"
 	changed := objects[0]
 	changed.Service = &object.Service{ClusterIPs: []netip.Addr{netip.MustParseAddr("10.9.9.9")}}
 	s.updateAll(t, hosts.Change{Updated: []object.Object{changed}})
@@ -230,18 +231,6 @@ func TestRejectedPush(t *testing.T) {
 		}
 		c.end()
 		s.updateAll(t, hosts.Change{Updated: []object.Object{service("shop", "web", "10.0.0.1"), service("shop", "api", "10.0.0.1")}})
-	}
-}
-
-// D30: a client that unsubscribes from a resource is sent everything that it wants again.
-func TestUnsubscribe(t *testing.T) {
-	s := newService()
-	s.updateAll(t, hosts.Change{Updated: mesh(10, 1)})
-	c := join(t, s, "ns0", modeNamed)
-	c.ack()
-	c.request(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: TypeURL, ResourceNamesUnsubscribe: []string{c.last.GetResources()[0].GetName()}})
-	if n := len(c.hosts()); n != 10 || !c.pending {
-		t.Errorf("it was sent %d hosts, want all", n)
 	}
 }
 
@@ -355,6 +344,38 @@ func TestSidecarOfOneNamespace(t *testing.T) {
 		s.tables.sweep()
 		if n := len(s.tables.bases); n != 1 {
 			t.Errorf("%d bases after the last client of the Sidecar, want 1", n)
+		}
+	})
+}
+
+// TestRoomForTables checks that a client needs room only for a large table that not all namespaces share.
+func TestRoomForTables(t *testing.T) { // D64
+	synctest.Test(t, func(t *testing.T) {
+		s, full := newService(), errors.New("full")
+		s.cfg.Room = func() error { return full }
+		services := func(from, to int) (c hosts.Change) {
+			for i := from; i < to; i++ {
+				c.Updated = append(c.Updated, service("shop", fmt.Sprint("web-", i), "10.0.0.1"))
+			}
+			return c
+		}
+		s.updateAll(t, services(0, 100), hosts.Change{Updated: []object.Object{{
+			Key:     object.Key{Kind: object.KindSidecar, Namespace: "shop", Name: "s"},
+			Sidecar: &object.Sidecar{Egress: []object.EgressListener{{Hosts: []object.EgressHost{{Namespace: ".", Host: "*"}}}}},
+		}}})
+		shop, data := join(t, s, "shop", modeNamed), join(t, s, "data", modeNamed)
+		shop.ack()
+		data.ack()
+		if _, woken := s.tables.update([]hosts.Change{services(100, 1600)}, func(hosts.Update, hosts.Counts) {}); len(woken) != 2 {
+			t.Fatalf("%d clients are sent the change, want 2", len(woken))
+		}
+		var ended error
+		shop.fail = func(err error) { ended = err }
+		if err := shop.push(); !errors.Is(err, full) || !errors.Is(ended, full) {
+			t.Errorf("a table of its own: %v, the stream ends with %v, want the error of Room", err, ended)
+		}
+		if err := data.push(); err != nil {
+			t.Errorf("a table that all namespaces share: %v", err)
 		}
 	})
 }

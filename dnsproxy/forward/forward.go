@@ -46,9 +46,7 @@ func New(cfg Config) (*Forwarder, error) {
 	f.cache = cache.New(next.limits())
 	f.flights = newFlights(cfg.MaxInflight, f.receive)
 	f.router = newRouter(next, f.client, f.flush, f.metrics.resolvConfErrors.Inc)
-	if err := f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats)); err != nil {
-		return nil, fmt.Errorf("registering metrics: %w", err)
-	}
+	f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats))
 	f.readResolvConf()
 	return f, nil
 }

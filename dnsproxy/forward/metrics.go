@@ -51,11 +51,11 @@ func (m *metrics) observe(_ upstream.Spec, rtt time.Duration) {
 }
 
 // register registers the metrics, unless registry is nil. The function inflight returns how many queries wait.
-func (m *metrics) register(registry prometheus.Registerer, inflight func() int, others *collector) error {
+func (m *metrics) register(registry prometheus.Registerer, inflight func() int, others *collector) {
 	if registry == nil {
-		return nil
+		return
 	}
-	for _, c := range []prometheus.Collector{
+	registry.MustRegister(
 		m.upstreamDuration, m.direct, m.resolvConfErrors, others,
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "nametap_dns_overflows_total",
@@ -65,12 +65,7 @@ func (m *metrics) register(registry prometheus.Registerer, inflight func() int, 
 			Name: "nametap_dns_inflight",
 			Help: "Queries that wait for nameservers or for the first table.",
 		}, func() float64 { return float64(inflight()) }),
-	} {
-		if err := registry.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
+	)
 }
 
 // A collector reports what the upstream client and the cache have counted. Each nameserver that was ever configured

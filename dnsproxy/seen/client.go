@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"runtime"
 	"sync"
 	"time"
 	"unsafe"
@@ -21,7 +22,8 @@ type Sent interface {
 }
 
 // A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor.
-// It bounds the time, and not the number of lookups, because a lookup by port takes longer if there are more sockets.
+// It bounds the time, and not the number of lookups, because a lookup by port looks at all sockets of the host, and any user
+// may open some 100,000.
 type budget struct {
 	share    float64       // the part of one processor's time that lookups may use
 	burst    time.Duration // the most that left can be
@@ -78,8 +80,10 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	if !c.openLocked() || !q.Client.IsValid() {
 		return Who{}
 	}
+	runtime.LockOSThread() // whose time is measured
+	defer runtime.UnlockOSThread()
 	start := threadTime()
-	defer func() { b.left -= min(max(threadTime()-start, 0), maxLookup) }()
+	defer func() { b.left -= threadTime() - start }()
 	addr, sure := sent.SentTo()
 	found := c.exactLocked(q, addr)
 	if !found.Known && !sure {
@@ -98,10 +102,6 @@ type owner struct {
 	Who
 	wildcard bool // the socket is bound to all addresses
 }
-
-// maxLookup bounds how much one lookup takes from the budget. The time that is measured may be wrong, because Go may
-// continue the lookup on another thread.
-const maxLookup = time.Millisecond
 
 // threadTime returns the processor time of this thread. It does not include the time while other threads run on a
 // busy machine. The system call takes 0.2 µs. It is made without telling Go's scheduler, because this could take

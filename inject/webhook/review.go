@@ -12,7 +12,6 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/clip"
@@ -50,34 +49,6 @@ func refusal(code int32, reason metav1.StatusReason, message string) *admissionv
 	}}
 }
 
-// A question has the fields of an AdmissionReview that the decision needs. Other fields, such as the object
-// that existed before and the groups of the user, are skipped: 4 MiB of them would take 100 MiB as Go values.
-type question struct {
-	metav1.TypeMeta
-
-	Request *request `json:"request"`
-}
-
-// A request is the part of an AdmissionReview that asks about one object.
-type request struct {
-	UID         types.UID                   `json:"uid"`
-	Resource    metav1.GroupVersionResource `json:"resource"`
-	SubResource string                      `json:"subResource"`
-	Operation   admissionv1.Operation       `json:"operation"`
-	Namespace   string                      `json:"namespace"`
-	Name        string                      `json:"name"`
-	Object      inPlace                     `json:"object"`
-}
-
-// An inPlace is a value in JSON. It shares the memory of the decoded text, so that text must not change.
-type inPlace []byte
-
-// UnmarshalJSON keeps the value.
-func (v *inPlace) UnmarshalJSON(text []byte) error {
-	*v = text
-	return nil
-}
-
 // A reviewer answers questions.
 type reviewer struct {
 	log      *slog.Logger
@@ -91,7 +62,7 @@ func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer
 	if !utf8.Valid(body) { // decoding would make it three times as long
 		return invalid(http.StatusBadRequest, "want an AdmissionReview in JSON, in UTF-8")
 	}
-	var q question
+	var q admissionv1.AdmissionReview
 	if err := json.Unmarshal(body, &q); err != nil {
 		return invalid(http.StatusBadRequest, fmt.Sprintf("want an AdmissionReview in JSON: %v", err))
 	}
@@ -120,7 +91,7 @@ func (r reviewer) review(ctx context.Context, labelled bool, body []byte) answer
 const maxPatch = 3 << 20
 
 // decide returns the answer to a question, without the UID, and the outcome.
-func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (*admissionv1.AdmissionResponse, string) {
+func (r reviewer) decide(ctx context.Context, labelled bool, request *admissionv1.AdmissionRequest) (*admissionv1.AdmissionResponse, string) {
 	if request.Resource != (metav1.GroupVersionResource{Version: "v1", Resource: "pods"}) || request.SubResource != "" || request.Operation != admissionv1.Create {
 		return &admissionv1.AdmissionResponse{
 			Allowed:  true,
@@ -135,7 +106,7 @@ func (r reviewer) decide(ctx context.Context, labelled bool, request *request) (
 	if r.proxy != nil {
 		cfg.ProxyMetadata = r.proxy()
 	}
-	result, patch, err := inject.Admit(request.Object, namespace, cfg)
+	result, patch, err := inject.Admit(request.Object.Raw, namespace, cfg)
 	if len(patch) > maxPatch {
 		err = fmt.Errorf("not a valid pod: want one whose changes need at most %d MiB: shorten what it has in the fields that nametap changes", maxPatch>>20)
 	}

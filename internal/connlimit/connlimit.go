@@ -12,12 +12,11 @@
 // has been awaited for longest. If there is none, the client that has the most connections or, if memory runs out, holds
 // the most memory, loses a connection: the one that has been awaited for longest or, if all are served, that has been
 // served for longest. So a client with few connections has at least newTime for a request, and for its response.
-//
-// The closed connections are counted by one metric for all servers.
 package connlimit
 
 import (
 	"cmp"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"sync"
@@ -38,6 +37,8 @@ const (
 	reserved = 4
 	// network is the length of the IPv6 prefix that one client may have.
 	network = 64
+	// looked is at how many places a choice for a connection looks at most. It then takes some 50 µs.
+	looked = 256
 )
 
 // A Limit bounds the connections of a server, and the memory that they hold. It is safe for concurrent use.
@@ -111,7 +112,7 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	l.mu.Lock()
 	var other *Place
 	if len(l.places) >= l.maxConns {
-		other = l.evictLocked(byConns, 0, 0)
+		other = l.evictLocked(nil, false, 0)
 	}
 	if p.client = l.clients[p.key]; p.client == nil {
 		p.client = &client{}
@@ -128,15 +129,9 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // are newer than spareTime, a descriptor of the reserve. It reports whether it has freed a descriptor, and whether that is
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
-	l.mu.Lock()
-	other := l.evictLocked(byConns, 0, spareTime)
-	l.mu.Unlock()
-	if other != nil {
-		other.close()
-		return true, false
-	}
-	reserved = l.reserve.Spend()
-	return reserved, reserved
+	freed = l.evict(nil, false, spareTime)
+	reserved = !freed && l.reserve.Spend()
+	return freed || reserved, reserved
 }
 
 // Await records that the server waits for the client from now on, to which it writes a response.
@@ -174,13 +169,18 @@ func (p *Place) Hold(n int64) bool {
 	p.held.Add(n)
 	p.client.held.Add(n)
 	for over := l.held.Add(n) > l.maxBytes && n > 0; over; {
-		l.mu.Lock()
-		other := l.evictLocked(byBytes, l.maxBytes, 0)
-		l.mu.Unlock()
-		over = other != nil
-		other.close()
+		over = l.evict(nil, true, 0)
 	}
 	return !p.evicted.Load()
+}
+
+// Displace closes the connection that is given up first of the clients that have more connections than the client of p. It
+// reports whether there was one. A server calls it when something runs out that the limit does not count.
+func (p *Place) Displace() bool {
+	if p == nil {
+		return false
+	}
+	return p.limit.evict(p, false, 0)
 }
 
 // Leave gives the place back. It may be called any number of times.
@@ -191,23 +191,33 @@ func (p *Place) Leave() {
 	p.limit.reserve.Refill()
 }
 
-// A share returns how much of what runs out a place has, and how much its client has.
-type share func(p *Place) (own, all int64)
+// evict closes a connection as evictLocked says. It reports whether there was one.
+func (l *Limit) evict(by *Place, forBytes bool, age time.Duration) bool {
+	l.mu.Lock()
+	p := l.evictLocked(by, forBytes, age)
+	l.mu.Unlock()
+	p.close()
+	return p != nil
+}
 
-func byConns(p *Place) (own, all int64) { return 1, p.client.conns }
-
-func byBytes(p *Place) (own, all int64) { return p.held.Load(), p.client.held.Load() }
-
-// evictLocked takes the place that is given up first if all places have more than most, unless the state of that place is
-// newer than age. The memory of places that were evicted before is free soon. It returns the place, or nil. The caller must
-// then call close, without the lock.
-func (l *Limit) evictLocked(of share, most int64, age time.Duration) (least *Place) {
+// evictLocked takes the place that is given up first, for its connection or, if all places hold more than maxBytes, for its
+// bytes, unless its state is newer than age. If by is not nil, only clients with more connections than that of by lose one.
+// The memory of places that were evicted before is free soon. It returns the place, or nil. The caller must then call
+// close, without the lock.
+func (l *Limit) evictLocked(by *Place, forBytes bool, age time.Duration) (least *Place) {
 	type rank struct{ longAwaited, all, awaited, since int64 }
 	var best rank
-	now := l.elapsed()
-	for _, p := range l.places {
-		own, all := of(p)
-		if most -= own; own == 0 {
+	now, most, stride := l.elapsed(), int64(0), 1+(len(l.places)-1)/looked
+	if forBytes {
+		most, stride = l.maxBytes, 1
+	}
+	for i := rand.IntN(stride); i < len(l.places); i += stride {
+		p := l.places[i]
+		own, all := int64(1), p.client.conns
+		if forBytes {
+			own, all = p.held.Load(), p.client.held.Load()
+		}
+		if most -= own; own == 0 || by != nil && all <= by.client.conns {
 			continue
 		}
 		r := rank{all: all, since: p.since.Load()}
@@ -222,7 +232,7 @@ func (l *Limit) evictLocked(of share, most int64, age time.Duration) (least *Pla
 			least, best = p, r
 		}
 	}
-	if most >= 0 || now-best.since < int64(age) {
+	if least == nil || most >= 0 || now-best.since < int64(age) {
 		return nil
 	}
 	least.evicted.Store(true)

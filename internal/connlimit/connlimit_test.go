@@ -2,8 +2,6 @@ package connlimit_test
 
 import (
 	"net"
-	"net/netip"
-	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -127,18 +125,35 @@ func TestLeave(t *testing.T) { // R23
 	})
 }
 
-// BenchmarkEnter measures what a connection costs beyond the limit.
-func BenchmarkEnter(b *testing.B) {
-	for _, conns := range []int{64, 2500, 20_000} {
-		b.Run(strconv.Itoa(conns), func(b *testing.B) {
-			limit := connlimit.New("test", conns, 0)
-			defer limit.Close()
-			for i := range conns {
-				limit.Enter(&conn{client: netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}).String()}).Serve()
-			}
-			for b.Loop() {
-				limit.Enter(&conn{client: "10.0.0.1"}).Serve()
-			}
-		})
+// TestDisplace checks that a client displaces a connection of a client with more connections only.
+func TestDisplace(t *testing.T) { // R23, D33
+	synctest.Test(t, func(t *testing.T) {
+		limit := connlimit.New("test", 10, 0)
+		defer limit.Close()
+		var conns [5]conn
+		var places [5]*connlimit.Place
+		for i, client := range []string{"192.0.2.1", "192.0.2.2", "192.0.2.2", "192.0.2.2", "192.0.2.3"} {
+			conns[i].client = client
+			places[i] = limit.Enter(&conns[i])
+			places[i].Serve()
+			pass(time.Millisecond)
+		}
+		if places[1].Displace() || !places[4].Displace() || !conns[1].closed || !places[0].Displace() || !conns[2].closed || places[0].Displace() {
+			t.Errorf("%+v", conns)
+		}
+	})
+}
+
+// TestMany checks that of very many connections one of the client with the most makes room.
+func TestMany(t *testing.T) { // R23
+	limit := connlimit.New("test", 3000, 0)
+	defer limit.Close()
+	single := &conn{client: "192.0.2.1"}
+	limit.Enter(single).Serve()
+	for range 6000 {
+		limit.Enter(&conn{client: "192.0.2.2"}).Serve()
+	}
+	if single.closed {
+		t.Error("the only connection of a client was closed")
 	}
 }

@@ -58,6 +58,9 @@ func ownEnv(name string) string {
 	return Prefix + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 }
 
+// IsSetting reports whether a flag was declared in a [Group]. Other flags are only for the command line.
+func IsSetting(flag *pflag.Flag) bool { return len(flag.Annotations[annotationGroup]) > 0 }
+
 // envs returns all environment variables of a flag. If several are set, the first of them wins.
 func envs(flag *pflag.Flag) []string {
 	return append([]string{ownEnv(flag.Name)}, flag.Annotations[annotationEnv]...)
@@ -169,6 +172,9 @@ func setAll(flags *pflag.FlagSet, values map[string]string, source func(key stri
 	known := map[string]bool{}
 	var failed []error
 	flags.VisitAll(func(flag *pflag.Flag) {
+		if !IsSetting(flag) {
+			return
+		}
 		for _, key := range envs(flag) {
 			known[key] = true
 			if err := set(flags, flag, values[key], source(key)); err != nil {
@@ -255,7 +261,7 @@ func fromFile(flags *pflag.FlagSet, path string, text []byte) []error {
 		flag := flags.Lookup(key.Value)
 		first, twice := seen[flag]
 		switch {
-		case flag == nil || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
+		case flag == nil || !IsSetting(flag) || flag.Name == ConfigFlag || flag.Name == MeshConfigFlag:
 			failed = append(failed,
 				fmt.Errorf("line %d: no such setting: %s%s", key.Line, key.Value, meant(key.Value, names(flags))))
 			continue

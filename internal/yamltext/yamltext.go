@@ -61,9 +61,10 @@ func isMarker(line []byte, marker string) bool {
 	return ok && (len(rest) == 0 || bytes.IndexByte([]byte(" \t\r\n"), rest[0]) >= 0)
 }
 
-// Blank reports whether a body has only comments, directives and the end of the document.
+// Blank reports whether a body has only comments, directives and the end of the document. Lines end as in the library.
 func Blank(body []byte) bool {
-	for line := range bytes.Lines(body) {
+	isBreak := func(r rune) bool { return strings.ContainsRune("\n\r\u0085\u2028\u2029", r) }
+	for line := range bytes.FieldsFuncSeq(body, isBreak) {
 		trimmed := bytes.TrimSpace(line)
 		if len(trimmed) > 0 && trimmed[0] != '#' && trimmed[0] != '%' && !isMarker(line, "...") {
 			return false

@@ -61,7 +61,7 @@ func TestCause(t *testing.T) { // I13, D18
 
 // FuzzSplit checks that no byte of a text is lost, and that a blank document has no value.
 func FuzzSplit(f *testing.F) { // I13, D18
-	for _, text := range []string{"a: b\n---\n# c\n%YAML 1.2\n---\nd\n...\n", "--- a\r\n...\r\n--- # b", "...", "\xef\xbb\xbf---\n"} {
+	for _, text := range []string{"a: b\n---\n# c\n%YAML 1.2\n---\nd\n...\n", "--- a\r\n...\r\n--- # b", "...", "\xef\xbb\xbf---\n", "#\r::", "#\u2028a: b"} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

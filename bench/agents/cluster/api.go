@@ -8,7 +8,6 @@ import (
 	"os"
 	"path"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -28,11 +27,8 @@ func WriteKubeconfig(path, address string) error {
 	return nil
 }
 
-// kindOf returns the version and the kind in which a client asks for the objects of a resource.
-func kindOf(resource, accepts string) (version, kind string) {
-	if strings.Contains(accepts, "PartialObjectMetadata") {
-		return "meta.k8s.io/v1", "PartialObjectMetadata"
-	}
+// kindOf returns the version and the kind of the objects of a resource.
+func kindOf(resource string) (version, kind string) {
 	switch resource {
 	case "services":
 		return "v1", "Service"
@@ -115,7 +111,7 @@ func (c *Cluster) begin(out *bufio.Writer, r *http.Request, resource string) (ne
 			}
 		}
 	}
-	version, kind := kindOf(resource, r.Header.Get("Accept"))
+	version, kind := kindOf(resource)
 	writeEvent(out, "BOOKMARK", fmt.Appendf(nil, `{"kind":%q,"apiVersion":%q,"metadata":{"resourceVersion":"%d","annotations":{"k8s.io/initial-events-end":"true"}}}`,
 		kind, version, next+1))
 	return next, nil

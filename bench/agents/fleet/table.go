@@ -66,7 +66,7 @@ func (t *table) apply(r *wire.Response, full bool) (*table, error) {
 			continue
 		}
 		sum := sha256.Sum256(one.Table)
-		if want := "sha256:" + base64.RawStdEncoding.EncodeToString(sum[:8]); one.Version != want {
+		if want := "nt:" + base64.RawStdEncoding.EncodeToString(sum[:8]); one.Version != want {
 			return nil, fmt.Errorf("the resource %q has the version %q: want %q, of %d bytes", one.Name, one.Version, want, len(one.Table))
 		}
 		entries := map[string]uint64{}

@@ -20,9 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The paths of resources. Tests put namespaces, and definitions of custom resources, as
-// objects of the kind PartialObjectMetadata, because only the metadata of these objects
-// is read. A client that asks for whole namespaces gets them as such.
+// The paths of resources. Of definitions of custom resources, only the names are used.
 const (
 	Services       = "/api/v1/services"
 	Secrets        = "/api/v1/secrets"
@@ -37,29 +35,9 @@ const (
 	TokenReviews   = "/apis/authentication.k8s.io/v1/tokenreviews" // no object is put there, see SetToken
 )
 
-// kindOf returns the version and the kind of the objects of a resource; empty for no resource.
-func kindOf(path string) (version, kind string) {
-	switch path {
-	case Services:
-		return "v1", "Service"
-	case Secrets:
-		return "v1", "Secret"
-	case ConfigMaps:
-		return "v1", "ConfigMap"
-	case EndpointSlices:
-		return "discovery.k8s.io/v1", "EndpointSlice"
-	case ServiceEntries:
-		return "networking.istio.io/v1", "ServiceEntry"
-	case Sidecars:
-		return "networking.istio.io/v1", "Sidecar"
-	case ServiceImports:
-		return "multicluster.x-k8s.io/v1alpha1", "ServiceImport"
-	case BetaImports:
-		return "multicluster.x-k8s.io/v1beta1", "ServiceImport"
-	case Definitions, Namespaces:
-		return "meta.k8s.io/v1", "PartialObjectMetadata"
-	}
-	return "", ""
+// isResource reports whether a path is that of a resource.
+func isResource(path string) bool {
+	return slices.Contains([]string{Services, Secrets, ConfigMaps, Namespaces, EndpointSlices, ServiceEntries, Sidecars, ServiceImports, BetaImports, Definitions}, path)
 }
 
 // An API is an API server. Its methods are safe for concurrent use.
@@ -236,7 +214,6 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	group, isGroup := a.groupOf(r.URL.Path)
 	w.Header().Set("Content-Type", "application/json")
 	watch, _ := strconv.ParseBool(r.URL.Query().Get("watch"))
-	_, kind := kindOf(targetOf(r.URL.Path).resource)
 	switch {
 	case status != 0:
 		refuse(w, status, r.URL.Path)
@@ -244,7 +221,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.serveVersions(w, r, group)
 	case r.URL.Path == TokenReviews:
 		a.serveReview(w, r)
-	case watch && kind != "":
+	case watch && isResource(targetOf(r.URL.Path).resource):
 		a.serveWatch(w, r)
 	default:
 		refuse(w, http.StatusNotFound, r.URL.Path)
@@ -283,16 +260,6 @@ type event struct {
 	Object any    `json:"object"`
 }
 
-// as returns the event in the form that the request asks for: a namespace may be asked for whole, or as metadata.
-func (e event) as(r *http.Request) event {
-	o, ok := e.Object.(map[string]any)
-	if ok && r.URL.Path == Namespaces && !strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadata") {
-		o = maps.Clone(o)
-		o["apiVersion"], o["kind"], e.Object = "v1", "Namespace", o
-	}
-	return e
-}
-
 // serveWatch sends the events of a resource until the client or the test ends the watch.
 func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 	selector, err := labels.Parse(r.URL.Query().Get("labelSelector"))
@@ -319,7 +286,7 @@ func (a *API) serveWatch(w http.ResponseWriter, r *http.Request) {
 		changed := a.changed
 		a.mu.Unlock()
 		for _, e := range events {
-			if encoder.Encode(e.as(r)) != nil {
+			if encoder.Encode(e) != nil {
 				return // the client has left
 			}
 		}
@@ -360,9 +327,7 @@ func (a *API) firstLocked(r *http.Request, selects func(*unstructured.Unstructur
 			events = append(events, event{"ADDED", o.Object})
 		}
 	}
-	version, kind := kindOf(path)
 	return append(events, event{"BOOKMARK", map[string]any{
-		"kind": kind, "apiVersion": version,
 		"metadata": map[string]any{
 			"resourceVersion": strconv.Itoa(len(a.changes)), "annotations": map[string]string{"k8s.io/initial-events-end": "true"},
 		},

@@ -107,9 +107,24 @@ func checkInjectors(t *testing.T, pod *corev1.Pod, mode string) {
 			}
 		}
 	}
+	const excluded = "traffic.sidecar.istio.io/excludeInboundPorts"
+	for where, ports := range map[string]string{excluded: pod.Annotations[excluded], "istio-init -d": argument(all, "istio-init", "-d")} {
+		if list := strings.Split(ports, ","); !slices.Contains(list, "15055") || !slices.Contains(list, "15021") {
+			t.Errorf("%s excludes %q, want also nametap's status port and Istio's own ports", where, ports)
+		}
+	}
 	if agent.ReadinessProbe.Exec == nil || agent.LivenessProbe.Exec == nil {
 		t.Errorf("Istio's rules would redirect the probes of nametap: %+v", agent)
 	}
+}
+
+// argument returns what follows a flag in the arguments of a container.
+func argument(containers []corev1.Container, name, flag string) string {
+	args := containers[slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == name })].Args
+	if i := slices.Index(args, flag); i >= 0 && i+1 < len(args) {
+		return args[i+1]
+	}
+	return ""
 }
 
 // hasIstio reports whether Istio's sidecar is where istiod puts it.

@@ -4,8 +4,9 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 
+	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
 
@@ -13,23 +14,21 @@ import (
 // it is shorter at first (retry).
 const pollEvery = 3 * time.Second
 
-// A custom is a custom resource and its feed. All versions of the resource have the same fields.
+// A custom is a custom resource and its store. All versions of the resource have the same fields.
 type custom struct {
-	*feed
-	clients  *clients
-	resource schema.GroupResource
+	*objects
+	group string // of the API
 }
 
 // newCustoms returns the custom resources that are read from a cluster.
-func newCustoms(c *clients, n *selection, cfg source.ObjectsConfig) (all []custom) {
-	resources := []schema.GroupResource{{Group: "multicluster.x-k8s.io", Resource: "serviceimports"}}
-	if cfg.Cluster == "" {
-		resources = append(resources,
-			schema.GroupResource{Group: "networking.istio.io", Resource: "serviceentries"},
-			schema.GroupResource{Group: "networking.istio.io", Resource: "sidecars"})
+func newCustoms(c *rest.RESTClient, n *selection, cfg source.ObjectsConfig) (all []custom) {
+	add := func(group, name, kind string) {
+		all = append(all, custom{newObjects(resource{client: c, name: name, kind: kind}, n, cfg), group})
 	}
-	for _, r := range resources {
-		all = append(all, custom{newFeed(r.Resource, n, cfg), c, r})
+	add("multicluster.x-k8s.io", "serviceimports", object.KindServiceImport)
+	if cfg.Cluster == "" {
+		add("networking.istio.io", "serviceentries", object.KindServiceEntry)
+		add("networking.istio.io", "sidecars", object.KindSidecar)
 	}
 	return all
 }
@@ -40,7 +39,7 @@ func (c custom) run(ctx context.Context) {
 	var missing error // why the API server has not found the version that was followed last
 	for failed := retry(); ctx.Err() == nil; {
 		pause := pollEvery
-		version, served, err := c.clients.servedVersion(ctx, c.resource)
+		version, served, err := servedVersion(ctx, c.resource.client, c.group, c.resource.name)
 		switch {
 		case err != nil:
 			pause = failed.Step()
@@ -52,10 +51,12 @@ func (c custom) run(ctx context.Context) {
 			failed = retry()
 			c.noteRequest(ctx, missing)
 			following, end := context.WithCancel(ctx)
-			c.feed.run(following, c.clients.customLister(version).onNotFound(func(err error) {
+			c.resource.path = "/apis/" + c.group + "/" + version + "/" + c.resource.name
+			c.resource.missing = func(err error) {
 				missing = err
 				end()
-			}))
+			}
+			c.objects.run(following)
 			end()
 		}
 		select {
