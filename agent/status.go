@@ -227,13 +227,11 @@ func (s *statusServer) problems() string {
 
 // Status is the state of an agent, as `nametap status` shows it.
 type Status struct {
-	Ready    bool            `json:"ready"`
-	Reason   string          `json:"reason,omitempty"` // why the agent is not ready
-	Uptime   string          `json:"uptime"`
-	Version  string          `json:"version"`
-	DNS      []dnsproxy.Addr `json:"dns"`
-	Silent   []string        `json:"silent,omitempty"`   // why DNS listeners do not answer
-	Unserved []string        `json:"unserved,omitempty"` // why addresses are not open, except for DNS addresses
+	Ready   bool            `json:"ready"`
+	Reason  string          `json:"reason,omitempty"` // why the agent is not ready
+	Uptime  string          `json:"uptime"`
+	Version string          `json:"version"`
+	DNS     []dnsproxy.Addr `json:"dns"`
 	// Conditions has what the parts of the agent have found out about themselves.
 	Conditions []condition.Condition `json:"conditions"`
 	// Settings has, by name, the DNS settings in use that can change while the agent runs and that differ from their
@@ -287,7 +285,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	read := s.readings.current(r.Context())
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
-		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(), Silent: read.silent, Unserved: s.unserved(),
+		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(),
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
 		Conditions: s.diagnosis.read(read.silent),
 		Capture:    read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
