@@ -358,7 +358,7 @@ func TestStatus(t *testing.T) {
 	if report := condition.Judge(got.Conditions); len(report.OK) == 0 || len(report.Problems) > 0 {
 		t.Errorf("conditions: %+v", report)
 	}
-	got.XDS, got.Uptime, got.Redirected, got.Conditions = nds.Status{}, "", nil, nil
+	got.XDS, got.Uptime, got.Redirected, got.Conditions = nds.Status{}, 0, nil, nil
 	want := agent.Status{
 		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "unknown"}}, Hosts: hosts,
 	}

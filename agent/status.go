@@ -229,7 +229,7 @@ func (s *statusServer) problems() string {
 type Status struct {
 	Ready   bool            `json:"ready"`
 	Reason  string          `json:"reason,omitempty"` // why the agent is not ready
-	Uptime  string          `json:"uptime"`
+	Uptime  float64         `json:"uptimeSeconds"`
 	Version string          `json:"version"`
 	DNS     []dnsproxy.Addr `json:"dns"`
 	// Conditions has what the parts of the agent have found out about themselves.
@@ -258,7 +258,7 @@ type Upstream struct {
 	// itself. LastReplyAt is when the last reply came.
 	State        string    `json:"state"`
 	LastReplyAt  time.Time `json:"lastReplyAt,omitzero"`
-	RTT          string    `json:"rtt,omitempty"` // smoothed; empty before the first reply
+	RTT          float64   `json:"rttSeconds,omitempty"` // smoothed; 0 before the first reply
 	Requests     uint64    `json:"requests"`
 	Failures     uint64    `json:"failures"` // requests without a reply
 	WrongReplies uint64    `json:"wrongReplies"`
@@ -284,7 +284,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	}
 	read := s.readings.current(r.Context())
 	status := Status{
-		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).String(),
+		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).Seconds(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(),
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
 		Conditions: s.diagnosis.read(read.silent),
@@ -317,9 +317,7 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 			u.State = "unknown"
 		}
 		maps.DeleteFunc(u.Responses, func(_ string, n uint64) bool { return n == 0 })
-		if s.RTT > 0 {
-			u.RTT = s.RTT.Round(10 * time.Microsecond).String()
-		}
+		u.RTT = s.RTT.Round(10 * time.Microsecond).Seconds()
 		all = append(all, u)
 	}
 	for _, spec := range proxy.SelfUpstreams() {

@@ -124,8 +124,8 @@ func unitState(ctx context.Context) string {
 // print prints a report: the problems, and how many checks found none.
 func (d *doctorCommand) print(w io.Writer, status agent.Status, report condition.Report) {
 	fmt.Fprintf(w, "nametap %s", version.Release())
-	if status.Uptime != "" {
-		fmt.Fprintf(w, ", agent up %s, control plane %s", status.Uptime, status.XDS.Address)
+	if status.XDS.Address != "" {
+		fmt.Fprintf(w, ", agent up %s, control plane %s", seconds(status.Uptime), status.XDS.Address)
 	}
 	fmt.Fprint(w, "\n\n")
 	for _, p := range report.Problems {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
@@ -73,4 +74,9 @@ func isTerminal(w io.Writer) bool {
 	}
 	_, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS) //nolint:gosec // a descriptor
 	return err == nil
+}
+
+// seconds returns a time that JSON has in seconds, to 10 µs.
+func seconds(n float64) time.Duration {
+	return time.Duration(n * float64(time.Second)).Round(10 * time.Microsecond)
 }

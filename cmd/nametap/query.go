@@ -330,8 +330,7 @@ func printResults(w io.Writer, results []queryResult) {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
-		took := time.Duration(r.Took * float64(time.Second)).Round(10 * time.Microsecond)
-		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, took, r.Protocol)
+		fmt.Fprintf(w, "%s %s: %s in %s over %s\n", r.Name, r.Type, r.Rcode, seconds(r.Took), r.Protocol)
 		for _, record := range r.Answer {
 			fmt.Fprintf(w, "  %s\n", record)
 		}

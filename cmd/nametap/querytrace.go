@@ -145,7 +145,7 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 			stale = ", from the snapshot"
 		}
 		fmt.Fprintf(w, "  table: %s%s old%s\n", versionText(t.Table.Version),
-			ago(time.Duration(t.Table.Age*float64(time.Second))), stale)
+			ago(seconds(t.Table.Age)), stale)
 	}
 	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {
 		fmt.Fprintf(w, "  cache before: %s\n", cacheText(t.Cache))

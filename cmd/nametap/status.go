@@ -57,7 +57,7 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 		listeners = append(listeners, addr.Network+" "+addr.Address)
 	}
 	fmt.Fprintf(w, "ready\t%s\n", ready)
-	fmt.Fprintf(w, "up for\t%s\n", status.Uptime)
+	fmt.Fprintf(w, "up for\t%s\n", seconds(status.Uptime))
 	fmt.Fprintf(w, "DNS\t%s\n", strings.Join(listeners, ", "))
 	printProblems(w, condition.Judge(status.Conditions))
 	printSettings(w, status.Settings)
@@ -119,8 +119,8 @@ func describeUpstream(u agent.Upstream) string {
 	} else if ago := time.Since(u.LastReplyAt).Round(time.Second); !u.LastReplyAt.IsZero() && ago > condition.Lasting {
 		texts = append(texts, fmt.Sprintf("last reply %v ago", ago))
 	}
-	if u.RTT != "" {
-		texts = append(texts, u.RTT)
+	if u.RTT > 0 {
+		texts = append(texts, seconds(u.RTT).String())
 	}
 	texts = append(texts, fmt.Sprintf("%d queries", u.Requests), fmt.Sprintf("%d failed", u.Failures))
 	for _, code := range slices.Sorted(maps.Keys(u.Responses)) {
