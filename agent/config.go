@@ -68,8 +68,8 @@ type Config struct {
 	// be nil.
 	Restarts int
 	Heart    *os.File
-	// Settings returns, by name, the settings that affect capture and differ from their defaults.
-	// The commands for capture read them. Settings may be nil.
+	// Settings returns, by name, the settings in use that were set. The commands for capture read them, and `nametap
+	// doctor --bundle`. Settings may be nil.
 	Settings func() map[string][]string
 	// Conditions says what is wrong with the settings files. It may be nil.
 	Conditions func() []condition.Condition

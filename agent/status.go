@@ -326,7 +326,7 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 	return all
 }
 
-// handleSettings shows the settings in use that affect capture.
+// handleSettings shows the settings in use.
 func (s *statusServer) handleSettings(w http.ResponseWriter, _ *http.Request) {
 	values := map[string][]string{}
 	if settings := s.core.config.Settings; settings != nil {

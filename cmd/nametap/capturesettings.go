@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -160,12 +161,13 @@ func (c *statusClient) place() [2]string {
 	return [2]string{c.options.agent.StatusAddr, c.options.agent.XDS.StateDir}
 }
 
-// askSettings returns the settings of the running agent.
+// askSettings returns the settings of the running agent that affect the rules.
 func askSettings(ctx context.Context, client statusClient) (map[string][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var values map[string][]string
 	err := client.get(ctx, "/debug/settings", nil, &values)
+	maps.DeleteFunc(values, func(name string, _ []string) bool { return !affectsCapture(name) })
 	return values, err
 }
 

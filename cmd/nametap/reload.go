@@ -104,7 +104,7 @@ func newReloader(o *options, log *slog.Logger, current func() configurable) *rel
 // showIn makes an agent show the settings in use.
 func (r *reloader) showIn(cfg *agent.Config) {
 	cfg.Conditions = r.conditions
-	cfg.Settings = func() map[string][]string { return r.values(affectsCapture) }
+	cfg.Settings = func() map[string][]string { return r.values(func(string) bool { return true }) }
 	cfg.DNSSettings = func() map[string][]string {
 		return r.values(isOfDNS)
 	}
