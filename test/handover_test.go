@@ -252,7 +252,7 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 			for i, signal := range test.signals {
 				_ = a.Process.Signal(signal) // it may have ended
 				if i == 0 {
-					wait.Until(t, "the agent ends", func() bool { return a.log.Count("drain") > 0 })
+					wait.Until(t, "the agent ends", func() bool { return a.log.Count(`msg="draining`)+a.log.Count("without a drain") > 0 })
 				}
 			}
 			wait.For(t, "the agent has ended", a.ended)
