@@ -157,13 +157,14 @@ func (c Config) withDefaults() (Config, error) {
 	return c, c.check()
 }
 
-// check returns an error that names a field with a value that cannot be used.
+// check returns an error with a line for each field with a value that cannot be used.
 func (c Config) check() error {
+	var errs []error
 	if c.Mode != Rules && c.Mode != Resolv {
-		return fmt.Errorf("mode %q: want %s or %s", c.Mode, Rules, Resolv)
+		errs = append(errs, fmt.Errorf("mode %q: want %s or %s", c.Mode, Rules, Resolv))
 	}
 	if !slices.Contains([]string{"Always", "IfNotPresent", "Never"}, c.ImagePullPolicy) {
-		return fmt.Errorf("imagePullPolicy %q: want Always, IfNotPresent or Never", c.ImagePullPolicy)
+		errs = append(errs, fmt.Errorf("imagePullPolicy %q: want Always, IfNotPresent or Never", c.ImagePullPolicy))
 	}
 	for _, field := range []struct {
 		key    string
@@ -182,19 +183,11 @@ func (c Config) check() error {
 	} {
 		for _, value := range field.values {
 			if utf8.RuneCountInString(value) > field.most || !field.valid.MatchString(value) {
-				return fmt.Errorf("%s: %.100q: want %s", field.key, value, field.want)
+				errs = append(errs, fmt.Errorf("%s: %.100q: want %s", field.key, value, field.want))
 			}
 		}
 	}
-	if err := c.checkAddresses(); err != nil {
-		return err
-	}
-	for _, check := range []func() error{c.Resources.check, func() error { return checkSettings(c.Settings) }, c.checkEgress} {
-		if err := check(); err != nil {
-			return err
-		}
-	}
-	return nil
+	return errors.Join(append(errs, c.checkAddresses(), c.Resources.check(), checkSettings(c.Settings), c.checkEgress())...)
 }
 
 // checkEgress returns an error if a setting for connections to VIPs does not work in a pod.

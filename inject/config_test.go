@@ -24,6 +24,7 @@ func TestConfig(t *testing.T) {
 		"mode: resolv\nnameservers: [10.96.0.10]\n": "",
 		"": "",
 		"{mode: rules, settings: {cache-size: 8MiB}}": "",
+		"image: 'A:'\nsettings: {nope: 1, ttl: 30}\n": "such as registry.example.com/nametap:0.1.0\nsettings: \"nope\": want the name of a flag of `nametap agent`, without --\nsettings: ttl",
 		"mod: rules\n":                                                   "mod",
 		"image: a\nimage: b\n":                                           "already defined",
 		"image: a\n---\nimage: b\n":                                      "one document",

@@ -100,21 +100,24 @@ var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
 	"capture-agent-uid": "the user of the agent in a pod", "capture-agent-gid": "the group of the agent in a pod",
 }
 
-// checkSettings returns an error that names a setting that the agent would refuse.
+// checkSettings returns an error with a line for each setting that the agent would refuse.
 func checkSettings(values map[string]string) error {
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		isKind, known := settingKinds[name]
-		switch origin := reserved[name]; {
+		origin := reserved[name]
+		switch {
 		case origin != "":
-			return fmt.Errorf("settings: %.100q cannot be set here, because it follows from: %s", name, origin)
+			errs = append(errs, fmt.Errorf("settings: %.100q cannot be set here, because it follows from: %s", name, origin))
 		case !known:
-			return fmt.Errorf("settings: %.100q: want the name of a flag of `nametap agent`, without --", name)
-		}
-		if err := isKind(values[name]); err != nil {
-			return fmt.Errorf("settings: %s: %.100q: %w", name, values[name], err)
+			errs = append(errs, fmt.Errorf("settings: %.100q: want the name of a flag of `nametap agent`, without --", name))
+		default:
+			if err := isKind(values[name]); err != nil {
+				errs = append(errs, fmt.Errorf("settings: %s: %.100q: %w", name, values[name], err))
+			}
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // variable returns the environment variable of a setting.
