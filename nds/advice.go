@@ -3,6 +3,7 @@ package nds
 import (
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -39,6 +40,9 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 	}
 	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
 		return "" // the server's message may quote an error of another connection
+	}
+	if errors.As(err, new(*net.DNSError)) {
+		return "the nameservers of this host must know that name: look at resolv.conf, or set " + addrFlag + " to another name or an address"
 	}
 	if errors.As(err, new(dialError)) {
 		return fmt.Sprintf("is there a server at %s (%s)?", addr, addrFlag)
