@@ -63,7 +63,7 @@ type fileSettings struct {
 	pending []string // the names of changed settings that take effect after a restart
 }
 
-// conditions says what is wrong with the settings files.
+// conditions says what is wrong with the settings files, and with settings that the host does not fit.
 func (r *reloader) conditions() []condition.Condition {
 	files := r.files.Load()
 	refused := condition.Condition{Code: "settings_refused", Title: "the settings in the files are in use"}
@@ -78,7 +78,23 @@ func (r *reloader) conditions() []condition.Condition {
 	if names := files.pending; len(names) > 0 {
 		pending.Problems = []condition.Problem{pendingProblem(names, "the files with settings have other values than the agent had at its start")}
 	}
-	return []condition.Condition{refused, pending}
+	return append(sourceConditions(r.running), refused, pending)
+}
+
+// sourceConditions says whether this host has the addresses of --egress-source, if there are any.
+func sourceConditions(o *options) []condition.Condition {
+	if !o.carries || len(o.egress.Sources) == 0 {
+		return nil
+	}
+	c := condition.Condition{Code: "egress_source", Title: "this host has the addresses of --egress-source"}
+	if err := hasSources(o.egress.Sources); err != nil {
+		c.Problems = []condition.Problem{{
+			Severity: condition.Severe, What: "an address of --egress-source is on no interface of this host", Evidence: err.Error(),
+			Effect: "connections to automatic VIPs are reset", Mend: "ip address show; correct --egress-source, and restart the agent",
+			Rows: []string{"E15"},
+		}}
+	}
+	return []condition.Condition{c}
 }
 
 // pendingProblem returns the problem that settings wait for a restart.
