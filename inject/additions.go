@@ -10,10 +10,9 @@ import (
 	"strings"
 )
 
-// units returns the paths of the units of an added container: the fields that a later injection keeps or replaces as a
-// whole. If a later injection generates the same unit as the previous injection, the unit stays as it is in the pod. So
-// it keeps changes by other programs, such as LimitRanges, AlwaysPullImages or webhooks that rewrite images. Otherwise
-// the unit is replaced; if it is a list or a map, the elements that other programs have added stay. Injection never
+// units returns the paths of the units of an added container. If a later injection generates the same unit as the previous one,
+// it stays as it is in the pod, with changes by other programs, such as LimitRanges, AlwaysPullImages or webhooks that rewrite
+// images. Otherwise it is replaced; in env, volumeMounts and securityContext, what others have added stays. Injection never
 // changes the other fields of an added container.
 func units() []string {
 	return []string{
@@ -104,15 +103,16 @@ func withOthers(next, old []any, key string, isOwn func(string) bool) any {
 }
 
 // excludeInbound is Istio's annotation with the ports whose connections from outside do not go through Envoy. Istio's CNI
-// plugin and its injector read it.
-const excludeInbound = "traffic.sidecar.istio.io/excludeInboundPorts"
+// plugin and its injector read it. istioStatus is the annotation of pods that the injector has changed.
+const excludeInbound, istioStatus = "traffic.sidecar.istio.io/excludeInboundPorts", "sidecar.istio.io/status"
 
-// excludeStatus adds the agent's status port to the annotation, and to the arguments of istio-init, if Istio's injector has
-// written them already. The annotation replaces the ports that Istio excludes in the whole mesh, so it has those of istio-init,
-// too.
+// excludeStatus adds the agent's status port to the annotation, and to the arguments of istio-init. The annotation replaces the
+// ports that Istio excludes in the whole mesh, so it has those of istio-init, too. If it has none, and Istio's injector is still
+// to come for a sidecar that the pod's author describes, it stays away: nobody would know the ports of the mesh.
 func excludeStatus(annotations, spec map[string]any) {
-	ports := text(annotations, excludeInbound)
+	ports, written := text(annotations, excludeInbound), text(annotations, istioStatus) != ""
 	for _, c := range istioElements(spec) {
+		written = written || nameOf(c) == istioInit
 		args := list(c, "args")
 		for i := 1; i < len(args) && nameOf(c) == istioInit; i++ {
 			if flag := args[i-1]; flag == "-d" || flag == "--istio-local-exclude-ports" {
@@ -122,16 +122,16 @@ func excludeStatus(annotations, spec map[string]any) {
 			}
 		}
 	}
-	annotations[excludeInbound] = withStatusPort(ports)
+	if written || ports != "" {
+		annotations[excludeInbound] = withStatusPort(ports)
+	}
 }
 
 // withStatusPort returns a list of ports, separated by commas, that has the status port beside Istio.
 func withStatusPort(ports string) string {
 	port := strconv.Itoa(besideIstio)
-	for p := range strings.SplitSeq(ports, ",") {
-		if strings.TrimSpace(p) == port {
-			return ports
-		}
+	if slices.Contains(strings.Split(strings.ReplaceAll(ports, " ", ""), ","), port) {
+		return ports
 	}
 	if ports = strings.TrimRight(ports, ", "); ports != "" {
 		ports += ","

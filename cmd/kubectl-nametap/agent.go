@@ -140,7 +140,7 @@ func (a *agent) read(ctx context.Context, c *cluster) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, replyTime)
 	defer cancel()
-	code, body, err := c.get(ctx, a.path+"/metrics", nil)
+	code, body, err := c.get(ctx, a.path+"/metrics", nil, maxShown)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, malformed := parser.TextToMetricFamilies(bytes.NewReader(body))
 	switch {
@@ -148,6 +148,7 @@ func (a *agent) read(ctx context.Context, c *cluster) {
 		a.gone = true
 	case errors.Is(err, context.DeadlineExceeded):
 		a.fail(unknown, "no_reply", "no reply in "+replyTime.String())
+		a.path = "" // it keeps others waiting, so it is asked once only
 	case err != nil:
 		a.fail(unknown, "unreachable", err.Error())
 	case code != http.StatusOK || malformed != nil || families["nametap_problem"] == nil:
@@ -230,7 +231,7 @@ func each(families map[string]*dto.MetricFamily, name string, f func(labels map[
 // describe replaces the problems by those that the readiness probe names, with their severity and in words. If it names
 // none, they stay.
 func (a *agent) describe(ctx context.Context, c *cluster) {
-	_, body, _ := c.get(ctx, a.path+"/healthz/ready", nil)
+	_, body, _ := c.get(ctx, a.path+"/healthz/ready", nil, maxShown)
 	var named []problem
 	worst := warning
 	for line := range strings.Lines(string(body)) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,9 +15,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nametap/nametap/internal/clip"
 )
 
 // A cluster is the API server that kubectl uses. Requests go through `kubectl proxy`, which has whatever authentication
@@ -31,8 +36,8 @@ type cluster struct {
 // served matches the paths that the proxy serves: lists of pods, and what each agent shows to all of its network.
 const served = `^/api/v1/(namespaces/[^/]+/)?pods$,^/api/v1/namespaces/[^/]+/pods/[^/]+/proxy/(metrics|healthz/ready)$`
 
-// maxResponse bounds a response, in bytes. A page of pods takes up to some MiB.
-const maxResponse = 64 << 20
+// These bound responses, in bytes: a page of pods takes up to some MiB, and what an agent shows some 10 KiB.
+const maxPage, maxShown = 64 << 20, 1 << 20
 
 // openCluster starts the proxy. Flags of kubectl are in the parameter kubectl.
 func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
@@ -43,6 +48,8 @@ func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &cluster{dir: dir, cancel: cancel}
 	socket := filepath.Join(dir, "api")
+	// A redirection would show another pod, or another path of the API server, in place of the agent.
+	c.http.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	c.http.Transport = &http.Transport{
 		MaxIdleConnsPerHost: parallel,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -50,14 +57,13 @@ func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
 		},
 	}
 	c.proxy = exec.CommandContext(ctx, "kubectl", append(slices.Clone(kubectl), "proxy", "--unix-socket="+socket, "--accept-paths="+served)...)
-	c.proxy.Stderr = os.Stderr
+	c.proxy.Stderr, c.proxy.WaitDelay = proxyErrors{}, time.Second
 	started, err := c.proxy.StdoutPipe()
 	if err == nil {
 		err = c.proxy.Start()
 	}
 	if err != nil {
-		cancel()
-		_ = os.RemoveAll(dir) // an empty directory stays at worst
+		c.close()
 		return nil, err
 	}
 	if _, err := bufio.NewReader(started).ReadString('\n'); err != nil { // "Starting to serve on ..."
@@ -67,16 +73,26 @@ func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
 	return c, nil
 }
 
+// proxyErrors prints what the proxy says, without its line for each agent that does not reply: the state of the agent says that.
+type proxyErrors struct{}
+
+func (proxyErrors) Write(text []byte) (int, error) {
+	if bytes.Contains(text, []byte("Error while proxying request")) {
+		return len(text), nil
+	}
+	return os.Stderr.Write(text)
+}
+
 // close ends the proxy.
 func (c *cluster) close() {
 	c.cancel()
-	_ = c.proxy.Wait() // it was killed
+	_ = c.proxy.Wait() // it was killed, or has not started
 	_ = os.RemoveAll(c.dir)
 }
 
-// get requests a path, and returns the status and the body of the response, which a pod may have written. It returns an error if
-// there is no response, or if it is an error of the API server.
-func (c *cluster) get(ctx context.Context, path string, query url.Values) (code int, body []byte, err error) {
+// get requests a path, and returns the status and the first bytes, at most limit, of the response, which a pod may have written. It
+// returns an error if there is no response, or if it is an error of the API server.
+func (c *cluster) get(ctx context.Context, path string, query url.Values, limit int64) (code int, body []byte, err error) {
 	to := url.URL{Scheme: "http", Host: "localhost", Path: path, RawQuery: query.Encode()}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, to.String(), http.NoBody)
 	if err != nil {
@@ -90,9 +106,9 @@ func (c *cluster) get(ctx context.Context, path string, query url.Values) (code 
 		return 0, nil, err
 	}
 	defer response.Body.Close()
-	body, err = io.ReadAll(io.LimitReader(response.Body, maxResponse))
+	body, err = io.ReadAll(io.LimitReader(response.Body, limit))
 	var status metav1.Status
-	if response.StatusCode != http.StatusOK && json.Unmarshal(body, &status) == nil && status.Message != "" {
+	if response.StatusCode != http.StatusOK && json.Unmarshal(body, &status) == nil && status.Kind == "Status" {
 		err = errors.New(status.Message)
 	}
 	return response.StatusCode, body, err
@@ -101,15 +117,14 @@ func (c *cluster) get(ctx context.Context, path string, query url.Values) (code 
 // pods calls visit for each pod of a namespace, or of all if it is empty, that has not ended and matches a selector of
 // labels.
 func (c *cluster) pods(ctx context.Context, namespace, selector string, visit func(*corev1.Pod)) error {
-	path := "/api/v1/pods"
-	if namespace != "" {
-		path = "/api/v1/namespaces/" + namespace + "/pods"
-	}
+	path := strings.Replace("/api/v1/namespaces/"+namespace+"/pods", "namespaces//", "", 1)
 	query := url.Values{"limit": {"500"}, "labelSelector": {selector}, "fieldSelector": {"status.phase!=Succeeded,status.phase!=Failed"}}
 	for {
 		var page corev1.PodList
-		_, body, err := c.get(ctx, path, query)
-		if err == nil {
+		code, body, err := c.get(ctx, path, query, maxPage)
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("HTTP %d: %.200s", code, clip.Line(strings.TrimSpace(string(body))))
+		} else if err == nil {
 			err = json.Unmarshal(body, &page)
 		}
 		if err != nil {

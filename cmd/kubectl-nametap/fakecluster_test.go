@@ -34,7 +34,7 @@ type fakePod struct {
 	codes                        []string
 	answered                     map[string]int // queries by rcode
 	refused                      string         // the error of the API server when it connects to the pod
-	page                         string         // what the pod has in place of metrics
+	page                         string         // what the pod has in place of metrics, or after them if it begins with a blank line
 }
 
 // scenarios returns the clusters of the tests, by the value of $CLUSTER.
@@ -48,6 +48,7 @@ func scenarios() map[string]*fakeCluster {
 	return map[string]*fakeCluster{
 		"well": {pods: []fakePod{well, {namespace: "bank", name: "new", state: `{"waiting": {"reason": "PodInitializing"}}`}, {namespace: "bank", name: "other", state: "none"}}},
 		"warn": {pods: []fakePod{well, warned}},
+		"down": {},
 		"none": {pods: []fakePod{{namespace: "bank", name: "other", state: "none"}}},
 		"many": &many,
 		"sick": {pods: []fakePod{
@@ -57,7 +58,8 @@ func scenarios() map[string]*fakeCluster {
 			{namespace: "bank", name: "mute", codes: []string{"clock_behind"}, ready: "ready\n"},
 			{namespace: "shop", name: "lost", refused: "error trying to reach service: dial tcp 10.0.0.9:15020: connect: connection refused"},
 			{namespace: "shop", name: "gone", refused: `pods "gone" not found`},
-			{namespace: "shop", name: "web", page: "<html></script>"},
+			{namespace: "shop", name: "web", page: "<html></script>"}, {namespace: "shop", name: "json", page: `{"message": "Not Found"}`},
+			{namespace: "shop", name: "moved", page: "cart-6b5f-x2x7q:15055/proxy/metrics"}, {namespace: "shop", name: "long", page: strings.Repeat("\n", 2<<20) + "{"},
 			{namespace: "shop", name: "crashes", state: `{"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}`},
 			{namespace: "shop", name: "unnamed", port: "http"},
 		}},
@@ -68,6 +70,8 @@ func scenarios() map[string]*fakeCluster {
 func (c *fakeCluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	parts := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
 	switch {
+	case c.pods == nil:
+		http.Error(w, "dial tcp 10.0.0.1:443: connection refused", http.StatusBadGateway)
 	case parts[0] == "pods":
 		c.list(w, r, "")
 	case len(parts) == 3:
@@ -144,18 +148,16 @@ func (p *fakePod) object() string {
 
 // proxy writes what a pod answers.
 func (c *fakeCluster) proxy(w http.ResponseWriter, namespace, address, path string) {
-	i := slices.IndexFunc(c.pods, func(p fakePod) bool { return p.namespace == namespace && p.name+":15055" == address })
-	if i < 0 {
-		fail(w, http.StatusInternalServerError, "the test has no pod "+address)
-		return
-	}
-	p := &c.pods[i]
+	p := &c.pods[slices.IndexFunc(c.pods, func(p fakePod) bool { return p.namespace == namespace && p.name+":15055" == address })]
 	switch {
 	case strings.HasSuffix(p.refused, "not found"):
 		fail(w, http.StatusNotFound, p.refused)
 	case p.refused != "":
 		fail(w, http.StatusServiceUnavailable, p.refused)
-	case path == "metrics" && p.page != "":
+	case p.name == "moved":
+		w.Header().Set("Location", "/api/v1/namespaces/shop/pods/"+p.page)
+		w.WriteHeader(http.StatusFound)
+	case path == "metrics" && p.page != "" && p.page[0] != '\n':
 		http.Error(w, p.page, http.StatusNotFound)
 	case path == "metrics":
 		fmt.Fprint(w, p.metrics())
@@ -177,14 +179,12 @@ func (p *fakePod) metrics() string {
 	for _, code := range p.codes {
 		fmt.Fprintf(&text, "nametap_problem{code=%q} 1\n", code)
 	}
-	if len(p.codes) == 0 {
-		text.WriteString("nametap_problem{code=\"none\"} 0\n")
-	}
+	text.WriteString("nametap_problem{code=\"none\"} 0\n")
 	text.WriteString("# TYPE nametap_dns_queries_total counter\nnametap_dns_queries_total{type=\"A\",protocol=\"udp\",rcode=\"REFUSED\",source=\"probe\"} 7\n")
 	for rcode, n := range p.answered {
 		fmt.Fprintf(&text, "nametap_dns_queries_total{type=\"A\",protocol=\"udp\",rcode=%q,source=\"upstream\"} %d\n", rcode, n)
 	}
-	fmt.Fprintf(&text, "nametap_table_hosts 1204\nnametap_xds_connected 1\nnametap_xds_table_stale 0\nnametap_xds_table_digest 1.88900977659375e+14\nnametap_xds_table_timestamp_seconds %d\n", time.Now().Add(-100*time.Hour).Unix())
+	fmt.Fprintf(&text, "nametap_table_hosts 1204\nnametap_xds_connected 1\nnametap_xds_table_stale 0\nnametap_xds_table_digest 1.88900977659375e+14\nnametap_xds_table_timestamp_seconds %d\n%s", time.Now().Add(-100*time.Hour).Unix(), p.page)
 	return text.String()
 }
 

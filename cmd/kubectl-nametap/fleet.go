@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -33,6 +34,8 @@ const (
 	// minPause and maxParts bound how often the agents are read: the curve has up to maxParts parts.
 	minPause = 2 * time.Second
 	maxParts = 60
+
+	outputTable, outputJSON, outputHTML = "table", "json", "html" // the values of --output
 )
 
 // A fleet is one run of the command fleet.
@@ -78,7 +81,7 @@ func (f *fleet) run(args []string, stdout io.Writer) (int, error) {
 		return exitUsage, errors.New("--for and --queries: want a time such as 30s")
 	}
 	f.wantQueries = flags.Changed("queries")
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	agents, err := f.read(ctx)
 	if err != nil {
@@ -86,13 +89,6 @@ func (f *fleet) run(args []string, stdout io.Writer) (int, error) {
 	}
 	return exitCode(agents), f.print(stdout, agents)
 }
-
-// The values of --output.
-const (
-	outputTable = "table"
-	outputJSON  = "json"
-	outputHTML  = "html"
-)
 
 // flags returns the flags of the command, except for those that all commands have.
 func (f *fleet) flags() *pflag.FlagSet {
@@ -109,14 +105,13 @@ func (f *fleet) flags() *pflag.FlagSet {
 }
 
 // exitCode returns the exit code for agents, as `nametap doctor` has it for one.
-func exitCode(agents []*agent) int {
+func exitCode(agents []*agent) (code int) {
 	const exitWarnings = 3
-	code := 0
 	for _, a := range agents {
-		if a.State == broken || a.State == unknown {
+		switch a.State {
+		case broken, unknown:
 			return exitFailed
-		}
-		if a.State == warning {
+		case warning:
 			code = exitWarnings
 		}
 	}
@@ -186,14 +181,11 @@ func inParallel(limit int, agents []*agent, do func(*agent)) {
 	_ = group.Wait() // the functions return no error
 }
 
-// isFine reports whether nothing is wrong with the agent.
-func (a *agent) isFine() bool { return a.State == ok || a.State == starting }
-
 // print prints the agents; with --problems only those with one.
 func (f *fleet) print(w io.Writer, agents []*agent) error {
 	shown := agents
 	if f.problems {
-		shown = slices.DeleteFunc(slices.Clone(agents), (*agent).isFine)
+		shown = slices.DeleteFunc(slices.Clone(agents), func(a *agent) bool { return a.State == ok || a.State == starting })
 	}
 	if f.output == outputTable {
 		return printTable(w, agents, shown)
@@ -201,9 +193,7 @@ func (f *fleet) print(w io.Writer, agents []*agent) error {
 	var lines bytes.Buffer
 	encoder := json.NewEncoder(&lines) // it escapes <, so the lines can be a part of the page
 	for _, a := range shown {
-		if err := encoder.Encode(a); err != nil {
-			return err
-		}
+		_ = encoder.Encode(a) // JSON has all of these values
 	}
 	out := lines.Bytes()
 	if f.output == outputHTML {

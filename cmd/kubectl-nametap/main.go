@@ -14,6 +14,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -160,13 +161,9 @@ func (r *request) check() error {
 	switch {
 	case r.command == "" && len(r.args) == 0:
 		return errHelp
-	case r.command == agents, r.command == allAgents:
-		return nil
-	case r.command == "":
-		return fmt.Errorf("%s: want %s, %s or %s first", r.args[0], strings.Join(commands(), ", "), agents, allAgents)
-	case !slices.Contains(commands(), r.command):
-		return fmt.Errorf("%q: want %s, %s or %s first", r.command, strings.Join(commands(), ", "), agents, allAgents)
-	case r.pod == "":
+	case !slices.Contains(append(commands(), agents, allAgents), r.command):
+		return fmt.Errorf("%q: want %s, %s or %s first", cmp.Or(append([]string{r.command}, r.args...)...), strings.Join(commands(), ", "), agents, allAgents)
+	case r.pod == "" && slices.Contains(commands(), r.command):
 		return fmt.Errorf("no pod is named: want it before flags of nametap: kubectl nametap %s POD", r.command)
 	}
 	return nil
@@ -185,10 +182,7 @@ func (r *request) exec(pod, namespace string, program []string) (int, error) {
 
 // execArgs returns the arguments of kubectl that run a program in a pod.
 func (r *request) execArgs(pod, namespace string, program []string) []string {
-	container := r.container
-	if container == "" {
-		container = program[0] // the manifests name each container like its program
-	}
+	container := cmp.Or(r.container, program[0]) // the manifests name each container like its program
 	args := slices.Clone(r.kubectl)
 	if namespace != "" {
 		args = append(args, "--namespace="+namespace)
