@@ -68,7 +68,7 @@ func brokenLocally() []hostCase {
 			e.replace("config.yaml", "cache-size: many\n")
 			e.mend = func() { e.replace("config.yaml", "cache-size: 2MiB\n") }
 		}},
-		{name: "connections leave from an address of another host", says: "PROBLEM  an address of --egress-source is on no interface", raises: "egress_source", make: func(e *examined) {
+		{name: "connections leave from an address of another host", says: "PROBLEM  an address of --egress-source is on no interface of this host", raises: "egress_source", make: func(e *examined) {
 			e.agent("--egress", "--egress-addr", "localhost:15056", "--egress-source", "10.99.0.1")
 		}},
 		{name: "the listener is firewalled", says: "PROBLEM  DNS listeners of the agent do not answer", raises: "listener_silent", make: func(e *examined) {
