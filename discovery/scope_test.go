@@ -63,17 +63,18 @@ func TestSidecars(t *testing.T) { // D12
 	}
 }
 
-// D12: an egress listener that is not understood shows nothing, also while a directory has no good form of its Sidecar.
+// D12: an egress listener or a label that is not understood shows nothing, also while a directory has no good form of its Sidecar.
 func TestSidecarNotUnderstood(t *testing.T) {
 	for listener, wrong := range map[string]string{
 		"hosts: ['*/*'], labels: {app: web}": "labels", "hosts: ['*/*'], port: {number: http}": "number", "hosts: ['*/*', '~data/-']": "hosts[1]",
 	} {
 		dir := t.TempDir()
-		write(t, dir, "a.yaml", scoped()+sidecarYAML("s", "shop", "egress: [{"+listener+"}, {hosts: [./web.shop.svc.cluster.local, -]}]"))
+		write(t, dir, "a.yaml", scoped()+sidecarYAML("s", "shop", "egress: [{"+listener+"}, {hosts: [./web.shop.svc.cluster.local, -]}]")+sidecarYAML("s", "data", "workloadSelector: {labels: {app: web, version: 2}}"))
 		table, errs, err := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "shop"})
 		named := func(e object.Error) bool { return strings.HasSuffix(e.Field, wrong) }
-		if len(table.GetTable()) != 1 || table.GetTable()["web.shop.svc.cluster.local"] == nil || !slices.ContainsFunc(errs, named) {
-			t.Errorf("%s: %v, %v, %v", listener, table, errs, err)
+		other, _, _ := Table(t.Context(), Config{ConfigDir: dir}, Client{Namespace: "data", Labels: map[string]string{"app": "web"}})
+		if len(other.GetTable()) > 0 || len(table.GetTable()) != 1 || table.GetTable()["web.shop.svc.cluster.local"] == nil || !slices.ContainsFunc(errs, named) {
+			t.Errorf("%s: %v, %v, %v, %v", listener, table, other, errs, err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"time"
@@ -80,7 +81,9 @@ func Decode(kind string, data []byte) (object.Object, Meta, []object.Error) {
 	}
 	d.add(Mismatch(err, ""))
 	if s, ok := f.(*sidecar); ok {
-		o.Sidecar = &object.Sidecar{Labels: s.Spec.Selector.Labels, Created: meta.Created(), Egress: []object.EgressListener{}}
+		labels := s.Spec.Selector.Labels
+		maps.DeleteFunc(labels, func(_, value string) bool { return value == "" }) // the value that is no text is ""
+		o.Sidecar = &object.Sidecar{Labels: labels, Created: meta.Created(), Egress: []object.EgressListener{}}
 	}
 	return o, *meta, d.errs
 }

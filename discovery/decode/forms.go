@@ -114,9 +114,8 @@ func (d *decoder) ports(list []port, field string, targets bool) (all object.Por
 	var ports []object.Port
 	names := map[string]bool{}
 	for i, f := range list {
-		p := object.Port{Name: f.Name, Number: uint16(f.Number)}
-		var err error
-		p.Protocol, err = object.ParseProtocol(f.Protocol)
+		protocol, err := object.ParseProtocol(f.Protocol)
+		p := object.Port{Name: f.Name, Number: uint16(f.Number), Protocol: protocol}
 		switch {
 		case p.Name != "" && !object.IsLabel(p.Name):
 			d.fail(fmt.Errorf("want a DNS label, got %q", p.Name), "%s[%d].name", field, i)
@@ -180,8 +179,7 @@ type endpointSlice struct {
 func (f *endpointSlice) metadata() *Meta { return &f.Metadata }
 
 func (f *endpointSlice) decode(d *decoder, o *object.Object) {
-	labels := f.Metadata.Labels
-	s := &object.EndpointSlice{Service: labels[object.LabelServiceName], Import: object.NewImportedSlice(labels)}
+	s := &object.EndpointSlice{Service: f.Metadata.Labels[object.LabelServiceName], Import: object.NewImportedSlice(f.Metadata.Labels)}
 	o.Slice = s
 	switch f.AddressType {
 	case "", "IPv4", "IPv6":
@@ -385,8 +383,7 @@ func (f *serviceEntry) decodeHosts(d *decoder, e *object.ServiceEntry) {
 		e.HasAddresses = true
 		if err != nil {
 			d.fail(err, "spec.addresses[%d]", i)
-		}
-		if a.IsValid() {
+		} else if a.IsValid() {
 			e.Addrs = append(e.Addrs, a)
 		}
 	}

@@ -34,6 +34,7 @@ func (f *file) after(name string, stamp stamp, data []byte, allowEmpty bool) *fi
 	}
 	for i := range kept.wrong {
 		kept.wrong[i].Kept = true
+		kept.wrong[i].Msg += "; the whole file stays in use as it was before"
 	}
 	return &kept
 }

@@ -71,41 +71,39 @@ func (p *parsed) parseDocument(number int, body []byte) {
 
 // toJSON returns the JSON of the value in a YAML document.
 func toJSON(body []byte) ([]byte, error) {
+	var node yaml.Node
 	var value any
 	dec := yaml.NewDecoder(bytes.NewReader(body))
-	err := dec.Decode(&value)
+	err := dec.Decode(&node)
 	if err == nil {
-		err = dec.Decode(new(yaml.Node)) // a second value without a marker before it is an error
+		useTexts(&node)
+		err = node.Decode(&value)
+	}
+	if err == nil {
+		// A second value without a marker before it is an error. The library also finds markers where yamltext does not.
+		if err = dec.Decode(new(yaml.Node)); err == nil {
+			err = errors.New("holds several documents: want UTF-8, and lines that end in LF or CRLF")
+		}
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, yamltext.OneLine(err)
 	}
-	data, err := json.Marshal(withTextKeys(value))
+	data, err := json.Marshal(value)
 	if err != nil {
 		return nil, fmt.Errorf("want a value that JSON has, too: %w", err)
 	}
 	return data, nil
 }
 
-// withTextKeys returns a value of package yaml with keys as JSON has them: YAML also has keys that are numbers.
-func withTextKeys(value any) any {
-	switch value := value.(type) {
-	case map[any]any:
-		members := make(map[string]any, len(value))
-		for key, member := range value {
-			members[fmt.Sprint(key)] = withTextKeys(member)
+// useTexts makes texts of what JSON does not have, as kubectl does: times, and keys that are numbers.
+func useTexts(node *yaml.Node) {
+	for i, n := range node.Content {
+		isKey := node.Kind == yaml.MappingNode && i%2 == 0
+		if n.Tag == "!!timestamp" || isKey && n.Kind == yaml.ScalarNode && n.Tag != "!!merge" {
+			n.Tag = "!!str"
 		}
-		return members
-	case map[string]any:
-		for key, member := range value {
-			value[key] = withTextKeys(member)
-		}
-	case []any:
-		for i, element := range value {
-			value[i] = withTextKeys(element)
-		}
+		useTexts(n)
 	}
-	return value
 }
 
 // fail adds an error in a document.
@@ -146,7 +144,7 @@ func (p *parsed) parseObject(in located, data []byte, path, listKind string) {
 		for i, item := range items {
 			p.parseObject(in, item, fmt.Sprintf("items[%d]", i), itemKind)
 		}
-	case !known(head.APIVersion, kind, path != ""):
+	case !known(head.APIVersion, kind):
 		p.notes = append(p.notes, strings.TrimSpace(head.APIVersion+" "+kind)+" is not read by nametap-discovery")
 	default:
 		p.decode(in, data, path, kind)
@@ -172,13 +170,13 @@ func (p *parsed) decode(in located, data []byte, path, kind string) {
 	}
 }
 
-// known reports whether objects with this apiVersion and kind are read. The API group matters, because Knative, too, has
-// a kind Service. Elements of a list may have no apiVersion.
-func known(apiVersion, kind string, inList bool) bool {
+// known reports whether objects with this apiVersion, which may be missing, and kind are read. The API group matters,
+// because Knative, too, has a kind Service.
+func known(apiVersion, kind string) bool {
 	group, _, hasGroup := strings.Cut(apiVersion, "/")
 	if !hasGroup {
 		group = ""
 	}
 	want, read := decode.Group(kind)
-	return read && (group == want || apiVersion == "" && inList)
+	return read && (group == want || apiVersion == "")
 }
