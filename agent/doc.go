@@ -37,9 +37,8 @@
 // One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a process that runs but
 // does not answer looks healthy to Kubernetes and systemd, while DNS of the workload stays broken.
 //
-//	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per
-//	                     query on the slow path; the
-//	                     watcher of resolv.conf; one that finds the names of cgroups; one that
+//	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per query on the
+//	                     slow path; the watcher of resolv.conf; one that finds the names of cgroups; one that
 //	                     follows the addresses of this host; one that opens connection tracking,
 //	                     if that failed at first; one that opens missing listeners
 //	upstream.Client      one reader per open socket, two per connection, and one that closes

@@ -28,8 +28,7 @@ const (
 	probeTimeout = time.Second
 	// probeRetry is the time after which an unanswered probe over UDP is sent again.
 	probeRetry = probeTimeout / 10
-	// ProgramUser is the user "nobody" and its group. AsProgram sends queries as this user, so the rules treat the
-	// queries like queries of any program.
+	// ProgramUser is the user "nobody" and its group, as which AsProgram sends queries, like any program.
 	ProgramUser = 65534
 )
 
@@ -171,8 +170,7 @@ const (
 	askIdentity = askID + " " + askVersion // two questions, one after the other
 )
 
-// A question is a query to a server about the server itself, in class CHAOS (RFC 4892). An agent needs neither a
-// table nor a nameserver to answer it.
+// A question is a query to a server about the server itself, in class CHAOS (RFC 4892).
 type question struct {
 	description string // the description of the probe in errors
 	network, to string // the server
@@ -256,9 +254,8 @@ const versionPrefix = "nametap "
 // isNametap reports whether a text is the version of an agent.
 func isNametap(text string) bool { return strings.HasPrefix(text, versionPrefix) }
 
-// queryHops is the TTL or hop limit of queries that the agent sends to nameservers: the usual default. The agent sets
-// it because a sysctl, a route or a router may change the default of this host. If the default were
-// [iptables.ProbeHops], the rules would take the agent's queries for probes and redirect them to the agent.
+// queryHops is the TTL or hop limit of the agent's queries to nameservers. The default of this host may be
+// [iptables.ProbeHops]: the rules would take these queries for probes, and redirect them to the agent.
 const queryHops = 64
 
 // setHops returns a control function that gives the packets of a socket a TTL or hop limit.
@@ -288,17 +285,18 @@ func withCause(err error) error {
 
 // noRoute reports whether an error means that the host has no address of a family or no route.
 func noRoute(err error) bool {
-	return slices.ContainsFunc([]error{syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT},
-		func(absent error) bool { return errors.Is(err, absent) })
+	return isAny(err, syscall.EADDRNOTAVAIL, syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.EAFNOSUPPORT)
 }
 
-// listeningFamilies returns the families that a query path listens on.
+// isAny reports whether err is one of these errors.
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
+// listeningFamilies returns the families that a query path listens on over UDP.
 func listeningFamilies(proxy *dnsproxy.Server) []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool {
-		return !slices.ContainsFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool {
-			at, err := netip.ParseAddrPort(l.Address)
-			return err == nil && family.Of(at.Addr()) == f
-		})
+		return !slices.ContainsFunc(addrPorts(proxy), func(at netip.AddrPort) bool { return family.Of(at.Addr()) == f })
 	})
 }
 

@@ -215,6 +215,8 @@ func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
 				w.noteAnswer(ctx, f)
 			}
 			switch {
+			case network == "tcp" && r.state == WayUnknown:
+				r = before
 			case noRoute(silent):
 				r.state, r.err = WayUnknown, silent
 			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
@@ -247,7 +249,8 @@ func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (
 		description: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
 	})
 	switch {
-	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil:
+	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil,
+		isAny(err, unix.EADDRNOTAVAIL, unix.EAGAIN, unix.EMFILE, unix.ENFILE): // any client can use up all source ports
 		return WayUnknown, err
 	case err != nil:
 		return WayBroken, err

@@ -299,7 +299,7 @@ func TestLongQueriesInFlight(t *testing.T) { // R13
 		if resp := parse(t, read(t, tcp)); resp.Rcode != dns.RcodeServerFailure || n < bound/length-1 || n > bound/length+2 {
 			t.Errorf("query %d:\n%v", n, resp)
 		}
-		write(t, udp, long("version.bind", dns.ClassCHAOS))
+		write(t, udp, long("version.bind", dns.ClassHESIOD))
 		until(t, "a query over UDP is dropped", func() bool { return len(p.past(t, "rcode=dropped&name=version.bind")) == 1 })
 		if resp := parse(t, p.send(t, "tcp", long("id.server", dns.ClassCHAOS))); resp.Rcode != dns.RcodeServerFailure {
 			t.Errorf("over TCP:\n%v", resp)
@@ -307,6 +307,29 @@ func TestLongQueriesInFlight(t *testing.T) { // R13
 		got := p.past(t, "name=id.server&rcode=SERVFAIL")
 		if len(got) != 1 || got[0].Transport != "tcp" || got[0].Class != "CH" || fmt.Sprint(got[0].Rows) != "[F10]" {
 			t.Errorf("%+v", got)
+		}
+		p.converse(t, []dialogue{{"web A", webAddress}})
+	})
+}
+
+// Messages that wait on workers are bounded, and neither mesh names nor probes wait for them.
+func TestManyTasks(t *testing.T) { // F10
+	synctest.Test(t, func(t *testing.T) {
+		p := startForwarder(t, dnsproxy.Config{ID: "here", Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence))}})
+		conn := p.dial(t, "udp")
+		defer conn.Close()
+		for i := range 5_000 {
+			packet, err := new(dns.Msg).SetUpdate(fmt.Sprintf("w%d.example.", i)).Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(t, conn, packet)
+		}
+		p.await(t, "nametap_dns_inflight", 4096)
+		probe := question("id.server", dns.TypeTXT)
+		probe.Question[0].Qclass = dns.ClassCHAOS
+		if resp := p.exchange(t, "udp", probe); resp.Rcode != dns.RcodeSuccess {
+			t.Errorf("the probe:\n%v", resp)
 		}
 		p.converse(t, []dialogue{{"web A", webAddress}})
 	})

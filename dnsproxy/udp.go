@@ -48,17 +48,13 @@ type udpListener struct {
 	errors   *sockets.Pacer
 
 	// The slow path runs on workers.
-	passed   chan udpTask // passes tasks to idle workers
-	starting atomic.Int64 // how many tasks no worker has started yet
-	idle     atomic.Int64 // how many workers wait for a task
-	workers  sync.WaitGroup
+	passed  chan udpTask // passes tasks to idle workers
+	tasks   atomic.Int64 // how many tasks workers have
+	idle    atomic.Int64 // how many workers wait for a task
+	workers sync.WaitGroup
 
 	waiting sync.WaitGroup // counts the udpClients
 	answers sync.Pool      // of *udpAnswer
-
-	// If many tasks wait, workers read the socket, too (see fewStarting).
-	second  udpReader
-	reading sync.Mutex // guards second
 }
 
 // A udpTask is a task, and the message that contains its query.
@@ -120,7 +116,6 @@ func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
 		passed:   make(chan udpTask),
 		errors:   newPacer(h, Addr{Network: "udp", Address: local}),
 	}
-	l.second = l.newReader()
 	return l, nil
 }
 
@@ -261,6 +256,10 @@ func (r *udpReader) answer(fd uintptr, packet []byte) {
 	case dropped:
 		return
 	case deferred:
+		if r.task.usual && r.task.decision.action == actChaos { // the agent's probes must not depend on workers
+			response = r.task.handler.answerSlow(r.task)
+			break
+		}
 		if r.startForwarding(len(packet)) || r.pass(len(packet)) {
 			return
 		}
@@ -367,43 +366,26 @@ type udpAnswer struct {
 	send     func(fd uintptr) // sends response to the client of message
 }
 
+// maxTasks bounds the tasks that workers have, whatever they wait for. A worker takes about 16 KiB.
+const maxTasks = 4096
+
 // pass passes the task to a worker, and makes a new task for the reader. n is the length of the task's packet. pass
-// reports false if too many tasks wait, or if long queries have too much memory already.
+// reports false if workers have too many tasks, or if long queries have too much memory already.
 func (r *udpReader) pass(n int) bool {
-	if r.starting.Load() >= maxStarting || !r.handler.forwarder.ReserveMemory(n) {
+	if r.tasks.Load() >= maxTasks || !r.handler.forwarder.ReserveMemory(n) {
 		return false
 	}
 	message := r.message.Clone(n)
 	passed := udpTask{r.task, message}
 	passed.keep(message.Packet, r.arrival(func() *sockets.Message { return message }, (*origins).awaitUDP))
 	r.task = passed.next()
-	r.starting.Add(1)
+	r.tasks.Add(1)
 	select {
 	case r.passed <- passed:
 	default:
 		r.workers.Go(func() { r.work(passed) })
 	}
 	return true
-}
-
-// Bounds of the tasks that no worker has started yet. Go runs goroutines in turn, so the goroutine that reads the
-// socket runs after all workers that were woken before it. Each worker takes about 30 µs, and queries for mesh names
-// must not wait for all of them. So if more than fewStarting tasks wait, a worker reads the socket before it starts
-// its task. If maxStarting tasks wait, no more are accepted.
-const (
-	fewStarting = 16
-	maxStarting = 4096
-)
-
-// readFirst answers the packets that have arrived, unless another worker is doing so.
-func (l *udpListener) readFirst() {
-	if !l.reading.TryLock() {
-		return
-	}
-	defer l.reading.Unlock()
-	// An error is ignored. If it is permanent, the goroutine that reads the socket gets it, too. If a client caused
-	// it, the kernel does not report it again.
-	_ = l.raw.Control(func(fd uintptr) { l.second.readAll(fd) })
 }
 
 // workerIdle is how long a worker waits for another task while other workers wait, too. If only one worker waits, it
@@ -417,13 +399,11 @@ func (l *udpListener) work(t udpTask) {
 	growStack()
 	var timer *time.Timer
 	for {
-		if l.starting.Add(-1) > fewStarting {
-			l.readFirst()
-		}
 		if response := t.handler.answerSlow(t.task); response != nil {
 			l.send(t.message, response)
 		}
 		l.handler.forwarder.ReleaseMemory(len(t.packet))
+		l.tasks.Add(-1)
 		var timeout <-chan time.Time
 		if l.idle.Add(1) > 1 {
 			if timer == nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -16,14 +17,12 @@ import (
 
 // Sent knows to which address a client has sent its query.
 type Sent interface {
-	// SentTo returns the address. sure is true if the client is known to have sent the query to this address. If sure
-	// is false, the query may have been redirected to the address.
+	// SentTo returns the address. If sure is false, the query may have been redirected to it.
 	SentTo() (addr netip.AddrPort, sure bool)
 }
 
-// A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor.
-// It bounds the time, and not the number of lookups, because a lookup by port looks at all sockets of the host, and any user
-// may open some 100,000.
+// A budget bounds the time that lookups take, so that a flood of failures costs only a small part of one processor. A
+// lookup by port looks at all sockets of the host, and any user may open some 100,000.
 type budget struct {
 	share    float64       // the part of one processor's time that lookups may use
 	burst    time.Duration // the most that left can be
@@ -40,6 +39,7 @@ func (b *budget) open(now time.Time) bool {
 
 // clients finds the owners of clients' sockets, with sock_diag(7). This needs no capability.
 type clients struct {
+	finding atomic.Int64 // how many goroutines are in the method find
 	mu      sync.Mutex
 	fd      int // less than 0 while it is not open
 	closed  bool
@@ -69,8 +69,13 @@ func (c *clients) close() {
 	}
 }
 
-// find returns the owner of the socket from which a query came.
+// find returns the owner of the socket from which a query came. It waits for a few other lookups at most.
 func (c *clients) find(q *Query, sent Sent) Who {
+	const maxFinding = 16
+	defer c.finding.Add(-1)
+	if c.finding.Add(1) > maxFinding {
+		return Who{skipped: true}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b, now := &c.budgets[q.Kind], time.Now()
@@ -103,9 +108,8 @@ type owner struct {
 	wildcard bool // the socket is bound to all addresses
 }
 
-// threadTime returns the processor time of this thread. It does not include the time while other threads run on a
-// busy machine. The system call takes 0.2 µs. It is made without telling Go's scheduler, because this could take
-// longer than the lookup.
+// threadTime returns the processor time of this thread. The system call takes 0.2 µs. It is made without telling Go's
+// scheduler, because this could take longer than the lookup.
 func threadTime() time.Duration {
 	var at unix.Timespec
 	if _, _, errno := unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&at)),
@@ -171,8 +175,8 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	return b
 }
 
-// exactLocked asks for the socket that has the address of the client, and whose peer has the address to which the
-// query was sent. It also finds a UDP socket that is not connected to a peer.
+// exactLocked asks for the socket with the address of the client, and the address to which the query was sent as its peer,
+// or without a peer.
 func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	if !sent.IsValid() || sent.Addr().Is4() != q.Client.Addr().Is4() {
 		return owner{}
@@ -194,9 +198,8 @@ func (c *clients) exactLocked(q *Query, sent netip.AddrPort) owner {
 	return c.askLocked(q, b)
 }
 
-// byPortLocked asks for the UDP sockets with the port of the client. For an IPv4 client, it also looks at IPv6
-// sockets, because they can send IPv4 packets. The kernel has to look at all its sockets for this. This takes 40 µs for
-// UDP. For TCP it would take a millisecond, so byPortLocked does nothing for TCP.
+// byPortLocked asks for the UDP sockets with the port of the client, for an IPv4 client also for IPv6 sockets, which can
+// send IPv4 packets. The kernel looks at all its sockets: 40 µs. For TCP, a millisecond, byPortLocked does nothing.
 func (c *clients) byPortLocked(q *Query) owner {
 	if q.TCP {
 		return owner{}
@@ -223,8 +226,7 @@ func (c *clients) byPortLocked(q *Query) owner {
 }
 
 // askLocked sends a request to the kernel, and returns the owner of the first socket in the reply that is the client's.
-// It does not block: the kernel makes the reply during the call of write, and each further part of the reply during the
-// read of the previous part.
+// It does not block: the kernel makes each part of the reply during the call of write, or the read of the previous part.
 func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	if _, err := unix.Write(c.fd, request); err != nil { // a netlink message without an address goes to the kernel
 		return found
@@ -248,8 +250,7 @@ func (c *clients) askLocked(q *Query, request []byte) (found owner) {
 	return found
 }
 
-// parseReply parses a part of the reply to a request. It returns the owner of the first socket that is the client's,
-// and whether the part is the last one.
+// parseReply returns the owner of the first socket in a part of a reply that is the client's, and whether the part is the last.
 func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 	for len(b) >= unix.SizeofNlMsghdr {
 		length := int(binary.NativeEndian.Uint32(b))

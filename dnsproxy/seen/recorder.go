@@ -88,8 +88,7 @@ func (r *Recorder) Wants(q *Query) (wanted, wantOwner bool) {
 	return wanted, wantOwner
 }
 
-// Find returns the owner of the socket from which a query came. If the time budget for queries of this kind is
-// spent, it does not look up the owner.
+// Find returns the owner of the socket from which a query came, unless the time for queries of this kind is spent.
 func (r *Recorder) Find(q *Query, sent Sent) Who {
 	who := r.clients.find(q, sent)
 	if who.Cgroup != 0 {
