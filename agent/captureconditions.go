@@ -12,9 +12,9 @@ import (
 )
 
 const (
-	// Another program changes the rules again and again if at least repairsLeast readings within the time repairsIn found that rules had been repaired since the reading before. Loading a firewall changes the rules several
-	// times, so the first and the last of these readings must be at least repairsApart apart. The last of them may be at
-	// most repairsLast ago.
+	// Another program changes the rules again and again if at least repairsLeast readings within repairsIn found repairs
+	// since the previous reading. Loading a firewall changes the rules several times, so the first and the last of these
+	// readings must be at least repairsApart apart. The last of them may be at most repairsLast ago.
 	repairsLeast = 4
 	repairsIn    = 3 * time.Minute
 	repairsApart = 20 * time.Second

@@ -11,10 +11,10 @@
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends
+//	captureconditions.go  what is wrong with the capture
 //	capture.go        the desired state of capture: from the settings, the nameservers of
 //	                  resolv.conf, the families that the agent listens on, and the probes of way.go
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
-//	captureconditions.go  what is wrong with the capture
 //	lapses.go         why the capture was interrupted, and how often
 //	seat.go           which of several agents in a network namespace captures
 //	capturestatus.go  the state of capture, as status and metrics

@@ -316,7 +316,7 @@ func (g *generator) changed(labels []string) []string {
 // query makes a query and its transport, at times with an EDNS size that is just enough for
 // the response or just too small.
 func (g *generator) query(r *reference) ([]byte, transport) {
-	over := transport(g.IntN(int(transports)))
+	over := pick(g, overUDP, overTCP)
 	packet := make([]byte, 12, 600)
 	packet[5] = 1 // question
 	binary.BigEndian.PutUint16(packet, uint16(g.Uint32()))

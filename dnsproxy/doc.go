@@ -5,6 +5,7 @@
 //
 //	explain.go     the rule by which a question is answered, for nametap query
 //	resolve.go     addresses of names for the agent itself
+//	conditions.go  what is wrong with listeners and answers
 //	server.go      Server: New, Run, Ready; Load, for a new table; Configure, for new settings
 //	listen.go      opening the sockets
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
@@ -19,7 +20,6 @@
 //	rows.go        the rows of docs/behaviour.md by which a question is answered
 //	writer.go      responses that nametap makes itself, record by record; the limit of their length
 //	provenance.go  where one answer came from: which nameserver, and how old it is
-//	conditions.go  what is wrong with listeners and answers
 //	metrics.go     counters
 //	decide.go      the decision about a query, made once
 //	config.go      the settings
@@ -88,7 +88,8 @@
 //
 // The fast path passes all other queries to a worker goroutine, together with its results so far. Such queries are
 // forwarded queries over TCP, queries that wait for the first table, and rare or malformed queries. The worker takes
-// the slow path ([handler.answerSlow]). A query that has waited for the first table is decided on again.
+// the slow path ([handler.answerSlow]). A query that has waited for the first table is decided on again. Probes over UDP
+// take the slow path without a worker, because they must be answered while workers have too many queries.
 //
 // A goroutine that serves more than one client never waits for one of them: it takes no lock that is held during a system
 // call, and no call of it waits for room. It sends with [syscall.RawConn.Control], which, unlike Write, cannot wait.

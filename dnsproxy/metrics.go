@@ -35,10 +35,9 @@ type transport uint8
 const (
 	overUDP transport = iota
 	overTCP
-	transports
 )
 
-// String names the transport as metrics do.
+// String names the transport as Go networks are named.
 func (t transport) String() string {
 	if t == overUDP {
 		return "udp"

@@ -366,7 +366,7 @@ type udpAnswer struct {
 	send     func(fd uintptr) // sends response to the client of message
 }
 
-// maxTasks bounds the tasks that workers have, whatever they wait for. A worker takes about 16 KiB.
+// maxTasks bounds the tasks that workers of one socket have, whatever they wait for. A worker takes about 16 KiB.
 const maxTasks = 4096
 
 // pass passes the task to a worker, and makes a new task for the reader. n is the length of the task's packet. pass

@@ -11,9 +11,9 @@ import (
 	"github.com/nametap/nametap/internal/sockets"
 )
 
-// forbidden returns the ranges to which a name may not lead, and what each is. The owner of a name chooses its addresses, so without
-// these ranges a client could use the agent to reach services that only this host may reach. Private addresses (RFC
-// 1918) are allowed, because many external hosts have such an address.
+// forbidden returns the ranges to which a name may not lead, and what each is. The owner of a name chooses its addresses,
+// so without these ranges a client could use the agent to reach services that only this host may reach. Private addresses
+// (RFC 1918) are allowed, because many external hosts have such an address.
 func forbidden() map[netip.Prefix]string {
 	ranges := map[netip.Prefix]string{}
 	for prefix, name := range map[string]string{

@@ -47,8 +47,8 @@ func (m Mode) Filter() *seen.Filter {
 	return seen.Failures()
 }
 
-// Run logs the queries of reader until ctx ends, and then closes reader. domain is the cluster domain; queries for
-// the suffixes of names below it are namespaces.
+// Run logs the queries of reader until ctx ends, and then closes reader. domain is the cluster domain; the
+// suffixes of names below it are namespaces.
 func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logger) {
 	defer reader.Close()
 	s := newSummary(domain)

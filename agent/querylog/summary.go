@@ -17,7 +17,7 @@ const (
 	// repeatTime is the least time between two lines about the same cause.
 	repeatTime = time.Minute
 	// maxGroups bounds how many causes have a line of their own: a client chooses nameservers that are not configured.
-	maxGroups = 8
+	maxGroups = 7
 	// maxSuffixes bounds how many different suffixes are counted.
 	maxSuffixes = 1000
 )

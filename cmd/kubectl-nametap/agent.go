@@ -173,9 +173,6 @@ func (a *agent) set(families map[string]*dto.MetricFamily) {
 	})
 	each(families, "nametap_build_info", func(labels map[string]string, _ float64) { a.Version = labels["version"] })
 	each(families, "nametap_dns_queries_total", func(labels map[string]string, count float64) {
-		if labels["source"] == "probe" {
-			return
-		}
 		a.Queries += int64(count)
 		if rcode := labels["rcode"]; rcode != "NOERROR" && rcode != "NXDOMAIN" {
 			a.Failures += int64(count)

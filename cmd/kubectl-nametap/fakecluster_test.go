@@ -179,10 +179,9 @@ func (p *fakePod) metrics() string {
 	for _, code := range p.codes {
 		fmt.Fprintf(&text, "nametap_problem{code=%q} 1\n", code)
 	}
-	text.WriteString("nametap_problem{code=\"none\"} 0\n")
-	text.WriteString("# TYPE nametap_dns_queries_total counter\nnametap_dns_queries_total{type=\"A\",protocol=\"udp\",rcode=\"REFUSED\",source=\"probe\"} 7\n")
+	text.WriteString("nametap_problem{code=\"none\"} 0\n# TYPE nametap_dns_queries_total counter\n")
 	for rcode, n := range p.answered {
-		fmt.Fprintf(&text, "nametap_dns_queries_total{type=\"A\",protocol=\"udp\",rcode=%q,source=\"upstream\"} %d\n", rcode, n)
+		fmt.Fprintf(&text, "nametap_dns_queries_total{rcode=%q,source=\"upstream\"} %d\n", rcode, n)
 	}
 	fmt.Fprintf(&text, "nametap_table_hosts 1204\nnametap_xds_connected 1\nnametap_xds_table_stale 0\nnametap_xds_table_digest 1.88900977659375e+14\nnametap_xds_table_timestamp_seconds %d\n%s", time.Now().Add(-100*time.Hour).Unix(), p.page)
 	return text.String()

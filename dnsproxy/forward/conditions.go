@@ -119,7 +119,7 @@ func (e *examination) conditions() []condition.Condition {
 			}
 			return &condition.Problem{
 				What: "does not reply", Evidence: e.lastError(s), Rows: []string{"F4"}, Certain: e.unanswered(s),
-				Mend: "dig @" + dig(s.Spec) + " example.org; if there is no reply, name another nameserver in resolv.conf or --upstream",
+				Mend: dig(s.Spec) + "; if there is no reply, name another nameserver in resolv.conf or --upstream",
 			}
 		}),
 		e.condition(condition.NameserverRefuses, "all nameservers answer", nil, func(s server) *condition.Problem {
@@ -150,7 +150,7 @@ func (e *examination) overTCP(causes []condition.Code) condition.Condition {
 		return &condition.Problem{
 			What: "does not reply over TCP", Rows: []string{"F2"},
 			Evidence: fmt.Sprintf("%s, %v ago; no reply over TCP for %v", s.TCP.LastError, e.ago(s.TCP.LastErrorAt), e.ago(s.TCP.Since)),
-			Mend:     "dig +tcp @" + dig(s.Spec) + " example.org; allow TCP to that nameserver in the firewalls on the way",
+			Mend:     dig(s.Spec) + " +tcp; allow TCP to that nameserver in the firewalls on the way",
 		}
 	})
 	for i := range c.Problems {
@@ -164,9 +164,7 @@ func (e *examination) overTCP(causes []condition.Code) condition.Condition {
 
 // condition returns a condition with the problems that the function find has found, completed by the server, the
 // severity and the effect.
-func (e *examination) condition(
-	code condition.Code, title string, causes []condition.Code, find func(server) *condition.Problem,
-) condition.Condition {
+func (e *examination) condition(code condition.Code, title string, causes []condition.Code, find func(server) *condition.Problem) condition.Condition {
 	c := condition.Condition{Code: code, Title: title, Causes: causes}
 	if len(e.servers) == 0 {
 		c.Unknown = "there is no nameserver"
@@ -227,5 +225,7 @@ func ordinal(i, n int) string {
 	return fmt.Sprintf("nameserver %d of %d", i+1, n)
 }
 
-// dig returns a nameserver as arguments of the command dig.
-func dig(server upstream.Spec) string { return strings.Replace(server.String(), ":", " -p ", 1) }
+// dig returns the command that queries a nameserver.
+func dig(s upstream.Spec) string {
+	return strings.Replace(fmt.Sprintf("dig @%s -p %d%s example.org", s.Addr.Addr(), s.Addr.Port(), map[bool]string{true: " +tls"}[s.TLS]), " -p 53 ", " ", 1)
+}

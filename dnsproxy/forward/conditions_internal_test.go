@@ -20,7 +20,7 @@ import (
 func examined(change func(first, second, corp *server, now time.Time)) condition.Report {
 	now := time.Unix(1_000_000, 0)
 	e := examination{now: now}
-	for _, address := range []string{"10.96.0.10", "10.96.0.11", "10.1.0.53"} {
+	for _, address := range []string{"10.96.0.10", "10.96.0.11", "2001:db8::53"} {
 		s := server{Status: upstream.Status{Spec: upstream.Spec{Addr: netip.AddrPortFrom(netip.MustParseAddr(address), 53)}, Heard: now}}
 		s.TCP.Heard = now
 		e.servers = append(e.servers, s)
@@ -41,9 +41,9 @@ func down(now time.Time, servers ...*server) {
 func TestBrokenNameservers(t *testing.T) {
 	t.Parallel()
 	for want, breaks := range map[string]func(first, second, corp *server, now time.Time){
-		"warning nameserver_down: 10.96.0.11, the second nameserver, does not reply":              func(_, second, _ *server, now time.Time) { down(now, second) },
-		"problem nameserver_down: 10.96.0.10, the first nameserver, does not reply":               func(first, second, _ *server, now time.Time) { down(now, first, second) },
-		"problem nameserver_down: 10.1.0.53, the only nameserver of corp.example, does not reply": func(_, _, corp *server, now time.Time) { down(now, corp) },
+		"warning nameserver_down: 10.96.0.11, the second nameserver, does not reply":                 func(_, second, _ *server, now time.Time) { down(now, second) },
+		"problem nameserver_down: 10.96.0.10, the first nameserver, does not reply":                  func(first, second, _ *server, now time.Time) { down(now, first, second) },
+		"problem nameserver_down: 2001:db8::53, the only nameserver of corp.example, does not reply": func(_, _, corp *server, now time.Time) { down(now, corp) },
 		"warning nameserver_loops: 10.96.0.10, the first nameserver, forwards to this agent": func(first, _, _ *server, _ time.Time) {
 			first.State = upstream.Looping
 		},
@@ -58,7 +58,7 @@ func TestBrokenNameservers(t *testing.T) {
 			first.TCP = upstream.TCPStatus{LastError: "timeout", Since: now.Add(-time.Minute), LastErrorAt: now}
 		},
 		// A person has asked a nameserver that no client uses.
-		"problem nameserver_down: 10.1.0.53, the only nameserver of corp.example, does not reply ": func(_, _, corp *server, now time.Time) {
+		"problem nameserver_down: 2001:db8::53, the only nameserver of corp.example, does not reply ": func(_, _, corp *server, now time.Time) {
 			corp.Heard, corp.Unanswered, corp.LastError, corp.LastErrorAt = time.Time{}, now, "no reply in time", now
 		},
 	} {
@@ -73,6 +73,9 @@ func TestBrokenNameservers(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 			for _, other := range report.Problems {
+				if dig, ok := strings.CutPrefix(other.Mend, "dig @"); ok && !strings.HasPrefix(dig, strings.Fields(other.Subject)[0]+" example.org") {
+					t.Errorf("another server is queried: %s", other.Mend)
+				}
 				if other.Code != p.Code || other.Evidence == "" || other.Effect == "" || other.Mend == "" || len(other.Rows) == 0 {
 					t.Errorf("incomplete, or a consequence: %+v", other)
 				}
@@ -88,11 +91,9 @@ func TestOddNameservers(t *testing.T) {
 		odd     func(first, second, corp *server, now time.Time)
 		unknown int
 	}{
-		"usual":      {func(_, _, _ *server, _ time.Time) {}, 0},
-		"never used": {func(_, second, _ *server, _ time.Time) { second.Heard, second.TCP.Heard = time.Time{}, time.Time{} }, 5},
-		"long ago": {func(first, _, _ *server, now time.Time) {
-			down(now.Add(-time.Hour), first)
-		}, 5},
+		"usual":            {func(_, _, _ *server, _ time.Time) {}, 0},
+		"never used":       {func(_, second, _ *server, _ time.Time) { second.Heard, second.TCP.Heard = time.Time{}, time.Time{} }, 5},
+		"long ago":         {func(first, _, _ *server, now time.Time) { down(now.Add(-time.Hour), first) }, 5},
 		"refused long ago": {func(first, _, _ *server, now time.Time) { first.Refusing, first.RefusedAt = true, now.Add(-time.Hour) }, 0},
 		"a connection over TCP broke": {func(first, _, _ *server, now time.Time) {
 			first.TCP.LastError, first.TCP.Since, first.TCP.LastErrorAt = "connection reset", now.Add(-time.Second), now

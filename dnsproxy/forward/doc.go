@@ -6,8 +6,8 @@
 // passes the query to [Forwarder.Begin], which returns once the query is sent. Later, the goroutine that
 // reads the nameserver's reply passes the result to the caller's [Client].
 //
-//	forward.go       the Forwarder: answers queries from the cache or by asking nameservers
 //	conditions.go    what is wrong with the nameservers
+//	forward.go       the Forwarder: answers queries from the cache or by asking nameservers
 //	metrics.go       counters
 //	cachecontent.go  what the cache has, for commands
 //	flight.go        questions in flight, each for all clients that ask it; the limit of clients

@@ -66,7 +66,7 @@ type Query struct {
 // Who is the owner of a client's socket.
 type Who struct {
 	Known   bool   // whether the owner was found
-	skipped bool   // the owner was not looked up, because the budget was spent
+	skipped bool   // the owner was not looked up, because lookups take too much time
 	UID     uint32 // the number of the user
 	Cgroup  uint64 // the inode of the cgroup's directory; 0 if it is unknown
 }
