@@ -81,6 +81,9 @@ func (f *fleet) run(args []string, stdout io.Writer) (int, error) {
 		return exitUsage, errors.New("--for and --queries: want a time such as 30s")
 	}
 	f.wantQueries = flags.Changed("queries")
+	if all, _ := flags.GetBool("all-namespaces"); all && flags.Changed("all-namespaces") { // as with kubectl, -A wins over -n
+		f.namespace = ""
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	agents, err := f.read(ctx)
