@@ -172,15 +172,22 @@ func (s *session) pushLocked() error {
 	if len(p.resources)+len(p.removed) == 0 && !s.owed {
 		return nil
 	}
-	if own && p.unused >= maxSmall && s.service.cfg.Room != nil {
+	size := 0
+	for _, e := range p.unused {
+		size += len(e.table)
+	}
+	if own && size >= maxSmall && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
 		}
 	}
+	for _, e := range p.unused {
+		e.used.Store(true)
+	}
 	s.sent = now
 	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
-	s.service.pushed(s.variant)
+	s.service.metrics.pushes.WithLabelValues(s.variant).Inc()
 	s.timeout.Reset(s.service.cfg.AckTimeout)
 	return s.send(newResponse(&p, s.nonce))
 }
@@ -188,8 +195,10 @@ func (s *session) pushLocked() error {
 // missing returns what the client lacks of a table.
 func (s *session) missing(now *table, of *source) (p push) {
 	encoded := func(number int) *encoded {
-		e, unused := s.service.tables.encoded(of, now, number)
-		p.unused += unused
+		e := s.service.tables.encoded(of, now, number)
+		if !e.used.Load() {
+			p.unused = append(p.unused, e)
+		}
 		return e
 	}
 	switch changed, gone := now.since(s.sent); {
