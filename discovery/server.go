@@ -121,7 +121,7 @@ func (s *Server) Replica() string { return s.cfg.Identity }
 func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
 
 // Errors returns the errors in objects, and in the directories and API servers from which they are read. Errors in the
-// configuration directory are sorted by file and line.
+// configuration directory are sorted by file and document.
 func (s *Server) Errors() []object.Error { return s.errors() }
 
 // Resources returns the state of each resource of the Kubernetes API that is read.

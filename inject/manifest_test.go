@@ -244,12 +244,11 @@ func TestErrors(t *testing.T) { // I13
 	const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: app}\nspec: {containers: [{name: app, image: app}]}\n"
 	const jsonPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app"},"spec":{"containers":[{"name":"app","image":"app"}]}}`
 	for text, want := range map[string]string{
-		pod + "---\nkind: Pod\n  a: b\n":               "line 7: ",
-		pod + "---\n{\n":                               "line ",
-		pod + "---\na:\n  b: {c: d\ne: f\n":            "line 7: did not find expected ',' or '}'",
-		pod + "---\na: \"\n---\nb\"\n":                 "line 7: ",
-		pod + "---\nkind: Pod\nkind: Pod\n" + pod[:15]: "",
-		"a: *b\n": "unknown anchor",
+		pod + "---\nkind: Pod\n  a: b\n":                            "line 7: ",
+		pod + "---\n{\n":                                            "line ",
+		pod + "---\na:\n  b: {c: d\ne: f\n":                         "line 7: did not find expected ',' or '}'",
+		pod + "---\na: \"\n---\nb\"\n":                              "line 7: ",
+		"a: *b\n":                                                   "unknown anchor",
 		pod + "---\n" + strings.Replace(pod, "[{", "[x, {", 1):      "line 6: Pod default/app: not a valid pod: spec.containers: Kubernetes takes no string there",
 		strings.Replace(pod, "{name: app}", "[]", 1):                "not a valid pod",
 		strings.Replace(pod, "{name: app}", "{labels: {a: []}}", 1): "metadata.labels: Kubernetes takes no array there",
@@ -262,6 +261,7 @@ func TestErrors(t *testing.T) { // I13
 		pod + "---\n" + jsonPod + " more":              "write a line --- before a second one",
 		"[1]\n[2]\n":                                   "write a line --- before a second one",
 		pod + "---\ndata:\n  a: b\n  \"a\": c\n":       `line 8: the key "a" is in this object twice`,
+		pod + "---\n<<: {a: b}\n<<: {c: d}\n":          `line 7: the key "<<" is in this object twice`,
 		`{"kind": "ConfigMap", "kind": "Pod"}`:         `line 1: the key "kind" is in this object twice`,
 		pod + "x: &x {b: *x}\n":                        "line 5: want a depth of at most 1000, and no alias inside what it names",
 		"apiVersion: v1\nkind: List\nitems: &x [*x]\n": "line 3: want a depth of at most 1000, and no alias inside what it names",

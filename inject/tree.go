@@ -153,7 +153,7 @@ func (r *valueReader) value(n *yaml.Node, depth int, aliased bool) (any, error) 
 
 // mapping is the method value for a mapping.
 func (r *valueReader) mapping(n *yaml.Node, depth int, aliased bool) (any, error) {
-	own, all := map[string]any{}, map[string]any{}
+	own, all, merged := map[string]any{}, map[string]any{}, false
 	for pair := range slices.Chunk(n.Content, 2) {
 		key := target(pair[0])
 		v, err := r.value(pair[1], depth+1, aliased)
@@ -164,12 +164,12 @@ func (r *valueReader) mapping(n *yaml.Node, depth int, aliased bool) (any, error
 		switch {
 		case key.Kind != yaml.ScalarNode:
 			return nil, lineError(key, "want a text as the key")
-		case twice:
+		case twice, merged && isMerge(key):
 			return nil, lineError(key, "the key %.100q is in this object twice: remove one of them", key.Value)
 		case !isMerge(key):
 			own[key.Value] = v
 		default:
-			if all = mergedBy(v); all == nil {
+			if merged, all = true, mergedBy(v); all == nil {
 				return nil, lineError(key, "want a mapping as the value of <<")
 			}
 		}

@@ -84,7 +84,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.String(&o.server.ClusterID, "cluster-id", "`name` that clients with a token may claim as their cluster; empty allows any")
 	g.Var(settings.Int(&o.server.MaxClients, settings.ZeroRefused), "max-clients", "`number` of clients connected at a time; beyond that, one gives way: one that has sent no request for a second, or one of the IP address that has most")
 	g.Var(settings.Int(&o.server.MaxClientsPerAddress, settings.ZeroRefused), "max-clients-per-address", "`number` of clients connected at a time from one IP address, those included that connected within a minute; others are refused")
-	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects and /debug/agents; empty serves none")
+	g.String(&o.httpAddr, "http-addr", "`address` that serves /healthz/ready, /healthz/live, /metrics, /debug/errors, /debug/objects, /debug/agents and /fleet; empty serves none")
 	g.Text(o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 
 	g = settings.NewGroup(f, "Injection")

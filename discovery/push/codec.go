@@ -6,9 +6,9 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec is gRPC's codec, except that it notes the size of a [Request], and sends an encoded response as it is. All streams
-// share the bytes of the response's resources: a push to 10,000 clients, or a push that a slow client does not read,
-// costs a hundred bytes per stream instead of a table.
+// codec is gRPC's codec, except that it decodes only what is used of a [Request], and sends an encoded response as it is.
+// All streams share the bytes of the response's resources: a push to 10,000 clients, or a push that a slow client does not
+// read, costs a hundred bytes per stream instead of a table.
 type codec struct{ encoding.CodecV2 }
 
 // Codec returns the codec that a server needs to serve [Service].

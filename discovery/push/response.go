@@ -2,6 +2,7 @@ package push
 
 import (
 	"slices"
+	"sync/atomic"
 
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -28,7 +29,7 @@ type push struct {
 	version   string       // of the whole table; may be empty
 	resources []mem.Buffer // encoded
 	removed   []string     // names of resources
-	unused    int          // bytes of resources that no other push has used
+	unused    []*encoded   // resources that no other push has used
 }
 
 // newResponse returns the response of a push. The nonce is last: a client that knows the nonce has received the whole
@@ -47,7 +48,7 @@ func newResponse(p *push, nonce string) encodedResponse {
 // of this resource.
 type encoded struct {
 	resource, table mem.SliceBuffer
-	used            bool // by a push; guarded by tables.encoding
+	used            atomic.Bool // by a push that was sent
 }
 
 // newEncoded returns the bytes of a NameTable as a resource with a name.

@@ -217,8 +217,6 @@ func (s *Service) rejected(variant, node, reason string) {
 	})
 }
 
-func (s *Service) pushed(variant string) { s.metrics.pushes.WithLabelValues(variant).Inc() }
-
 // Agents returns the state of the clients that have a stream, of one namespace or, if namespace is "", of all
 // namespaces. The clients are sorted by namespace, name and time of connection. Each state is read when the iteration
 // reaches it. No lock is held while the caller handles a state.

@@ -172,15 +172,22 @@ func (s *session) pushLocked() error {
 	if len(p.resources)+len(p.removed) == 0 && !s.owed {
 		return nil
 	}
-	if own && p.unused >= maxSmall && s.service.cfg.Room != nil {
+	size := 0
+	for _, e := range p.unused {
+		size += len(e.table)
+	}
+	if own && size >= maxSmall && s.service.cfg.Room != nil {
 		if err := s.service.cfg.Room(); err != nil {
 			s.fail(err)
 			return err
 		}
 	}
+	for _, e := range p.unused {
+		e.used.Store(true)
+	}
 	s.sent = now
 	s.nonce, s.pending, s.owed, s.record.pushed = rand.Text(), true, false, s.service.tables.elapsed() // only a client that has read the nonce can answer
-	s.service.pushed(s.variant)
+	s.service.metrics.pushes.WithLabelValues(s.variant).Inc()
 	s.timeout.Reset(s.service.cfg.AckTimeout)
 	return s.send(newResponse(&p, s.nonce))
 }
@@ -188,8 +195,10 @@ func (s *session) pushLocked() error {
 // missing returns what the client lacks of a table.
 func (s *session) missing(now *table, of *source) (p push) {
 	encoded := func(number int) *encoded {
-		e, unused := s.service.tables.encoded(of, now, number)
-		p.unused += unused
+		e := s.service.tables.encoded(of, now, number)
+		if !e.used.Load() {
+			p.unused = append(p.unused, e)
+		}
 		return e
 	}
 	switch changed, gone := now.since(s.sent); {
@@ -287,8 +296,8 @@ func (s *session) stateOfTable(a *Agent) (open bool) {
 	a.Digest, a.ServedDigest, a.Hosts = s.accepted.digest(), served.digest(), served.hosts()
 	a.View, a.Current = describe(&viewer), a.Digest == a.ServedDigest
 	a.LastPushSeconds, a.LastAckSeconds = ago(now, s.record.pushed), ago(now, s.record.acked)
-	if last := s.record.nack; last.time > 0 {
-		a.Nack = &Nack{Reason: last.reason, Seconds: seconds(now - last.time)}
+	if s.record.nacked > 0 {
+		a.Nack = &Nack{Reason: s.record.reason, Seconds: seconds(now - s.record.nacked)}
 	}
 	a.State = s.judgeLocked(now, woken, a.Current)
 	a.Behind = a.State == StateUnanswered || a.State == StateRejected || a.State == StateUnsent
@@ -316,24 +325,18 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 // A record has the times of the last push, the last ACK and the last NACK of a session. Times are counted from the
 // start of the service; 0 means never. A record is guarded by session.mu.
 type record struct {
-	pushed, acked time.Duration
-	nack          nack // the last one
+	pushed, acked, nacked time.Duration
+	reason                string // of the last NACK
 }
 
 // rejected reports whether the last answer was a NACK.
-func (r *record) rejected() bool { return r.nack.time > r.acked }
+func (r *record) rejected() bool { return r.nacked > r.acked }
 
 // answered notes an answer to the last push.
 func (r *record) answered(now time.Duration, rejected bool, reason string) {
 	if rejected {
-		r.nack = nack{now, cut(reason)}
+		r.nacked, r.reason = now, cut(reason)
 		return
 	}
 	r.acked = now
-}
-
-// A nack says when a push was rejected, and why.
-type nack struct {
-	time   time.Duration
-	reason string
 }

@@ -200,12 +200,13 @@ type source struct {
 	base   hosts.Viewer // at its base
 }
 
-// encoded returns the bytes of a shard of a table, and how many of them no stream has used yet.
-func (t *tables) encoded(of *source, from *table, number int) (e *encoded, unused int) {
+// encoded returns the bytes of a shard of a table.
+func (t *tables) encoded(of *source, from *table, number int) *encoded {
 	s := from.shard(number)
 	t.encoding.Lock()
 	defer t.encoding.Unlock()
-	if e = s.bytes.Value(); e == nil {
+	e := s.bytes.Value()
+	if e == nil {
 		v := &of.base
 		if _, own := from.own[number]; own {
 			v = &of.viewer
@@ -213,8 +214,5 @@ func (t *tables) encoded(of *source, from *table, number int) (e *encoded, unuse
 		e = newEncoded(nameOf(number), s.text(), contentOf(entriesOf(v, of.hosts[number])))
 		s.bytes = weak.Make(e)
 	}
-	if !e.used {
-		e.used, unused = true, len(e.table)
-	}
-	return e, unused
+	return e
 }

@@ -94,7 +94,7 @@ func (c *fakeClient) bytesOf() (all []*encoded) {
 	now, of, _ := c.service.tables.current(c.session)
 	for i := range digest.Count {
 		if now.shard(i) != nil {
-			e, _ := c.service.tables.encoded(of, now, i)
+			e := c.service.tables.encoded(of, now, i)
 			all = append(all, e)
 		}
 	}
@@ -371,8 +371,8 @@ func TestRoomForTables(t *testing.T) { // D64
 		}
 		var ended error
 		shop.fail = func(err error) { ended = err }
-		if err := shop.push(); !errors.Is(err, full) || !errors.Is(ended, full) {
-			t.Errorf("a table of its own: %v, the stream ends with %v, want the error of Room", err, ended)
+		if err, again := shop.push(), shop.push(); !errors.Is(err, full) || !errors.Is(again, full) || !errors.Is(ended, full) {
+			t.Errorf("a table of its own: %v, at the next attempt %v, the stream ends with %v, want the error of Room", err, again, ended)
 		}
 		if err := data.push(); err != nil {
 			t.Errorf("a table that all namespaces share: %v", err)
