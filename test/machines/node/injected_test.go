@@ -160,7 +160,7 @@ func (c *cluster) testRulesRefused(t *testing.T) {
 }
 
 // delayRounds is how often testInjectedDelay creates each pod. docs/performance.md has ten.
-var delayRounds = flag.Int("node.rounds", 2, "how many pods of each kind are timed")
+var delayRounds = flag.Int("node.rounds", 5, "how many pods of each kind are timed")
 
 // testInjectedDelay measures how much later injected pods are Ready: the fastest of each kind, after the fastest without
 // nametap.
