@@ -78,8 +78,8 @@ func (c *capture) conditions() []condition.Condition {
 		}
 		return all
 	}
-	now, on := time.Now(), c.current().On
-	begun := chans.Closed(c.kernel.Begun()) // until then, rules that are not installed are no problem
+	now, on, begun := time.Now(), c.current().On, chans.Closed(c.kernel.Begun()) // until it has begun, missing rules are no problem
+	unprobed := slices.ContainsFunc(c.ways.states(), func(w Way) bool { return w.State == WayUnknown })
 	for i, problems := range [][]condition.Problem{
 		c.second(), c.absent(), c.repaired(now), c.remaining(), c.waysIn(WayBarred), c.waysIn(WayBroken), c.waysIn(WayElsewhere),
 		c.ended(now, on, begun), c.interrupted(now),
@@ -91,7 +91,7 @@ func (c *capture) conditions() []condition.Condition {
 			all[i].Unknown = "the agent has not installed the rules yet"
 		case !on:
 			all[i].Unknown = "capture is off"
-		case slices.ContainsFunc(c.ways.states(), func(w Way) bool { return w.State == WayUnknown }) && i >= 4 && i <= 6:
+		case unprobed && slices.Contains([]condition.Code{condition.CaptureBarred, condition.CaptureBroken, "capture_elsewhere"}, all[i].Code):
 			all[i].Unknown = "not all ways were probed"
 		}
 	}
