@@ -46,7 +46,7 @@ func (h *host) processConditions(ctx context.Context) []condition.Condition {
 	if os.Getenv(inPod) == "" {
 		unit = readUnit(ctx)
 	}
-	_, invalid := unit.options()
+	next, invalid := unit.options()
 	p := condition.Problem{Severity: condition.Severe, Effect: "an agent with this setting does not start: no mesh name resolves", Rows: []string{"R7"}}
 	switch missing := new(noSocketError); {
 	case h.wrong != nil:
@@ -67,33 +67,33 @@ func (h *host) processConditions(ctx context.Context) []condition.Condition {
 			Effect:   "the agent lacks the changes of the installed version", Mend: "systemctl restart nametap", Rows: []string{"V2"},
 		}}
 	}
-	return []condition.Condition{wrong, absent, socket, other, h.unit(unit, invalid)}
+	return []condition.Condition{wrong, absent, socket, other, unit.condition(next, invalid)}
 }
 
-// unit returns the condition of the settings that the agent would have after a restart. invalid says why they are wrong.
-func (h *host) unit(unit unitSettings, invalid error) condition.Condition {
+// condition returns the condition of next, the settings that the agent would have after a restart. invalid says why they
+// are wrong.
+func (u unitSettings) condition(next *options, invalid error) condition.Condition {
 	c := condition.Condition{
 		Code: "unit_settings", Title: "the agent has the settings of its unit", Causes: []condition.Code{settingsWrong, condition.AgentAbsent},
 	}
-	running, err := unit.running()
+	running, err := u.running()
 	switch {
-	case unit.pid == 0:
+	case u.pid == 0:
 		c.Unknown = "systemd does not run the agent"
 	case err != nil:
 		c.Unknown = "only root may read the environment of the agent: " + err.Error()
 	case invalid != nil:
 		c.Problems = []condition.Problem{{
-			Severity: condition.Severe, What: unit.name() + " cannot be used", Evidence: invalid.Error(),
+			Severity: condition.Severe, What: u.name() + " cannot be used", Evidence: invalid.Error(),
 			Effect: "none until the agent ends; then it does not start again", Mend: "correct that setting, then systemctl restart nametap", Rows: []string{"R7"},
 		}}
 	default:
-		next, _ := unit.options() // invalid is nil
 		var names []string
 		for _, change := range changes(running, next) {
 			names = append(names, fmt.Sprintf("--%s (%s=%s)", change.name, settings.Env(next.flags.Lookup(change.name)), change.to))
 		}
 		if len(names) > 0 {
-			c.Problems = []condition.Problem{pendingProblem(names, unit.name()+" has another value than the running agent")}
+			c.Problems = []condition.Problem{pendingProblem(names, u.name()+" has another value than the running agent")}
 		}
 	}
 	return c
