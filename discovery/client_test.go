@@ -18,7 +18,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/prometheus/client_golang/prometheus"
-	"google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
@@ -164,8 +163,6 @@ type client interface {
 	err() error
 	// first waits for a push or the end of the stream.
 	first() pushed
-	// nack makes the client reject the next push.
-	nack()
 	// expect sets what the test says if no push arrives.
 	expect(what string)
 }
@@ -183,10 +180,9 @@ type stream struct {
 	t      *testing.T
 	pushes chan pushed
 	tables map[string]*api.NameTable
-	refuse bool
 	// awaited is what the test says if no push arrives.
 	awaited string
-	answer  func(p pushed, refuse bool) error
+	answer  func(p pushed) error
 }
 
 func (s *stream) next() pushed {
@@ -195,15 +191,13 @@ func (s *stream) next() pushed {
 	if p.end != nil {
 		s.t.Fatalf("stream ended: %v", p.end)
 	}
-	if err := s.answer(p, s.refuse); err != nil {
+	if err := s.answer(p); err != nil {
 		s.t.Fatalf("answering: %v", err)
 	}
-	s.refuse = false
 	return p
 }
 
 func (s *stream) state() map[string]*api.NameTable { return s.tables }
-func (s *stream) nack()                            { s.refuse = true }
 func (s *stream) expect(what string)               { s.awaited = what }
 
 func (s *stream) err() error {
@@ -220,13 +214,6 @@ func (s *stream) first() pushed {
 	return wait.For(s.t, "a push, or the end of the stream", s.pushes)
 }
 
-func errorDetail(refuse bool) *status.Status {
-	if refuse {
-		return &status.Status{Code: 3, Message: "refused by the test"}
-	}
-	return nil
-}
-
 type sotwClient struct{ *stream }
 
 func openSotw(t *testing.T, r running, n *corev3.Node) client {
@@ -235,15 +222,11 @@ func openSotw(t *testing.T, r running, n *corev3.Node) client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	accepted := ""
 	s := &stream{t: t, pushes: make(chan pushed, 16)}
-	s.answer = func(p pushed, refuse bool) error {
+	s.answer = func(p pushed) error {
 		resp := p.raw.(*discoveryv3.DiscoveryResponse)
-		if !refuse {
-			accepted, s.tables = resp.GetVersionInfo(), p.tables
-		}
-		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, VersionInfo: accepted,
-			ResponseNonce: resp.GetNonce(), ErrorDetail: errorDetail(refuse)})
+		s.tables = p.tables
+		return str.Send(&discoveryv3.DiscoveryRequest{TypeUrl: typeURL, VersionInfo: resp.GetVersionInfo(), ResponseNonce: resp.GetNonce()})
 	}
 	// io.EOF means that the server has ended the stream; the reason comes from receiving.
 	req := &discoveryv3.DiscoveryRequest{Node: n, TypeUrl: typeURL}
@@ -283,15 +266,12 @@ func openDelta(t *testing.T, r running, n *corev3.Node, initial map[string]strin
 		t.Fatal(err)
 	}
 	s := &stream{t: t, pushes: make(chan pushed, 16), tables: map[string]*api.NameTable{}}
-	s.answer = func(p pushed, refuse bool) error {
-		if !refuse {
-			maps.Copy(s.tables, p.tables)
-			for _, name := range p.removed {
-				delete(s.tables, name)
-			}
+	s.answer = func(p pushed) error {
+		maps.Copy(s.tables, p.tables)
+		for _, name := range p.removed {
+			delete(s.tables, name)
 		}
-		return str.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL,
-			ResponseNonce: p.raw.(*discoveryv3.DeltaDiscoveryResponse).GetNonce(), ErrorDetail: errorDetail(refuse)})
+		return str.Send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typeURL, ResponseNonce: p.raw.(*discoveryv3.DeltaDiscoveryResponse).GetNonce()})
 	}
 	req := &discoveryv3.DeltaDiscoveryRequest{Node: n, TypeUrl: typeURL, InitialResourceVersions: initial}
 	if err := str.Send(req); err != nil && !errors.Is(err, io.EOF) { // as in openSotw
