@@ -48,7 +48,8 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 }
 
 // DialPrivate connects to the first of paths at which an agent accepts this user. If there is no such agent, and this
-// user has no permission for one of the sockets, the error is [fs.ErrPermission].
+// user has no permission for one of the sockets, the error is [fs.ErrPermission]; if there is no socket, it is
+// [fs.ErrNotExist].
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
 	var refused, forbidden error
@@ -66,7 +67,7 @@ func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	if err := cmp.Or(forbidden, refused); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("there is no socket at %s", strings.Join(paths, " or "))
+	return nil, fmt.Errorf("there is no socket at %s: %w", strings.Join(paths, " or "), fs.ErrNotExist)
 }
 
 // listenPrivate opens a socket at the first of paths whose directory this user can write to. It replaces the socket
