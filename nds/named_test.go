@@ -22,8 +22,8 @@ func entryOf(t *testing.T, host string, info *api.NameTable_NameInfo) []byte {
 }
 
 // named returns a resource with this NameTable.
-func named(name, version string, value []byte) *discoveryv3.Resource {
-	return &discoveryv3.Resource{Name: name, Version: version, Resource: &anypb.Any{TypeUrl: nds.TypeURL, Value: value}}
+func named(name string, value []byte) *discoveryv3.Resource {
+	return &discoveryv3.Resource{Name: name, Version: "1", Resource: &anypb.Any{TypeUrl: nds.TypeURL, Value: value}}
 }
 
 // C8: a push with which the table would have more bytes than the memory of the agent permits is rejected.
@@ -37,12 +37,12 @@ func TestMaxTable(t *testing.T) {
 				SystemVersionInfo: version, TypeUrl: nds.TypeURL, Resources: resources, RemovedResources: removed,
 			}, nil)
 		}
-		h.wantACK(push("v1", nil, named("x", "1", a)))
-		reason := h.wantAnswer(push("v2", nil, named("y", "1", b))).Rejection().GetMessage()
+		h.wantACK(push("v1", nil, named("x", a)))
+		reason := h.wantAnswer(push("v2", nil, named("y", b))).Rejection().GetMessage()
 		if want := fmt.Sprintf("would have %d bytes, and may have %d", 2*len(a), len(a)); !strings.Contains(reason, want) {
 			t.Errorf("the reason is %q", reason)
 		}
-		h.wantACK(push("v3", []string{"x"}, named("y", "1", b)))
+		h.wantACK(push("v3", []string{"x"}, named("y", b)))
 		h.wantHosts(b)
 	})
 }
@@ -55,7 +55,7 @@ func TestMaxTableOfManyResources(t *testing.T) {
 		push := func(from, to int) string {
 			var resources []*discoveryv3.Resource
 			for i := from; i < to; i++ {
-				resources = append(resources, named(strconv.Itoa(i), "1", nil))
+				resources = append(resources, named(strconv.Itoa(i), nil))
 			}
 			return h.server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{
 				SystemVersionInfo: strconv.Itoa(to), TypeUrl: nds.TypeURL, Resources: resources,
