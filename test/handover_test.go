@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -321,5 +322,28 @@ func TestKillsUnderLoad(t *testing.T) { // V1
 	}
 	if n > kills {
 		t.Errorf("%d queries for the mesh name are lost", n)
+	}
+}
+
+// TestStopBeforeCapture stops an agent before it captures. The rules that the agent before it has handed over go, too.
+func TestStopBeforeCapture(t *testing.T) { // V4
+	t.Parallel()
+	v := newUnitVM(t)
+	v.held(v.start()).end(handOver)
+	if !v.captured() {
+		t.Error("the hand-over leaves no rules")
+	}
+	snapshot := filepath.Join(v.dir, "state", "nametable.snapshot") // for which the agent waits before it answers
+	if err := errors.Join(os.RemoveAll(snapshot), syscall.Mkfifo(snapshot, 0o666), os.Chmod(snapshot, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	a := v.launch()
+	wait.Until(t, "the agent has started", func() bool { return v.get("/healthz/live") != "" })
+	a.end(terminate)
+	if v.captured() {
+		t.Errorf("rules are left:\n%s\n%s", v.Rules(), a.log)
+	}
+	if n := a.log.Count("draining"); n > 0 {
+		t.Errorf("the agent drains:\n%s", a.log)
 	}
 }
