@@ -516,13 +516,14 @@ const endTimeout = 15 * time.Second
 // end removes the rules at the end of Keep, unless they are to stay. It ignores later
 // changes of the desired value.
 func (c *Capture) end(ctx context.Context) error {
-	kept := c.goal.On && c.goal.Config.FailClosed
+	on := c.goal.On || !c.goal.set // before the first Set, rules of an earlier agent count as those of this one
+	kept := on && c.goal.Config.FailClosed
 	ending := Ending(c.ending.Load())
 	switch {
-	case ending == Leave && c.goal.On && c.phase != phaseUnhooked:
+	case ending == Leave && on && c.phase != phaseUnhooked:
 		c.log.Info("the capture rules stay for the next agent")
 		return nil
-	case c.phase == phaseRemoved, c.phase == phaseUntouched && (c.goal.On || !c.goal.set), kept && !c.captured:
+	case c.phase == phaseRemoved, kept && !c.captured:
 		return nil
 	case kept && c.phase != phaseUnhooked:
 		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused; `nametap capture remove` removes them")
