@@ -40,7 +40,7 @@ func parse(t *testing.T, yaml string) []object.Object {
 // allOf returns the hosts of objects.
 func allOf(objects []object.Object) *hosts.Hosts {
 	all := hosts.New(defaultClusterDomain, 1)
-	all.Update(hosts.Change{Updated: objects, Whole: true})
+	all.Update(hosts.Change{Updated: objects})
 	return all
 }
 
