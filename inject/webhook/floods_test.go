@@ -36,7 +36,7 @@ func costly() map[string]struct {
 		"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), `"allowed":true`},
 		"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), `"allowed":true`},
 		"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), `"allowed":true`},
-		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "at most 20000 values"},
+		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "brackets and commas: want at most 50000"},
 		"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), `"patch":`},
 		"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), "want an AdmissionReview in JSON, in UTF-8"},
 		"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), `want \"true\" or \"false\"`},
