@@ -7,7 +7,7 @@ import (
 	"reflect"
 )
 
-// maxMarks bounds the brackets and commas of a pod in JSON, and with them its values. A value needs 1 KiB of memory while the
+// maxMarks bounds the brackets and commas of a pod in JSON, and with them its values. A value needs 500 bytes of memory while the
 // pod is injected (BenchmarkAdmit), and a pod of 3 MiB, which the API server accepts, can have a million.
 const maxMarks = 50_000
 

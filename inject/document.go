@@ -66,7 +66,9 @@ func (d *document) withLine(err error) error {
 // differs: an error is better than a manifest with another content.
 func (d *document) render() ([]byte, error) {
 	if d.root == nil {
-		return d.checked(d.json())
+		var text bytes.Buffer
+		_ = json.Indent(&text, writeJSON(d.object), "", "    ") // as kubectl has it; the text is valid
+		return d.checked(append(text.Bytes(), '\n'))
 	}
 	before, err := readValue(d.Body)
 	if err != nil {
@@ -99,18 +101,4 @@ func (d *document) checked(text []byte) ([]byte, error) {
 		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
 	}
 	return text, nil
-}
-
-// json returns the document in JSON with the indentation that it had, and the keys in the order of kubectl.
-func (d *document) json() []byte {
-	text := writeJSON(d.object)
-	for line := range bytes.Lines(bytes.TrimSpace(d.Body)) {
-		if rest := bytes.TrimLeft(line, " \t"); len(rest) < len(line) {
-			var out bytes.Buffer
-			_ = json.Indent(&out, text, "", string(line[:len(line)-len(rest)])) // the text is valid
-			text = out.Bytes()
-			break
-		}
-	}
-	return append(text, '\n')
 }
