@@ -26,10 +26,10 @@ func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte
 		return Result{}, nil, fmt.Errorf("not a valid pod: %w", err)
 	}
 	result, err = Pod(before, ns, cfg)
-	if err != nil || result.Outcome != Injected {
+	if err != nil || reflect.DeepEqual(before, result.Pod) {
 		return result, nil, err
 	}
-	return result, patchOf(before, result.Pod), nil
+	return result, writeJSON([]operation{{"add", "/metadata", result.Pod["metadata"]}, {"add", "/spec", result.Pod["spec"]}}), nil
 }
 
 // An operation is a part of a JSON patch.
@@ -37,19 +37,4 @@ type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
-}
-
-// patchOf returns the changes of a pod as a JSON patch, nil if there are none. If metadata or spec has changed, the patch
-// has it as a whole.
-func patchOf(original, injected map[string]any) []byte {
-	var patch []operation
-	for _, section := range []string{"metadata", "spec"} {
-		if next := injected[section]; !reflect.DeepEqual(original[section], next) {
-			patch = append(patch, operation{"add", "/" + section, next})
-		}
-	}
-	if patch == nil {
-		return nil
-	}
-	return writeJSON(patch)
 }

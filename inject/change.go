@@ -25,7 +25,7 @@ func (c change) apply(n *yaml.Node, before, want any) {
 		before = now
 	}
 	same := reflect.DeepEqual(before, want)
-	if same && (n.Kind == yaml.AliasNode || len(c.values) == 0) {
+	if same && (n.Kind == yaml.AliasNode || !c.reaches(n)) {
 		return
 	}
 	oldObject, _ := before.(map[string]any)
@@ -57,46 +57,22 @@ func (c change) apply(n *yaml.Node, before, want any) {
 	}
 }
 
-// mapping returns the children of a mapping that gets the value want. What << adds to the mapping stays if it is right.
-// Otherwise, keys of the mapping itself come in the place of <<.
+// mapping returns the children of a mapping that gets the value want. What << adds to it becomes keys of its own.
 func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node {
-	own, others, merged, right := map[string]bool{}, maps.Clone(want), maps.Clone(before), true
-	for pair := range slices.Chunk(n.Content, 2) {
-		key := target(pair[0]).Value
-		switch _, stays := want[key]; {
-		case isMerge(pair[0]):
-			if now, changed := c.values[pair[1].Alias].(map[string]any); changed {
-				merged = maps.Clone(now)
-			} else if c.reaches(pair[1]) {
-				right = false
-			}
-		case stays:
-			own[key] = true
-			delete(others, key)
-		default:
-			right = false // << may have the key, too
-		}
-	}
-	maps.DeleteFunc(merged, func(key string, _ any) bool { return own[key] })
-	right = right && reflect.DeepEqual(merged, others)
+	others := maps.Clone(want)
 	var content []*yaml.Node
 	for pair := range slices.Chunk(n.Content, 2) {
 		key := target(pair[0]).Value
-		switch {
-		case isMerge(pair[0]):
-			if !right {
-				pair = newNode(others).Content
-			}
-			content, others = append(content, pair...), map[string]any{}
-		case own[key]:
-			c.apply(pair[1], before[key], want[key])
+		if v, stays := want[key]; stays {
+			c.apply(pair[1], before[key], v)
 			content = append(content, pair...)
+			delete(others, key)
 		}
 	}
 	return append(content, newNode(others).Content...)
 }
 
-// reaches reports whether a value of << has changed.
+// reaches reports whether a tree has an alias whose value has changed.
 func (c change) reaches(n *yaml.Node) bool {
 	_, changed := c.values[n.Alias]
 	return changed || slices.ContainsFunc(n.Content, c.reaches)

@@ -99,8 +99,6 @@ func nameFirst(n *yaml.Node) {
 	}
 }
 
-func isMerge(key *yaml.Node) bool { return key.ShortTag() == "!!merge" }
-
 // target returns the node that an alias names, or the node itself if it is no alias.
 func target(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {

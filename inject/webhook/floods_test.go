@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -56,7 +57,7 @@ func answered(hook *webhook.Webhook, body []byte) string {
 func TestCostlyFields(t *testing.T) { // I10
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		hook := webhook.New(webhook.Config{})
+		hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
 		for name, test := range costly() {
 			if answer := answered(hook, test.body); !strings.Contains(answer, test.want) {
 				t.Errorf("%s: %.300s", name, answer)
@@ -68,7 +69,7 @@ func TestCostlyFields(t *testing.T) { // I10
 // BenchmarkCostlyFields measures how much memory is allocated for questions of 1 MiB. The longest are of 4 MiB, and half
 // of the memory of the container is 256 MiB.
 func BenchmarkCostlyFields(b *testing.B) {
-	hook := webhook.New(webhook.Config{})
+	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
 	for name, test := range costly() {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -73,7 +73,7 @@ type Config struct {
 	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 	// ProxyMetadata returns [inject.Config.ProxyMetadata]; nil if there is no mesh config.
 	ProxyMetadata func() map[string]string
-	// Logger is for logs; nil discards them.
+	// Logger is for logs.
 	Logger *slog.Logger
 }
 
@@ -94,9 +94,6 @@ type Webhook struct {
 // New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until the file
 // has usable settings.
 func New(cfg Config) *Webhook {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	s := newSettings(cfg.File, cfg.Logger)
 	name := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
