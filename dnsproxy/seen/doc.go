@@ -2,15 +2,13 @@
 //
 // A query is noteworthy if it failed, was slow, or was odd in another way; [Kind] has the list. The last 1,000
 // failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow queries do not push out
-// failures. A third ring has the last 256 truncated responses. A truncated response becomes noteworthy if its client
-// does not ask again over TCP within 5 s.
+// failures.
 //
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
 // Clients of the agent may have at most 8 readers at a time. [Exchanges] reads queries together with their messages.
 //
 //	query.go      Query: what the query path knows of a query; its form in a slot
-//	ring.go       a ring of slots, into which a writer puts queries without waiting
-//	truncated.go  truncated responses, whose clients should ask again
+//	ring.go       a ring of the queries that were written last
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
 //	exchanges.go  Exchanges: queries with their messages, in a queue
@@ -31,8 +29,7 @@
 // client closes its socket. Lookups have a budget of time, which is enough for 2,000 failures a second. If there are
 // more, some records have only the address of the client.
 //
-// A writer takes a slot by an atomic add, and marks it with a sequence number. It takes no lock, allocates nothing
-// and waits for no reader. If writers overtake a reader, the reader counts what it has lost. The slots of a ring are
-// allocated when the first query is written: 1 MB for the first two rings, and 130 KB for the third one and for each
-// reader.
+// A query is copied into a ring under the ring's lock, which no reader holds for longer than the copy of one query. So
+// no writer waits for a reader. If writers overtake a reader, the reader counts what it has lost. The slots of a ring are
+// allocated when the first query is written: 1 MB for the two rings, and 130 KB for each reader.
 package seen

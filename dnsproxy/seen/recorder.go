@@ -3,15 +3,10 @@ package seen
 import (
 	"context"
 	"errors"
-	"hash/maphash"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -32,8 +27,7 @@ type Recorder struct {
 	readers      atomic.Pointer[[]*Reader] // nil if there are none
 	wantOrdinary atomic.Bool               // whether a reader may want ordinary queries
 	ids          atomic.Uint64             // the id of the last query
-	recent       [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
-	truncated    truncatedResponses
+	recent       [kinds]ring               // by kind; the ring of Ordinary is not used
 	clients      *clients
 	units        *units
 
@@ -46,7 +40,6 @@ func New() *Recorder {
 	for kind := range r.recent {
 		r.recent[kind].size = recentSize
 	}
-	r.truncated.size, r.truncated.seed = truncatedSize, maphash.MakeSeed()
 	return r
 }
 
@@ -102,22 +95,15 @@ func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
 	var b packedQuery
 	n := 0
-	switch {
-	case q.Kind.noteworthy():
+	if q.Kind.noteworthy() {
 		n = q.pack((*[slotSize]byte)(&b))
 		r.recent[q.Kind].put(&b, n)
-	case q.Kind == Truncated:
-		n = q.pack((*[slotSize]byte)(&b))
-		r.truncated.keep(&b, n, q)
 	}
 	readers := r.readers.Load()
 	if readers == nil {
 		return
 	}
 	for _, reader := range *readers {
-		if q.Kind == Truncated && reader.filter.noteworthy {
-			chans.Wake(reader.wake) // the reader sets a timer for when the response becomes noteworthy
-		}
 		if !reader.filter.mayWant(q) {
 			continue
 		}
@@ -137,11 +123,6 @@ func (r *Recorder) Record(q *Query) {
 			reader.put(&b, n)
 		}
 	}
-}
-
-// Retried notes that a client has asked a question over TCP, perhaps because the response over UDP was truncated.
-func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
-	r.truncated.retried(client, name, qtype)
 }
 
 // Failures returns the failures that are kept and were answered at the time start or later, sorted by time.
@@ -176,7 +157,7 @@ func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exc
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1), nextTruncated: r.truncated.next.Load()}
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1)}
 	reader.live.size = liveSize
 	return reader
 }
