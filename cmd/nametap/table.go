@@ -2,12 +2,9 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -49,13 +46,6 @@ func (p servicePort) String() string {
 	return text
 }
 
-// equal reports whether two entries are the same, apart from the order of their addresses.
-func (h hostInfo) equal(other hostInfo) bool {
-	return h.Registry == other.Registry && h.Shortname == other.Shortname && h.Namespace == other.Namespace &&
-		h.details() == other.details() &&
-		slices.Equal(slices.Sorted(slices.Values(h.IPs)), slices.Sorted(slices.Values(other.IPs)))
-}
-
 // details returns what an entry says besides its addresses, as text.
 func (h hostInfo) details() string {
 	var details []string
@@ -71,21 +61,17 @@ func (h hostInfo) details() string {
 	return strings.Join(details, ", ")
 }
 
-// errDiffers is the error of `nametap table --diff` if there is a difference: the exit code is 1, as with diff(1).
-var errDiffers = errors.New("the tables differ")
-
 func newTableCommand() *cobra.Command {
 	var (
 		c          agentCommand
-		diff       string
 		shortNames bool
 	)
 	command := &cobra.Command{
 		Use:   "table",
-		Short: "Show the agent's table of mesh names, or its difference from a file",
+		Short: "Show the agent's table of mesh names, in an order that diff(1) can compare",
 		Example: `  nametap table
-  nametap table --output json > before.json
-  nametap table --diff before.json`,
+  nametap table --output json >before.json
+  nametap table --output json | diff before.json -`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var table hostTable
@@ -95,16 +81,14 @@ func newTableCommand() *cobra.Command {
 			if !shortNames {
 				maps.DeleteFunc(table.Table, isShortName)
 			}
-			if diff != "" {
-				return printDiff(command.OutOrStdout(), c.output, diff, table)
+			for _, info := range table.Table {
+				slices.Sort(info.IPs) // a push may have them in another order
 			}
 			return c.output.print(command.OutOrStdout(), table, table.print)
 		},
 	}
 	c.declare(command.Flags())
 	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
-	command.Flags().StringVar(&diff, "diff", "",
-		"show the difference from a `file` that --output json wrote; exit code 1 if there is one")
 	return command
 }
 
@@ -123,79 +107,5 @@ func (t hostTable) print(w io.Writer) {
 			fmt.Fprint(w, "\t", details)
 		}
 		fmt.Fprintln(w)
-	}
-}
-
-// line returns the line of a diff for an entry.
-func (h hostInfo) line(sign, host string) string {
-	words := append([]string{sign, host}, h.IPs...)
-	if details := h.details(); details != "" {
-		words = append(words, "("+details+")")
-	}
-	return strings.Join(words, " ") + "\n"
-}
-
-// A tableDiff is the difference between two tables.
-type tableDiff struct {
-	Added   map[string]hostInfo   `json:"added"`
-	Removed map[string]hostInfo   `json:"removed"`
-	Changed map[string]hostChange `json:"changed"`
-}
-
-// A hostChange is one host that both tables have, with different entries.
-type hostChange struct {
-	Before hostInfo `json:"before"`
-	After  hostInfo `json:"after"`
-}
-
-func diffTables(previous, current hostTable) tableDiff {
-	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]hostChange{}}
-	for host, info := range current.Table {
-		if old, known := previous.Table[host]; !known {
-			diff.Added[host] = info
-		} else if !info.equal(old) {
-			diff.Changed[host] = hostChange{Before: old, After: info}
-		}
-	}
-	for host, info := range previous.Table {
-		if _, still := current.Table[host]; !still {
-			diff.Removed[host] = info
-		}
-	}
-	return diff
-}
-
-func printDiff(w io.Writer, output outputFormat, path string, current hostTable) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("reading the table to compare with: %w", err)
-	}
-	var previous hostTable
-	if err := json.Unmarshal(text, &previous); err != nil || previous.Table == nil {
-		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
-	}
-	diff := diffTables(previous, current)
-	if err := output.print(w, diff, diff.print); err != nil {
-		return err
-	}
-	if n := len(diff.Added) + len(diff.Removed) + len(diff.Changed); n > 0 {
-		return fmt.Errorf("%w in %d hosts", errDiffers, n)
-	}
-	return nil
-}
-
-func (d tableDiff) print(w io.Writer) {
-	lines := map[string]string{}
-	for host, info := range d.Removed {
-		lines[host] = info.line("-", host)
-	}
-	for host, info := range d.Added {
-		lines[host] = info.line("+", host)
-	}
-	for host, c := range d.Changed {
-		lines[host] = c.Before.line("-", host) + c.After.line("+", host)
-	}
-	for _, host := range slices.Sorted(maps.Keys(lines)) {
-		fmt.Fprint(w, lines[host])
 	}
 }
