@@ -7,7 +7,7 @@
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
 // Clients of the agent may have at most 8 readers at a time. [Exchanges] reads queries together with their messages.
 //
-//	query.go      Query: what the query path knows of a query; its form in a slot
+//	query.go      Query: what the query path knows of a query
 //	ring.go       a ring of the queries that were written last
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
@@ -24,12 +24,12 @@
 // read twice and the filters are compared, which takes 65 ns. For a query of the slow path the clock is always read
 // twice, because the query may be slow.
 //
-// A noteworthy query is written into a slot of 512 bytes, and its client is looked up by one request to the kernel.
+// A noteworthy query is copied, and its client is looked up by one request to the kernel.
 // This takes 4 µs, and up to 20 µs on a busy machine. It happens before the answer is sent, because afterwards the
 // client closes its socket. Lookups have a budget of time, which is enough for 2,000 failures a second. If there are
 // more, some records have only the address of the client.
 //
-// A query is copied into a ring under the ring's lock, which no reader holds for longer than the copy of one query. So
-// no writer waits for a reader. If writers overtake a reader, the reader counts what it has lost. The slots of a ring are
-// allocated when the first query is written: 1 MB for the two rings, and 130 KB for each reader.
+// A ring has pointers to queries that nobody changes, so its lock is held for some instructions only, and for the copy of
+// its pointers by a reader. If writers overtake a reader, the reader counts what it has lost. A query takes 0.3 KB, and at
+// most 0.8 KB with long texts.
 package seen

@@ -32,9 +32,9 @@ type Reader struct {
 // Close removes the reader. It may be called more than once.
 func (r *Reader) Close() { r.recorder.remove(r) }
 
-// put writes a packed query of n bytes into the ring live.
-func (r *Reader) put(b *packedQuery, n int) {
-	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
+// put adds a query to the ring live.
+func (r *Reader) put(q *Query) {
+	if number := r.live.put(q); number%(liveSize/2) == 0 {
 		chans.Wake(r.halfFull)
 	}
 	chans.Wake(r.wake)
@@ -52,15 +52,16 @@ func (r *Reader) Past(start time.Time) []Record {
 	var records []Record
 	r.pastIDs = map[uint64]struct{}{}
 	for _, kind := range []Kind{Failure, Odd} {
-		r.recorder.recent[kind].all(func(b *packedQuery) {
-			if b.time().Before(start) {
-				return
+		all, _ := r.recorder.recent[kind].from(0)
+		for _, q := range all {
+			if q.Time.Before(start) {
+				continue
 			}
-			r.pastIDs[b.id()] = struct{}{}
-			if q := b.unpack(); r.filter.mayWant(&q) && r.filter.wants(&q) {
-				records = r.append(records, &q)
+			r.pastIDs[q.id] = struct{}{}
+			if r.filter.mayWant(q) && r.filter.wants(q) {
+				records = r.append(records, q)
 			}
-		})
+		}
 	}
 	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
 	return records
@@ -109,22 +110,13 @@ func gather(ctx context.Context, halfFull chan struct{}) {
 
 // drain returns the queries in the ring live that were not read yet.
 func (r *Reader) drain() (records []Record) {
-	var b packedQuery
-	for {
-		next, ok := r.live.get(r.number, &b)
-		switch {
-		case r.number == next:
-			return records
-		case !ok: // go on in the middle of the ring, because the oldest queries are about to be replaced
-			r.lost += next - liveSize/2 - r.number
-			r.number = next - liveSize/2
-			continue
+	all, next := r.live.from(r.number)
+	r.lost += next - r.number - uint64(len(all))
+	r.number = next
+	for _, q := range all {
+		if _, past := r.pastIDs[q.id]; !past {
+			records = r.append(records, q)
 		}
-		r.number++
-		if _, past := r.pastIDs[b.id()]; past {
-			continue
-		}
-		q := b.unpack()
-		records = r.append(records, &q)
 	}
+	return records
 }

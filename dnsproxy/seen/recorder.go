@@ -93,11 +93,10 @@ func (r *Recorder) Find(q *Query, sent Sent) Who {
 // Record keeps a query if it is noteworthy, and gives it to the readers that want it. It does not block.
 func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
-	var b packedQuery
-	n := 0
+	var kept *Query
 	if q.Kind.noteworthy() {
-		n = q.pack((*[slotSize]byte)(&b))
-		r.recent[q.Kind].put(&b, n)
+		kept = q.kept()
+		r.recent[q.Kind].put(kept)
 	}
 	readers := r.readers.Load()
 	if readers == nil {
@@ -114,13 +113,13 @@ func (r *Recorder) Record(q *Query) {
 		if !reader.filter.wants(q) {
 			continue
 		}
-		if n == 0 {
-			n = q.pack((*[slotSize]byte)(&b))
+		if kept == nil {
+			kept = q.kept()
 		}
 		if reader.exchanges != nil {
-			reader.exchanges.put(&b, q)
+			reader.exchanges.put(kept, q)
 		} else {
-			reader.put(&b, n)
+			reader.put(kept)
 		}
 	}
 }
