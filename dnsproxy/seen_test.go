@@ -223,21 +223,35 @@ func TestNoteworthyOverload(t *testing.T) { // R13, F10
 	})
 }
 
-// A truncated response over UDP is an answer: a reader of all queries sees it, and so it does the query over TCP after it.
-func TestTruncatedIsOrdinary(t *testing.T) { // R13, A9
+// A truncated response is noteworthy if its client does not ask again over TCP within 5 s: once, if the client goes on asking.
+func TestNoteworthyTruncated(t *testing.T) { // R13, A9
 	synctest.Test(t, func(t *testing.T) {
 		p := newProxy(t, dnsproxy.Config{})
-		p.load(t, hosts{"many.example": external(addrs(1, 60)...)})
-		all := p.read(t, "")
+		p.load(t, hosts{"again.example": external(addrs(1, 60)...), "lost.example": external(addrs(2, 60)...)})
+		failed, all := p.read(t, "failed=1"), p.read(t, "")
+		defer failed.Close()
 		defer all.Close()
-		p.serve(t, "udp", question("many.example", dns.TypeA))
-		p.serve(t, "tcp", question("many.example", dns.TypeA))
-		for _, r := range next(t, all, 2) {
+		began := time.Now()
+		for _, c := range []struct{ name, network string }{
+			{"again.example", "udp"}, {"lost.example", "udp"}, {"AGAIN.example", "tcp"}, {"lost.example", "udp"},
+		} {
+			p.serve(t, c.network, question(c.name, dns.TypeA))
+		}
+		lost := seen.Record{
+			Name: "lost.example", Rcode: "NOERROR", Truncated: true, Source: "table",
+			Reason: "truncated, and not asked again over TCP within 5s", Rows: []string{"A9"}, Noteworthy: true,
+		}
+		wantSeen(t, p.past(t, ""))
+		wantSeen(t, next(t, failed, 1), lost)
+		if took := time.Since(began); took != 5*time.Second {
+			t.Errorf("after %v", took)
+		}
+		wantSeen(t, p.past(t, ""), lost)
+		for _, r := range next(t, all, 4) {
 			if r.Noteworthy || r.Truncated != (r.Transport == "udp") {
 				t.Errorf("%+v", r)
 			}
 		}
-		wantSeen(t, p.past(t, ""))
 	})
 }
 

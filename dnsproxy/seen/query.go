@@ -18,11 +18,13 @@ const (
 	Failure
 	// Odd: at least as slow as [Slow], truncated over TCP, or NXDOMAIN for the name of a Service.
 	Odd
+	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
+	Truncated
 	kinds
 )
 
-// noteworthy reports whether a query of the kind is noteworthy.
-func (k Kind) noteworthy() bool { return k != Ordinary }
+// noteworthy reports whether a query of the kind is noteworthy by itself.
+func (k Kind) noteworthy() bool { return k == Failure || k == Odd }
 
 // Slow is how long a query must take to be noteworthy because it is slow.
 const Slow = 500 * time.Millisecond
