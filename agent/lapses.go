@@ -26,7 +26,7 @@ const (
 	LapseDead       LapseCause = "an earlier agent has ended without removing its rules, and no other answered in time: look at its log, journalctl -u nametap"
 	LapseStandstill LapseCause = "the agent's process stood still for 2 s or more: look at SIGSTOP, its cgroup (frozen, cpu.stat) and the memory of the machine"
 	LapseSilent     LapseCause = "the agent's process runs, but its listener does not answer: look at nametap capture check, and the stacks that kill -QUIT prints"
-	LapseQueue      LapseCause = "the queue of the agent's listener is full, and the kernel drops queries: look at nametap tail --by client --for 1m"
+	LapseQueue      LapseCause = "the queue of the agent's listener is full, and the kernel drops queries: look at nametap top --by client"
 	LapseEmptied    LapseCause = "another program empties the list that keeps the rules capturing, /proc/net/xt_recent: look at programs that run as root on this network, such as containers"
 )
 

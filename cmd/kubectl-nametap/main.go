@@ -34,6 +34,7 @@ Usage:
   kubectl nametap cache POD       the agent's cache
   kubectl nametap doctor POD      what is wrong
   kubectl nametap tail POD        the queries that fail, and all others as they are answered
+  kubectl nametap top POD         which names, clients or nameservers have most queries
   kubectl nametap explain POD ROW|CODE|TEXT
                                   what the documents of that version say about it
   kubectl nametap version POD     the agent's version
@@ -46,7 +47,7 @@ pod: kubectl nametap query web-0 -n shop api.example.com AAAA --output json
 
 Flags:
   -n, --namespace NS        the namespace of the pod; with agents and fleet, the namespace of the agents to show. So the
-                            number of queries that tail shows is --count here
+                            number of queries that tail and top show is --count here
   -c, --container NAME      the container of the agent (default nametap)
   --discovery-namespace NS  the namespace of nametap-discovery (default nametap-system)
   --context, --kubeconfig, --cluster, --user, --as, --as-group, --request-timeout: as for kubectl
@@ -100,7 +101,7 @@ var errHelp = errors.New("help is wanted")
 
 // commands returns the commands of nametap that the plugin runs in a pod of an agent.
 func commands() []string {
-	return []string{"status", "doctor", "tail", "query", "table", "cache", "explain", "version"}
+	return []string{"status", "doctor", "tail", "top", "query", "table", "cache", "explain", "version"}
 }
 
 // parse parses a command line.

@@ -6,6 +6,7 @@
 //	nametap table     show the agent's table of mesh names
 //	nametap cache     show the replies that the agent keeps, or flush them
 //	nametap tail      show the queries that fail, and all others as they are answered
+//	nametap top       show which names, clients, nameservers or response codes have most queries
 //	nametap explain   explain a row, an error code or a message that nametap prints
 //	nametap status    show the agent's connection, table, nameservers and capture
 //	nametap doctor    show what is wrong, why, and what ends it
@@ -91,7 +92,7 @@ func newRootCommand() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(),
-		newStatusCommand(), newDoctorCommand(), newExplainCommand(), newInjectCommand(),
+		newTopCommand(), newStatusCommand(), newDoctorCommand(), newExplainCommand(), newInjectCommand(),
 		newVersionCommand(), newResolvedHelperCommand(),
 	)
 	return root

@@ -2,9 +2,12 @@ package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -41,7 +44,7 @@ type servicePort struct {
 func (p servicePort) String() string {
 	text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.Name, p.Number, cmp.Or(p.Protocol, "TCP")), " ")
 	if len(p.IPs) > 0 {
-		text += " of " + strings.Join(slices.Sorted(slices.Values(p.IPs)), " ")
+		text += " of " + strings.Join(p.IPs, " ")
 	}
 	return text
 }
@@ -64,14 +67,15 @@ func (h hostInfo) details() string {
 func newTableCommand() *cobra.Command {
 	var (
 		c          agentCommand
+		diff       string
 		shortNames bool
 	)
 	command := &cobra.Command{
 		Use:   "table",
-		Short: "Show the agent's table of mesh names, in an order that diff(1) can compare",
+		Short: "Show the agent's table of mesh names, or its difference from a file",
 		Example: `  nametap table
-  nametap table --output json >before.json
-  nametap table --output json | diff before.json -`,
+  nametap table --output json > before.json
+  nametap table --diff before.json`,
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var table hostTable
@@ -81,13 +85,16 @@ func newTableCommand() *cobra.Command {
 			if !shortNames {
 				maps.DeleteFunc(table.Table, isShortName)
 			}
-			for _, info := range table.Table {
-				slices.Sort(info.IPs) // a push may have them in another order
+			table.sort()
+			if diff != "" {
+				return c.printDiff(command.OutOrStdout(), diff, table)
 			}
 			return c.output.print(command.OutOrStdout(), table, table.print)
 		},
 	}
 	c.declare(command.Flags())
+	command.Flags().StringVar(&diff, "diff", "",
+		"show the difference from a `file` that --output json wrote; exit code 1 if there is one")
 	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
 	return command
 }
@@ -108,4 +115,69 @@ func (t hostTable) print(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
+}
+
+// sort sorts the addresses, which a push may have in another order than the previous one.
+func (t hostTable) sort() {
+	for _, info := range t.Table {
+		slices.Sort(info.IPs)
+		for _, p := range info.Ports {
+			slices.Sort(p.IPs)
+		}
+	}
+}
+
+// A tableDiff has the entries that only one of two tables has. A host whose entry has changed is in both.
+type tableDiff struct {
+	Removed map[string]hostInfo `json:"removed"`
+	Added   map[string]hostInfo `json:"added"`
+}
+
+// without returns the entries that the table other does not have.
+func (t hostTable) without(other hostTable) map[string]hostInfo {
+	only := maps.Clone(t.Table)
+	maps.DeleteFunc(only, func(host string, info hostInfo) bool { return reflect.DeepEqual(info, other.Table[host]) })
+	return only
+}
+
+// printDiff prints the difference from the table in a file. If there is one, it returns an error: the exit code is 1, as with
+// diff(1).
+func (c *agentCommand) printDiff(w io.Writer, path string, current hostTable) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("reading the table to compare with: %w", err)
+	}
+	var previous hostTable
+	if err := json.Unmarshal(text, &previous); err != nil || previous.Table == nil {
+		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
+	}
+	previous.sort()
+	diff := tableDiff{Removed: previous.without(current), Added: current.without(previous)}
+	all := maps.Clone(diff.Removed)
+	maps.Copy(all, diff.Added)
+	err = c.output.print(w, diff, func(w io.Writer) {
+		for _, host := range slices.Sorted(maps.Keys(all)) {
+			for _, side := range []struct {
+				sign    string
+				entries map[string]hostInfo
+			}{{"-", diff.Removed}, {"+", diff.Added}} {
+				if info, there := side.entries[host]; there {
+					fmt.Fprintln(w, side.sign, host, info)
+				}
+			}
+		}
+	})
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("the tables differ in %d hosts", len(all))
+	}
+	return err
+}
+
+// String returns the entry as text.
+func (h hostInfo) String() string {
+	text := strings.Join(h.IPs, " ")
+	if details := h.details(); details != "" {
+		text = strings.TrimLeft(text+" ("+details+")", " ")
+	}
+	return text
 }

@@ -21,7 +21,6 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clip"
-	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -41,7 +40,7 @@ type tailCommand struct {
 	since    time.Duration
 	count    int
 	noFollow bool
-	by       tailKey // count queries by this; "" to print them
+	by       topKey // count queries by this; "" to print them
 
 	lost    uint64
 	names   clientNames
@@ -53,6 +52,7 @@ type tailCommand struct {
 	hidden  int                 // queries that were not printed
 	reasons bool                // reasons were printed
 	counts  counts
+	drawn   time.Time // when the counts were last shown on a terminal
 }
 
 // declare declares the flags.
@@ -77,8 +77,6 @@ func (t *tailCommand) declare(flags *pflag.FlagSet) {
 	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
 	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
 	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
-	flags.Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
-		"at the end, show how many queries there were `by` name, client, server or rcode, in place of the queries")
 }
 
 // params returns the parameters of the request. The only argument is a name, which may be missing.
@@ -162,15 +160,13 @@ below it.
 
 The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
 or for names of Services that do not exist; --since and --no-follow show them. --failed
-shows no others. With --by, the queries are counted, and the counts are shown at the end,
-which is after --for, --count, --no-follow or ^C.
+shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
 		Example: `  nametap tail --failed --since 10m
   nametap tail payments.example.com
   nametap tail --client gitea.service --type AAAA --rcode NXDOMAIN
-  nametap tail --slow 200ms --server 10.96.0.10 --for 30s --output json
-  nametap tail --by client --failed --for 1m`,
+  nametap tail --slow 200ms --server 10.96.0.10 --for 30s --output json`,
 		Args: usageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
 			t.colour = isTerminal(command.OutOrStdout()) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
@@ -247,6 +243,7 @@ func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
 	switch {
 	case t.by != "":
 		t.counts.add(t.key(r), r)
+		err = t.redraw(w)
 	case t.output == outputJSON:
 		err = json.NewEncoder(w).Encode(r)
 	default:

@@ -78,7 +78,7 @@ func (f *Forwarder) Conditions() []condition.Condition {
 		refused.Problems = []condition.Problem{{
 			Severity: condition.Severe, What: "queries are refused because too many wait for nameservers",
 			Evidence: fmt.Sprintf("%d refused since the start, and more now", f.metrics.overflows.Load()), Effect: "some names outside of the mesh do not resolve",
-			Mend: "nametap tail --by client --failed --for 1m shows which client sends so many", Rows: []string{"F10"},
+			Mend: "nametap top --by client --failed shows which client sends so many", Rows: []string{"F10"},
 		}}
 	}
 	return append([]condition.Condition{none}, append(e.conditions(), refused)...)

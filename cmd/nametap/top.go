@@ -10,20 +10,61 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clip"
+	"github.com/nametap/nametap/internal/settings"
 )
 
-// A tailKey says by what `nametap tail --by` counts queries.
-type tailKey string
+// A topKey says by what queries are counted.
+type topKey string
 
-// The values of tailKey.
+// The values of topKey.
 const (
-	keyName   tailKey = "name"
-	keyClient tailKey = "client"
-	keyServer tailKey = "server"
-	keyRcode  tailKey = "rcode"
+	keyName   topKey = "name"
+	keyClient topKey = "client"
+	keyServer topKey = "server"
+	keyRcode  topKey = "rcode"
 )
+
+// newTopCommand returns the command top, which counts the queries that tail would show.
+func newTopCommand() *cobra.Command {
+	t := &tailCommand{by: keyName}
+	command := &cobra.Command{
+		Use:   "top [NAME]",
+		Short: "Show which names, clients, nameservers or response codes have most queries",
+		Long: `Count the queries that nametap tail would show with the same flags, and show the most
+frequent names, clients, nameservers or response codes: on a terminal every second, and at
+the end, which is after --for, --count, --no-follow or ^C. TOOK is a mean.
+
+1,000 keys are counted, and all others together. The exit code is 1 if there was no query.`,
+		Example: `  nametap top
+  nametap top --by client --failed
+  nametap top --by server --for 30s --output json`,
+		Args: usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(command *cobra.Command, args []string) error {
+			return t.run(command.Context(), command.OutOrStdout(), args)
+		},
+	}
+	t.declare(command.Flags())
+	command.Flags().Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
+		"what to count `by`: name, client, server or rcode")
+	return command
+}
+
+// redraw shows the counts on a terminal, once a second.
+func (t *tailCommand) redraw(w io.Writer) error {
+	if t.output == outputJSON || !isTerminal(w) || time.Since(t.drawn) < time.Second {
+		return nil
+	}
+	t.drawn = time.Now()
+	const clear = "\x1b[H\x1b[2J" // the cursor to the first line, and no text
+	if _, err := io.WriteString(w, clear); err != nil {
+		return err
+	}
+	return t.printCounts(w)
+}
 
 const (
 	// maxKeys is how many keys are counted. Queries with further keys are counted together, as otherKeys.
@@ -34,10 +75,10 @@ const (
 )
 
 // counts has the number of queries by key.
-type counts map[string]*tailCount
+type counts map[string]*topCount
 
-// A tailCount counts the queries with one key.
-type tailCount struct {
+// A topCount counts the queries with one key.
+type topCount struct {
 	Key     string  `json:"key"`
 	Queries int     `json:"queries"`
 	Failed  int     `json:"failed"`
@@ -71,7 +112,7 @@ func (c *counts) add(key string, r *seen.Record) {
 	}
 	one := (*c)[key]
 	if one == nil {
-		one = &tailCount{Key: key}
+		one = &topCount{Key: key}
 		(*c)[key] = one
 	}
 	one.Queries++
@@ -85,7 +126,7 @@ func (c *counts) add(key string, r *seen.Record) {
 
 // printCounts prints the counts, the largest first: in JSON one object a line.
 func (t *tailCommand) printCounts(w io.Writer) error {
-	sorted := slices.SortedFunc(maps.Values(t.counts), func(a, b *tailCount) int {
+	sorted := slices.SortedFunc(maps.Values(t.counts), func(a, b *topCount) int {
 		return cmp.Or(cmp.Compare(b.Queries, a.Queries), cmp.Compare(a.Key, b.Key))
 	})
 	if t.output == outputJSON {
