@@ -107,7 +107,7 @@ func (c *capture) run(ctx context.Context) error {
 	if c.kernel.Captured() { // the rules and the registration stay
 		return err
 	}
-	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
+	return errors.Join(err, c.registrar.Remove())
 }
 
 // takeOver renews the lease of the rules that the previous agent has left. The queries that they redirect wait in the
@@ -314,7 +314,6 @@ func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	edit(&c.inputs)
-	c.registrar.Set(c.inputs.On && c.inputs.Resolved)
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
 		return err
