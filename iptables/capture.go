@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"slices"
 	"strings"
@@ -47,10 +46,9 @@ type Capture struct {
 	applied  machine       // what the kernel had after the last stepApply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
-	seed     maphash.Seed // the seed of fingerprints
-	verified fingerprint  // taken when a check last found all rules in the kernel; zero after any other check
-	ready    time.Time    // when a check is due if the kernel announces a change: see nextCheck
-	paced    time.Time    // bounds how often announcements cause checks: see nextCheck
+	read     time.Time // when a check last read the rules; zero if the rules may have changed since
+	ready    time.Time // when a check is due if the kernel announces a change: see nextCheck
+	paced    time.Time // bounds how often announcements cause checks: see nextCheck
 
 	open      func() bool // reports whether there are connections to VIPs; nil if there can be none
 	openSince time.Time   // when the unhooked chains were first found in use
@@ -69,7 +67,6 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		rules:     make(chan struct{}, 1),
 		installed: make(chan struct{}, 1),
 		begun:     make(chan struct{}),
-		seed:      maphash.MakeSeed(),
 	}
 	c.target.Store(&target{})
 	if err := c.aim(&target{Desired: Desired{Config: cfg}}); err != nil {
@@ -160,6 +157,7 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // connections to VIPs ([Capture.SetOpen]).
 func (c *Capture) Keep(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
+	c.read = time.Time{} // the kernel has announced no changes since the last Apply
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
@@ -294,6 +292,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	case <-ctx.Done():
 	case <-c.changed:
 	case <-c.rules:
+		c.read = time.Time{}
 		if c.phase == phaseCaptured && c.ready.Before(c.due) {
 			c.due = c.ready
 		}
@@ -330,6 +329,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
+		c.read = began
 		m := inspectAll(ctx, c.goal.Config)
 		changed, err := c.apply(ctx, m, c.attempts)
 		c.firewall.record(m, c.inst)
@@ -363,34 +363,48 @@ func (c *Capture) act(ctx context.Context, s step) error {
 }
 
 // check compares the kernel with what was installed, repairs what differs, and tries again to
-// install what is missing.
+// install what is missing. Between two readings of the rules it only drops conntrack entries, see [Capture.readDue].
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices a change in between
-	known := err == nil
 	c.firewall.look(c.watch.lastChange())
 	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
-	if known && c.inst.complete() && fp == c.verified && !c.firewall.due() {
+	if c.inst.complete() && !c.firewall.due() && time.Now().Before(c.readDue()) {
 		return nil
 	}
-	c.verified = fingerprint{}
-	unchanged, err := c.repair(ctx)
-	if unchanged && known {
-		c.verified = fp
+	c.read = time.Now()
+	err := c.repair(ctx)
+	if err != nil {
+		c.read = time.Time{}
 	}
 	return err
 }
 
+// readDue returns when the rules are to be read again. If the kernel announces changes, they are read after a change,
+// and otherwise once a minute, or when a probe was not answered ([Capture.Look]).
+func (c *Capture) readDue() time.Time {
+	switch {
+	case c.read.IsZero():
+		return c.read
+	case c.watch.isRunning() && c.inst.backend == NFT:
+		return c.read.Add(quietInterval)
+	}
+	return c.read.Add(unannounced * c.goal.Config.Interval)
+}
+
+// unannounced is how many intervals pass between two readings of rules whose changes the kernel does not announce: a
+// minute, if Config.Interval is 5 s.
+const unannounced = 12
+
 // repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
-// [filterRepair]). unchanged is true if nothing differs.
-func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
+// [filterRepair]).
+func (c *Capture) repair(ctx context.Context) error {
 	m := inspectAll(ctx, c.goal.Config)
 	drifts, err := c.drifts(m)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
 		c.firewall.record(m, c.inst)
-		return err == nil, err
+		return err
 	}
 	changed, err := c.apply(ctx, m, brief)
 	c.firewall.record(m, c.inst)
@@ -404,12 +418,12 @@ func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 	default:
 		c.logCaptured(changed, nil)
 	}
-	return false, err
+	return err
 }
 
 // unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.inst, c.entries.leftovers, c.verified, c.firewall = installation{}, nil, fingerprint{}, filterRepair{}
+	c.inst, c.entries.leftovers, c.firewall = installation{}, nil, filterRepair{}
 	for _, f := range family.All() {
 		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -500,10 +514,11 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if len(c.firewall.lacks) > 0 {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	if c.watch.isRunning() && c.inst.backend == NFT && c.inst.complete() && !c.entries.needsSweep() {
-		return stepStart.Add(quietInterval)
+	soon := stepStart.Add(max(interval, 2*took))
+	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep() && due.After(soon) {
+		return due
 	}
-	return stepStart.Add(max(interval, 2*took))
+	return soon
 }
 
 // checksAtOnce is how many announcements in a row may each cause a check without delay. Further announcements cause

@@ -51,8 +51,8 @@
 // kernel and takes one step at a time:
 //
 //	desired   known                     step
-//	on        the rules are installed   check after each change of nft rules, and every
-//	                                    Config.Interval if the kernel does not announce them; repair
+//	on        the rules are installed   check after each change of nft rules, once a minute if the
+//	                                    kernel does not announce them (legacy), and after Look; repair
 //	on        anything else             apply
 //	off       nothing is left           none
 //	off       the chains are unhooked   remove, after the settle time
@@ -73,7 +73,6 @@
 //	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
-//	fingerprint.go  whether rules may have changed in the kernel
 //	legacy.go       what the kernel itself says about legacy's tables
 //	nft.go          what only nf_tables itself can do: count changes of rules, and delete a table
 //	variant.go      the rules of a Config, complete or without what this machine lacks

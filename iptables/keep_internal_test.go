@@ -103,7 +103,7 @@ func TestLacks(t *testing.T) {
 }
 
 // K10: an announcement of the kernel causes a check at once, ten times in a row, then once in each interval. Without
-// announcements, checks of complete nft rules are rare. A check that took long is followed by a pause as long.
+// announcements, checks of complete nft rules are rare, and legacy, which has none, is checked once a minute. A check that took long is followed by a pause as long.
 func TestNextCheck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,8 +123,8 @@ func TestNextCheck(t *testing.T) {
 			backend Backend
 			watched bool
 			want    time.Duration
-		}{{NFT, false, interval}, {NFT, true, time.Hour}, {Legacy, true, interval}} {
-			c.inst.backend = test.backend
+		}{{NFT, false, time.Minute}, {NFT, true, time.Hour}, {Legacy, true, time.Minute}} {
+			c.inst.backend, c.read = test.backend, time.Now()
 			c.watch.subscribed.Store(test.watched)
 			if due := time.Until(c.nextCheck(time.Now())); due != test.want {
 				t.Errorf("%+v: the next check is due in %v", test, due)

@@ -14,12 +14,9 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// The options of getsockopt(2) with which iptables-legacy reads from the kernel (linux/netfilter_ipv4/ip_tables.h,
-// linux/netfilter_ipv6/ip6_tables.h). They work on any socket of the family and need only CAP_NET_ADMIN.
-const (
-	legacyInfo    = 64
-	legacyEntries = 65
-)
+// The option of getsockopt(2) with which iptables-legacy reads from the kernel (linux/netfilter_ipv4/ip_tables.h,
+// linux/netfilter_ipv6/ip6_tables.h). It works on any socket of the family and needs only CAP_NET_ADMIN.
+const legacyInfo = 64
 
 // legacyRevisions returns the options that ask for the revision of a match and of a target.
 func legacyRevisions(f family.Family) (match, target int) {
@@ -33,8 +30,7 @@ func legacyRevisions(f family.Family) (match, target int) {
 const (
 	tableNameSize     = 32               // XT_TABLE_MAXNAMELEN
 	extensionNameSize = 29               // XT_EXTENSION_MAXNAMELEN
-	infoSize          = 32 + 4*(1+5+5+2) // struct ipt_getinfo; the last two are entries and size
-	entriesHeader     = 32 + 4 + 4       // struct ipt_get_entries: name, size, padding
+	infoSize          = 32 + 4*(1+5+5+2) // struct ipt_getinfo
 )
 
 // askLegacy passes buffer to the kernel, which writes its answer there.
