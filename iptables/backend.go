@@ -66,17 +66,15 @@ func (s *side) place(f family.Family, attempts int) place {
 }
 
 // remove removes everything of nametap in the families of the backend that could be read, and reports whether there
-// was anything to remove. ownTables are the tables that this process has made.
-func (s *side) remove(ctx context.Context, attempts int, ownTables map[site]map[string]bool) (bool, error) {
+// was anything to remove.
+func (s *side) remove(ctx context.Context, attempts int) (bool, error) {
 	changed := false
 	var errs []error
 	for _, f := range family.All() {
-		p := s.place(f, attempts)
-		p.ownTables = ownTables[site{s.backend, f}]
-		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
+		if !s.saved[f].hasOwn() {
 			continue
 		}
-		remaining, did, err := p.remove(ctx, s.saved[f])
+		remaining, did, err := s.place(f, attempts).remove(ctx, s.saved[f])
 		changed = changed || did
 		errs = append(errs, err)
 		if err == nil {
@@ -97,14 +95,7 @@ func (s *side) hasOwn() bool {
 }
 
 // bare reports whether the backend certainly has nothing of nametap.
-func (s *side) bare() bool {
-	for _, saved := range s.saved {
-		if saved.hasMark() {
-			return false
-		}
-	}
-	return !s.hasOwn() && s.unseen() == nil
-}
+func (s *side) bare() bool { return !s.hasOwn() && s.unseen() == nil }
 
 // foreign counts the rules, chains and policies of other programs in the backend.
 func (s *side) foreign() int {

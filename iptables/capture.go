@@ -121,7 +121,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
 func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
 	restarted, emptied, err := c.lease.renew(f)
-	if restarted { // a check drops the entries of connections to VIPs that began without a lease
+	if restarted { // a check looks for the rules, and drops the entries of connections to VIPs that began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}

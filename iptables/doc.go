@@ -74,7 +74,7 @@
 //	place.go        one family in one backend: save, restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	legacy.go       what the kernel itself says about legacy's tables
-//	nft.go          what only nf_tables itself can do: count changes of rules, and delete a table
+//	nft.go          what the tools of iptables do not show of nf_tables: whether a table exists
 //	variant.go      the rules of a Config, complete or without what this machine lacks
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it

@@ -16,27 +16,25 @@ import (
 // An installer installs and removes the rules of both families in both backends. It knows what this process has
 // installed. It belongs to the goroutine that changes rules.
 type installer struct {
-	log       *slog.Logger
-	goal      *target                  // the target that the steps are for
-	inst      installation             // what this process has installed
-	unleased  bool                     // the installed rules of at least one family have no lease
-	changes   bool                     // rules were installed or changed since the last report
-	placed    map[site]bool            // where rules were written and may still be
-	ownTables map[site]map[string]bool // the tables that this process has made
-	bare      map[Backend]bool         // the backends in which the last unhook has found nothing
-	entries   entries
-	firewall  filterRepair
-	lacks     time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
-	lacksDue  time.Time     // when this pause ends
+	log      *slog.Logger
+	goal     *target          // the target that the steps are for
+	inst     installation     // what this process has installed
+	unleased bool             // the installed rules of at least one family have no lease
+	changes  bool             // rules were installed or changed since the last report
+	placed   map[site]bool    // where rules were written and may still be
+	bare     map[Backend]bool // the backends in which the last unhook has found nothing
+	entries  entries
+	firewall filterRepair
+	lacks    time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
+	lacksDue time.Time     // when this pause ends
 }
 
 func newInstaller(log *slog.Logger) installer {
 	return installer{
-		log:       log,
-		placed:    make(map[site]bool),
-		ownTables: make(map[site]map[string]bool),
-		bare:      make(map[Backend]bool),
-		entries:   newEntries(log),
+		log:     log,
+		placed:  make(map[site]bool),
+		bare:    make(map[Backend]bool),
+		entries: newEntries(log),
 	}
 }
 
@@ -67,7 +65,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		}
 		return changed, err
 	}
-	removed, otherErr := other.remove(ctx, attempts, i.ownTables)
+	removed, otherErr := other.remove(ctx, attempts)
 	changed = changed || removed
 	if changed {
 		i.entries.sweep(cfg, i.inst, true)
@@ -100,7 +98,7 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 		case !wanted:
 			a.inKernel, a.changed, err = p.remove(ctx, s.saved[f])
 		default:
-			p.ownTables, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
+			i.placed[site{s.backend, f}], p.spare = true, i.firewall.spare(f)
 			supported, lacks := i.candidates(variants, site{s.backend, f}, s.saved[f])
 			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
 				inst.families[f] = a.variant
@@ -159,15 +157,6 @@ const quietInterval = time.Hour
 // as before.
 func (i *installer) retryDue() bool {
 	return !i.inst.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
-}
-
-// place records that rules are written to a site, and returns the tables that this process has made there.
-func (i *installer) place(s site) (ownTables map[string]bool) {
-	i.placed[s] = true
-	if i.ownTables[s] == nil {
-		i.ownTables[s] = make(map[string]bool)
-	}
-	return i.ownTables[s]
 }
 
 // logMissing logs what is newly missing in the installed rules, and what is no longer missing. inst is what was just
@@ -287,16 +276,15 @@ func (i *installer) unhookFamily(ctx context.Context, p place, inKernel saved) e
 }
 
 // removeSides removes everything of nametap in both backends. It skips a backend if unhook has just found nothing
-// there and this process has made no table there, because each tool takes long on a busy machine. retry is true if
-// what failed may succeed soon.
+// there, because each tool takes long on a busy machine. retry is true if what failed may succeed soon.
 func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
 	var failed, unseen error
 	for _, b := range []Backend{NFT, Legacy} {
-		if i.bare[b] && !i.hasMade(b) {
+		if i.bare[b] {
 			continue
 		}
 		s := inspect(ctx, i.goal.Config, b)
-		_, err := s.remove(ctx, patient, i.ownTables)
+		_, err := s.remove(ctx, patient)
 		if err == nil {
 			i.recordCleared(s)
 		}
@@ -311,11 +299,6 @@ func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
 		return retry, failed
 	}
 	return false, unseen
-}
-
-// hasMade reports whether this process has made tables in a backend.
-func (i *installer) hasMade(b Backend) bool {
-	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.ownTables[site{b, f}]) > 0 })
 }
 
 // unread returns an error if a backend that may have rules of nametap could not be read. If the backend can never be

@@ -6,9 +6,6 @@ const (
 	outputChain     = ownPrefix + "OUTPUT"
 	preroutingChain = ownPrefix + "PREROUTING"
 	inputChain      = ownPrefix + "INPUT"
-	// tableMark is an empty chain that marks a table that nametap has made. It is installed with the rules. Remove
-	// deletes a marked table if no other program uses it. Only nft tables can be deleted, so only they are marked.
-	tableMark = ownPrefix + "MADE_TABLE"
 )
 
 // tableNames returns the tables that nametap uses, in the order in which they are changed.

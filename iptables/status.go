@@ -191,11 +191,11 @@ func (r *report) plan(m machine) ([]Step, error) {
 	}
 	for _, f := range family.All() {
 		if inKernel, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel, s.place(f, 1).needsMark))
+			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel))
 		}
 	}
 	for _, f := range family.All() {
-		add(other.tools[f], Rules{}.change(f, other.saved[f], noMark))
+		add(other.tools[f], Rules{}.change(f, other.saved[f]))
 	}
 	if len(s.saved) == 0 {
 		return nil, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6])
