@@ -43,7 +43,6 @@ type Capture struct {
 	attempts int           // how often the next stepApply may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
 	retries  retries       // the retries of a removal
-	applied  machine       // what the kernel had after the last stepApply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
 	read     time.Time // when a check last read the rules; zero if the rules may have changed since
@@ -330,10 +329,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	switch s {
 	case stepApply:
 		c.read = began
-		m := inspectAll(ctx, c.goal.Config)
-		changed, err := c.apply(ctx, m, c.attempts)
-		c.firewall.record(m, c.inst)
-		c.applied = m
+		changed, err := c.apply(ctx, c.attempts)
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
@@ -400,16 +396,15 @@ const unannounced = 12
 // repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
 // [filterRepair]).
 func (c *Capture) repair(ctx context.Context) error {
-	m := inspectAll(ctx, c.goal.Config)
-	drifts, err := c.drifts(m)
+	s := inspect(ctx, c.goal.Config, c.backend)
+	drifts, err := c.drifts(s)
 	if err != nil || len(drifts) == 0 && !c.retryDue() {
-		c.firewall.record(m, c.inst)
+		c.firewall.record(s, c.inst)
 		return err
 	}
-	changed, err := c.apply(ctx, m, brief)
-	c.firewall.record(m, c.inst)
+	changed, err := c.apply(ctx, brief)
 	switch {
-	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
+	case err != nil && !errors.Is(err, ErrIncomplete):
 	case len(drifts) > 0:
 		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
 		text := strings.Join(drifts, "; ")
@@ -431,33 +426,42 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
 	defer cancel()
-	used, retry, err := c.unhook(ctx)
-	if used {
-		c.settle = c.goal.Config.Settle
+	found, unseen, err := c.eachOwn(ctx, func(p place, inKernel saved) error {
+		used, err := c.unhook(ctx, p, inKernel)
+		if used {
+			c.settle = c.goal.Config.Settle
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return c.postpone(errors.Join(err, unseen), temporary(err))
+	case !found:
+		return c.recordRemoval(unseen)
 	}
-	if err = withoutCapability(err); err == nil {
-		c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
-		c.retries.n, c.retries.failure = 0, nil
-		return nil
-	}
-	if c.onlyOthers(err) {
-		return c.recordRemoval(err)
-	}
-	return c.postpone(err, retry)
+	c.log.Info("DNS is no longer captured")
+	c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
+	c.retries.n, c.retries.failure = 0, nil
+	return nil
 }
 
 // removeAll takes stepRemove.
 func (c *Capture) removeAll(ctx context.Context) error {
-	retry, err := c.removeSides(context.WithoutCancel(ctx))
-	if err == nil || c.onlyOthers(err) {
-		return c.recordRemoval(err)
+	ctx = context.WithoutCancel(ctx)
+	_, unseen, err := c.eachOwn(ctx, func(p place, inKernel saved) error {
+		_, _, err := p.converge(ctx, inKernel, Rules{})
+		return err
+	})
+	if err != nil {
+		return c.postpone(errors.Join(err, unseen), temporary(err))
 	}
-	return c.postpone(err, retry)
+	return c.recordRemoval(unseen)
 }
 
 // recordRemoval records the end of a removal. It returns the parameter unseen: nil, or an error that says only that
 // rules of another process may remain.
 func (c *Capture) recordRemoval(unseen error) error {
+	clear(c.placed)
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
@@ -552,7 +556,7 @@ func (c *Capture) end(ctx context.Context) error {
 	c.restart()
 	wasCaptured := c.captured
 	err := c.reach(ctx)
-	if err != nil && !c.onlyOthers(err) {
+	if err != nil && c.phase != phaseRemoved {
 		return fmt.Errorf("removing the capture rules (`nametap capture remove` does that too): %w", err)
 	}
 	if wasCaptured {
@@ -564,7 +568,7 @@ func (c *Capture) end(ctx context.Context) error {
 // logCaptured logs that rules were installed or replaced.
 func (c *Capture) logCaptured(changed bool, err error) {
 	if changed && err == nil {
-		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.inst.backend, "because", c.inst.reason)
+		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.backend, "because", c.reason)
 	}
 }
 
@@ -589,7 +593,7 @@ func (c *Capture) logFailure(err error) {
 func (c *Capture) logRemoval(wasCaptured bool, err error) {
 	switch {
 	case err == nil:
-	case !c.onlyOthers(err):
+	case c.phase != phaseRemoved:
 		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
 	case wasCaptured:
 		c.log.Info("removed the capture rules of this agent; rules of an earlier agent may remain", "error", err)
@@ -600,7 +604,7 @@ func (c *Capture) logRemoval(wasCaptured bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, inst: c.inst, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
+	r := &report{goal: c.goal, inst: c.inst, backend: c.backend, reason: c.reason, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}
@@ -671,10 +675,6 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
 	return r.status(inspectAll(ctx, r.goal.Config))
 }
-
-// Applied returns the Status of the rules as they were after the last [Capture.Apply]. It does not read the kernel,
-// and must not be called while rules are changed.
-func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: then they capture nothing once no
 // agent renews the lease. It must not be called while rules are changed.

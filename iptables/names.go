@@ -14,5 +14,9 @@ func tableNames() []string { return []string{filterTable, "nat", "raw"} }
 // filterTable is the table of firewalls.
 const filterTable = "filter"
 
+// zone is the conntrack zone of captured UDP queries. Without a zone, the kernel treats queries of an application and
+// queries of the agent as one flow if they have the same source port and the same server.
+const zone = 53
+
 // dnsPort is the destination port of the queries that are captured.
 const dnsPort = 53

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,8 +16,8 @@ type Rules struct {
 	spare    string // a table that the rules leave as it is, "" for none
 }
 
-// sparing returns a copy of r that leaves a table of the kernel as it is.
-func (r Rules) sparing(table string) Rules { r.spare = table; return r }
+// sparing returns a copy of r that leaves a table of the kernel as it is; "" for no further table.
+func (r Rules) sparing(table string) Rules { r.spare = cmp.Or(table, r.spare); return r }
 
 // tableNames returns the tables that the rules may change, in the order in which they are changed.
 func (r Rules) tableNames() []string {
@@ -176,20 +177,6 @@ func (t table) jumpsIn(parent string) (jumps []string) {
 // wants reports whether t has a chain with this name.
 func (t table) wants(name string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
-}
-
-// all returns the rules of a table, the jumps included.
-func (t table) all() []savedRule {
-	var all []savedRule
-	for _, c := range t.chains {
-		for _, spec := range c.jumps {
-			all = append(all, savedRule{chain: c.parent, spec: spec})
-		}
-		for _, spec := range c.rules {
-			all = append(all, savedRule{chain: c.name, spec: spec})
-		}
-	}
-	return all
 }
 
 // deleteJumps writes the deletion of all jumps to the chains of nametap.

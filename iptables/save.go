@@ -48,7 +48,7 @@ func parseSave(text []byte) (saved, error) {
 			case ok && name == filterTable:
 				s[name] = &savedTable{unreadable: true}
 			case ok && slices.Contains(tableNames(), name):
-				return nil, fmt.Errorf("table %q %w", name, errIncompatible)
+				return nil, fmt.Errorf("%w: table %q %s", errRefused, name, errIncompatible)
 			}
 			continue
 		case line[0] == '*':
