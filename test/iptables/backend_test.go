@@ -119,6 +119,9 @@ func TestFamilyUnavailable(t *testing.T) {
 			c.Levels()[family.IPv6] != iptables.LevelUnavailable {
 			t.Errorf("status %+v, %v", status, err)
 		}
+		if f := finding(t, c, "tools for IPv6"); f.OK || !strings.Contains(f.Detail, "Address family not supported") {
+			t.Errorf("check: %+v", f)
+		}
 		l.keep(c)
 		working()
 		wait.Until(t, "IPv6 is captured", func() bool { return c.Levels()[family.IPv6] == iptables.LevelComplete })

@@ -194,6 +194,14 @@ func TestCheckRules(t *testing.T) {
 		if f := finding(t, c, what); f.OK || !strings.Contains(f.Detail, "are missing: nat: -A NAMETAP_OUTPUT") || !strings.Contains(f.Advice, "capture apply") {
 			t.Errorf("without one: %+v", f)
 		}
+		name := l.tool("")
+		l.tools(map[string]string{
+			name:              `case "$*" in *" -C "*) echo "no memory" >&2; exit 4;; esac; exec ` + tool(t, name) + ` "$@"`,
+			name + "-restore": "exec " + tool(t, name+"-restore") + ` "$@"`, // it is looked for beside this one
+		})
+		if f := finding(t, c, what); f.OK || !strings.Contains(f.Detail, "checking rule") || !strings.Contains(f.Detail, "no memory") {
+			t.Errorf("without an answer: %+v", f)
+		}
 	})
 }
 
