@@ -58,6 +58,10 @@ func TestExpect(t *testing.T) { // R20
 			t.Errorf("%q: %v, want %v", text, err, want)
 		}
 	}
+	const finish = 5 // in Frame Streams
+	if err := expect(strings.NewReader(typed(finish)), controlFinish); err != nil {
+		t.Errorf("FINISH: %v", err)
+	}
 }
 
 // FuzzControl: whatever a receiver sends is read without a panic, and a frame that this package makes is read as it was.

@@ -107,12 +107,10 @@ func (o *options) completeNode(cfg *agent.Config) error {
 	if node.IPs, err = agent.InstanceIPs(o.instanceIP); err != nil {
 		return err
 	}
-	domain, err := table.ClusterDomain(node.Namespace, cfg.DNS.Domain)
-	if err != nil {
-		return err
+	if domain, err := table.ClusterDomain(node.Namespace, cfg.DNS.Domain); err == nil { // otherwise cfg.DNS has the error
+		// The node's domain is NAMESPACE.svc.DOMAIN, even if --domain is only DOMAIN.
+		node.Domain = node.Namespace + ".svc." + domain
 	}
-	// The node's domain is NAMESPACE.svc.DOMAIN, even if --domain is only DOMAIN.
-	node.Domain = node.Namespace + ".svc." + domain
 	node.Metadata, node.Version = id.metadata, version.String()
 	cfg.XDS.Refresh = o.refresh(id.labels)
 	return nil

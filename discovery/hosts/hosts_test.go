@@ -344,6 +344,19 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			if diff := cmp.Diff(fresh.usage, h.usage, cmp.AllowUnexported(usage{}, taken{}), cmpopts.IgnoreFields(usage{}, "hidden", "ordered"), cmpopts.IgnoreFields(Hidden{}, "Size")); diff != "" {
 				t.Fatalf("seed %d, step %d: usage -anew +updated\n%s", seed, step, diff)
 			}
+			counted := 0
+			for _, t := range h.usage.namespaces {
+				counted += t.shown + t.own
+			}
+			for _, host := range h.hosts {
+				for _, c := range host.claims {
+					others := func(other *claim) bool { return other != c && other.namespace == c.namespace }
+					counted -= host.size(c, slices.ContainsFunc(host.claims, others))
+				}
+			}
+			if counted != 0 {
+				t.Fatalf("seed %d, step %d: namespaces count %d bytes more than their hosts", seed, step, counted)
+			}
 			if now := fmt.Sprint(sortedKeys(h.usage.hidden.byKey)); now != hidden {
 				hidden = now
 				passed++
