@@ -25,7 +25,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -135,7 +134,7 @@ func (l *Limit) Accept(from *net.TCPListener, pacer *sockets.Pacer, stopped <-ch
 	for {
 		conn, err := from.AcceptTCP()
 		switch {
-		case err == nil, sockets.Dead(err), chans.Closed(stopped):
+		case err == nil, sockets.Dead(err):
 			return conn, spare, err
 		case sockets.OutOfDescriptors(err):
 			if !sockets.Waiting(from, acceptWait) {
