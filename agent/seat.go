@@ -45,19 +45,8 @@ func (s *seat) take(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var logged logonce.Failure
 	for refused := 0; ; clock.Sleep(ctx, 50*time.Millisecond) {
-		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
-		if err == nil {
-			var serving sync.WaitGroup
-			serving.Go(func() { s.serve(ctx, listener, &serving) })
-			return func() {
-				cancel()
-				_ = listener.Close()
-				serving.Wait()
-			}
-		}
-		if ctx.Err() != nil {
-			cancel()
-			return nil
+		if release = s.open(ctx, cancel); release != nil || ctx.Err() != nil {
+			return release
 		}
 		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
@@ -72,12 +61,30 @@ func (s *seat) take(ctx context.Context) (release func()) {
 				s.follow(ctx, conn, holder)
 			}
 		}
-		if refused++; err == nil {
+		switch {
+		case err == nil:
 			refused = 0
-		} else if !errors.Is(err, unix.ECONNREFUSED) || refused == 5 { // refused: it has just ended, or it never listens
+		case errors.Is(err, unix.ECONNREFUSED) && refused < 4: // it has just ended, or it never listens
+			refused++
+		default:
 			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
 			return cancel
 		}
+	}
+}
+
+// open opens the socket of the seat, and returns a function that closes it. The result is nil if another process has it.
+func (s *seat) open(ctx context.Context, cancel context.CancelFunc) (release func()) {
+	listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
+	if err != nil {
+		return nil
+	}
+	var serving sync.WaitGroup
+	serving.Go(func() { s.serve(ctx, listener, &serving) })
+	return func() {
+		cancel()
+		_ = listener.Close()
+		serving.Wait()
 	}
 }
 

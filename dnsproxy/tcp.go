@@ -136,8 +136,8 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c.from.send, c.from.hold = c.send, c.hold
 	l.mu.Lock()
 	l.open[conn] = struct{}{}
-	if !l.ends.IsZero() {
-		l.endReading(conn)
+	if !l.ends.IsZero() { // its query may be on the way
+		_ = conn.SetReadDeadline(l.ends)
 	}
 	l.mu.Unlock()
 	l.serving.Go(func() {
@@ -150,7 +150,8 @@ func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	runtime.Gosched() // answer it before accepting the next one, so that a crash loses few queries
 }
 
-// stop makes serve end. From then on, only queries that have already arrived are read.
+// stop makes serve end. From then on, only queries that have already arrived are read: of a connection that is idle, for
+// tcpStopTime.
 func (l *tcpListener) stop() {
 	close(l.stopped)
 	_ = l.listener.Close() // the socket is closed even after an error
@@ -158,23 +159,31 @@ func (l *tcpListener) stop() {
 	defer l.mu.Unlock()
 	l.ends = time.Now().Add(tcpDrainTime)
 	for conn := range l.open {
-		l.endReading(conn)
+		_ = conn.SetReadDeadline(l.ends) // fails only on a closed connection
 	}
+	time.AfterFunc(tcpStopTime, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for conn := range l.open {
+			endReading(conn)
+		}
+	})
 }
 
 // endReading makes the kernel report the end of the data once all that has arrived is read. If the connection were closed
-// with unread bytes, the kernel would reset it, and the client would lose its answers. The caller has locked mu.
-func (l *tcpListener) endReading(conn *net.TCPConn) {
-	_ = conn.CloseRead() // both fail only on a closed connection
-	_ = conn.SetReadDeadline(l.ends)
-}
+// with unread bytes, the kernel would reset it, and the client would lose its answers.
+func endReading(conn net.Conn) { _ = conn.(*net.TCPConn).CloseRead() } // fails only on a closed connection
 
-// await sets how long a client may take until its next query, unless the listener has stopped.
-func (l *tcpListener) await(conn net.Conn, timeout time.Duration) {
+// await sets how long a client may take until its next query. After the listener has stopped, reading ends right after an
+// answer, because at this moment the client is the least likely to have sent another query.
+func (l *tcpListener) await(conn net.Conn, timeout time.Duration, answered bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ends.IsZero() {
+	switch {
+	case l.ends.IsZero():
 		_ = conn.SetReadDeadline(time.Now().Add(timeout)) // fails only on a closed connection
+	case answered:
+		endReading(conn)
 	}
 }
 
@@ -234,8 +243,12 @@ func framed(message []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(nil, uint16(len(message))), message...) //nolint:gosec // a message
 }
 
-// tcpDrainTime is how long, after the listener has stopped, a connection is read at most for queries that have arrived.
-const tcpDrainTime = time.Second
+// After the listener has stopped, connections are still read for queries that have arrived: one that is idle for tcpStopTime,
+// any other one for at most tcpDrainTime.
+const (
+	tcpStopTime  = 100 * time.Millisecond
+	tcpDrainTime = time.Second
+)
 
 // serve answers queries until the client closes the connection, sends no query for too long, or
 // violates the protocol.
@@ -248,6 +261,7 @@ func (c *tcpConn) serve() {
 	for served := false; ; {
 		// Answers to queries that arrived together are written together, when there is no further whole query.
 		if !c.buffered() {
+			wrote := len(answers) > 0
 			if c.write(answers) != nil || c.brief && served {
 				return
 			}
@@ -255,7 +269,7 @@ func (c *tcpConn) serve() {
 				*buffer = answers[:0]
 				buffers.Put(buffer)
 			}
-			if !c.await() {
+			if !c.await(wrote) {
 				return
 			}
 			buffer = getBuffer()
@@ -422,13 +436,14 @@ func (c *tcpConn) writeHeld(messages []byte, own int64) error {
 	return nil
 }
 
-// await waits for the client's next query. It reports false if the connection is to be closed.
-func (c *tcpConn) await() bool {
+// await waits for the client's next query. It reports false if the connection is to be closed. answered is true if an
+// answer was just written.
+func (c *tcpConn) await(answered bool) bool {
 	timeout := tcpTimeouts.idle
 	if c.brief {
 		timeout = tcpTimeouts.brief
 	}
-	c.listener.await(c.conn, timeout)
+	c.listener.await(c.conn, timeout, answered)
 	_, err := c.reader.Peek(1)
 	return err == nil
 }

@@ -34,12 +34,14 @@ func carries(t *testing.T, s *Server) *carried {
 	c.place = s.limit.Enter(evictable{client, c.conn})
 	c.place.Serve()
 	c.join(host, &counts{all: &s.metrics.hosts})
-	s.record(c.conn, true)
+	s.conns.Store(c.conn, nil)
+	s.metrics.open.Add(1)
 	c.copies = func() {
 		go func() {
 			defer close(c.ended)
 			c.copy(s.copier, nil)
-			s.record(c.conn, false)
+			s.conns.Delete(c.conn)
+			s.metrics.open.Add(-1)
 			c.place.Leave()
 		}()
 	}
@@ -50,7 +52,7 @@ func carries(t *testing.T, s *Server) *carried {
 // bare returns a server without listeners.
 func bare(t *testing.T, conns int) *Server {
 	t.Helper()
-	s := &Server{config: DefaultConfig(), conns: map[*conn]bool{}, metrics: newMetrics(int64(conns), nil), copier: newCopier()}
+	s := &Server{config: DefaultConfig(), metrics: newMetrics(int64(conns), nil), copier: newCopier()}
 	s.limit = connlimit.New("egress", conns, maxBeginnings)
 	t.Cleanup(s.limit.Close)
 	return s

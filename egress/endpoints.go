@@ -11,10 +11,11 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/clip"
 )
 
-// maxListedPorts is how many ports the text of a refusal has at most.
-const maxListedPorts = 16
+// maxPortsText is how many bytes of a refusal list ports.
+const maxPortsText = 100
 
 // hostOn returns a host of the table with where connections to a port lead. If the host has ports but not this one, they are
 // refused.
@@ -30,15 +31,9 @@ func hostOn(h *table.Host, port uint16) vipHost {
 		return vipHost{name: h.Name, port: port}
 	}
 	slices.Sort(ports)
-	var list []string
-	for _, p := range ports[:min(len(ports), maxListedPorts)] {
-		list = append(list, strconv.Itoa(int(p)))
-	}
-	if more := len(ports) - len(list); more > 0 {
-		list = append(list, fmt.Sprintf("%d more", more))
-	}
+	list := clip.Text(strings.ReplaceAll(strings.Trim(fmt.Sprint(ports), "[]"), " ", ", "), maxPortsText)
 	return vipHost{name: h.Name, refused: refuse(ReasonPort, "%s port %d: the host has only the ports %s",
-		hostText(h.Name), port, strings.Join(list, ", "))}
+		hostText(h.Name), port, list)}
 }
 
 // An endpoint is where a connection leads: a name or an address, and a port.
@@ -57,35 +52,27 @@ func (e endpoint) String() string {
 	return net.JoinHostPort(host, strconv.Itoa(int(e.port)))
 }
 
-// parseEndpoint parses HOST:PORT. The caller has checked that the text has this form.
-func parseEndpoint(text string) (endpoint, error) {
+// parseEndpoint parses HOST:PORT. The table, and Validate, have checked that the text has this form.
+func parseEndpoint(text string) endpoint {
 	if a, err := netip.ParseAddrPort(text); err == nil {
-		return endpoint{addr: a.Addr().Unmap(), port: a.Port()}, nil
+		return endpoint{addr: a.Addr().Unmap(), port: a.Port()}
 	}
-	at := strings.LastIndexByte(text, ':')
-	port, err := strconv.ParseUint(text[at+1:], 10, 16)
-	if err != nil {
-		return endpoint{}, fmt.Errorf("endpoint %q: %w", text, err)
-	}
-	return endpoint{name: text[:max(at, 0)], port: uint16(port)}, nil
+	host, port, _ := net.SplitHostPort(text)
+	n, _ := strconv.ParseUint(port, 10, 16)
+	return endpoint{name: host, port: uint16(n)}
 }
 
 // targets returns the endpoints in random order, which spreads connections over them. If there are none, it returns the host
 // itself, under the name that the client wants.
-func (h *vipHost) targets(host string) ([]endpoint, error) {
+func (h *vipHost) targets(host string) []endpoint {
 	if len(h.endpoints) == 0 {
-		return []endpoint{{name: host, port: h.port}}, nil
+		return []endpoint{{name: host, port: h.port}}
 	}
 	all := make([]endpoint, 0, len(h.endpoints))
-	for _, text := range h.endpoints {
-		e, err := parseEndpoint(text)
-		if err != nil {
-			return nil, refuse(ReasonAddress, "%s: %w", host, err)
-		}
-		all = append(all, e)
+	for _, at := range rand.Perm(len(h.endpoints)) {
+		all = append(all, parseEndpoint(h.endpoints[at]))
 	}
-	rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
-	return all, nil
+	return all
 }
 
 // hostText returns the name of a host without the dot at the end.

@@ -73,23 +73,7 @@ func newGuard(cfg *Config) *guard {
 func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
-	all := []netip.Addr{plain}
-	if plain.Is6() {
-		known := translations()
-		prefixes, _ := g.nat64.Find(ctx)
-		for _, prefix := range prefixes {
-			known[prefix] = append(known[prefix], prefix.Bits()/8)
-		}
-		for prefix, places := range known {
-			for _, at := range places {
-				// No translator forwards to 0.0.0.0/8. An address at another place leaves zeros here.
-				if v4 := nat64.Extract(plain, at); prefix.Contains(plain) && v4.As4()[0] != 0 {
-					all = append(all, v4)
-				}
-			}
-		}
-	}
-	for _, a := range all {
+	for _, a := range append(g.embedded(ctx, plain), plain) {
 		for prefix, name := range g.ranges {
 			if prefix.Contains(a) {
 				return fmt.Errorf("%s is %s", addr, name)
@@ -100,4 +84,25 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil
+}
+
+// embedded returns the IPv4 addresses to which an IPv6 address may lead.
+func (g *guard) embedded(ctx context.Context, addr netip.Addr) (all []netip.Addr) {
+	if addr.Is4() {
+		return nil
+	}
+	known := translations()
+	prefixes, _ := g.nat64.Find(ctx)
+	for _, prefix := range prefixes {
+		known[prefix] = append(known[prefix], prefix.Bits()/8)
+	}
+	for prefix, places := range known {
+		for _, at := range places {
+			// No translator forwards to 0.0.0.0/8. An address at another place leaves zeros here.
+			if v4 := nat64.Extract(addr, at); prefix.Contains(addr) && v4.As4()[0] != 0 {
+				all = append(all, v4)
+			}
+		}
+	}
+	return all
 }

@@ -49,12 +49,8 @@ func (d *dialer) connectByProxy(ctx context.Context, target endpoint) (*net.TCPC
 			return nil, netip.AddrPort{}, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 		}
 	}
-	proxy, err := parseEndpoint(d.config.Proxy)
-	if err != nil {
-		return nil, netip.AddrPort{}, err
-	}
 	// The operator chose the proxy, so all its addresses are allowed.
-	conn, to, err := d.dial(ctx, []endpoint{proxy}, func(netip.AddrPort) error { return nil })
+	conn, to, err := d.dial(ctx, []endpoint{parseEndpoint(d.config.Proxy)}, func(netip.AddrPort) error { return nil })
 	if err != nil {
 		return nil, to, err
 	}
@@ -86,11 +82,14 @@ func requestTunnel(conn io.ReadWriter, target string) error {
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
 		return err
 	}
-	// The reader takes one byte at a time from conn, so what follows the head stays in the socket.
-	head := bufio.NewReaderSize(&oneByte{conn, maxProxyHead}, 16)
+	limited := &io.LimitedReader{R: oneByte{conn}, N: maxProxyHead}
+	head := bufio.NewReader(limited)
 	for {
 		response, err := http.ReadResponse(head, &http.Request{Method: http.MethodConnect}) //nolint:bodyclose // it has none: see below
-		if err != nil {
+		switch {
+		case limited.N == 0:
+			return fmt.Errorf("the head of its response is longer than %d bytes", maxProxyHead)
+		case err != nil:
 			return fmt.Errorf("reading the response: %w", err)
 		}
 		switch response.StatusCode / 100 {
@@ -103,17 +102,8 @@ func requestTunnel(conn io.ReadWriter, target string) error {
 	}
 }
 
-// A oneByte reads one byte at a time. The field left is how many bytes it may still read.
-type oneByte struct {
-	from io.Reader
-	left int
-}
+// A oneByte reads one byte at a time, so what follows the head of a response stays in the socket.
+type oneByte struct{ io.Reader }
 
 // Read reads one byte.
-func (o *oneByte) Read(b []byte) (int, error) {
-	if o.left == 0 {
-		return 0, fmt.Errorf("the head is longer than %d bytes", maxProxyHead)
-	}
-	o.left--
-	return o.from.Read(b[:min(len(b), 1)])
-}
+func (o oneByte) Read(b []byte) (int, error) { return o.Reader.Read(b[:min(len(b), 1)]) }

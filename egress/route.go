@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -45,7 +46,8 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 // exact returns a host of the VIP. The second result is true if this host is the only one and no wildcard.
 func (r *route) exact() (wire.Name, bool) {
 	only := r.hosts[0].name
-	return only, len(r.hosts) == 1 && !isWildcard(only)
+	_, wildcard := suffixOf(only)
+	return only, len(r.hosts) == 1 && !wildcard
 }
 
 // hostOf returns the host of the VIP to which a name belongs: the host of that name or, if there is none, the
@@ -54,24 +56,22 @@ func (r *route) exact() (wire.Name, bool) {
 func (r *route) hostOf(name wire.Name) *vipHost {
 	var found *vipHost
 	for i := range r.hosts {
-		switch h := &r.hosts[i]; {
-		case h.name == name:
+		h := &r.hosts[i]
+		if h.name == name {
 			return h
-		case isWildcard(h.name) && isBelow(name, h.name) && (found == nil || len(h.name) > len(found.name)):
+		}
+		suffix, wildcard := suffixOf(h.name)
+		if wildcard && len(name) > len(suffix) && name.Below(suffix) && (found == nil || len(h.name) > len(found.name)) {
 			found = h
 		}
 	}
 	return found
 }
 
-// isBelow reports whether a name is below the suffix of a wildcard.
-func isBelow(name, wildcard wire.Name) bool {
-	suffix := wildcard[len(wire.WildcardLabel):]
-	return len(name) > len(suffix) && name.Below(suffix)
-}
-
-func isWildcard(host wire.Name) bool {
-	return len(host) > len(wire.WildcardLabel) && host[:len(wire.WildcardLabel)] == wire.WildcardLabel
+// suffixOf returns the suffix of a host that is a wildcard.
+func suffixOf(host wire.Name) (suffix wire.Name, wildcard bool) {
+	text, wildcard := strings.CutPrefix(string(host), string(wire.WildcardLabel))
+	return wire.Name(text), wildcard
 }
 
 // text names the route in errors.

@@ -96,9 +96,5 @@ func follow(cfg *Config, text string) string {
 	if h.refused != nil {
 		return explain(h.refused)
 	}
-	targets, err := h.targets(hostText(name))
-	if err != nil {
-		return explain(err)
-	}
-	return hostText(h.name) + " to " + targets[0].String()
+	return hostText(h.name) + " to " + h.targets(hostText(name))[0].String()
 }

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"runtime"
-	"slices"
 	"sync"
 	"time"
 
@@ -34,13 +32,11 @@ type Server struct {
 	limit     *connlimit.Limit
 	parsing   sync.Mutex     // see beginning
 	running   sync.WaitGroup // goroutines of connections
+	conns     sync.Map       // the open connections: *conn
 
 	ending, dying context.Context // end when Run has to end, and when connections have to end
 	end           func()
 	die           context.CancelCauseFunc
-
-	mu    sync.Mutex
-	conns map[*conn]bool // the open connections
 }
 
 const (
@@ -74,7 +70,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := testMark(cfg.Mark); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, conns: map[*conn]bool{}, copier: newCopier()}
+	s := &Server{config: cfg, log: cfg.Logger, copier: newCopier()}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.dying, s.die = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.listeners = &listeners{config: &s.config}
@@ -183,20 +179,13 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) drain() {
 	timer := time.AfterFunc(s.config.Drain, func() { s.die(errEnded) })
 	stop := context.AfterFunc(s.dying, func() {
-		for _, c := range s.open() {
-			c.abort(errEnded)
+		for c := range s.conns.Range {
+			c.(*conn).abort(errEnded) //nolint:forcetypeassert // it has nothing else
 		}
 	})
 	s.running.Wait()
 	_, _ = timer.Stop(), stop()
 	s.die(errEnded)
-}
-
-// open returns the open connections.
-func (s *Server) open() []*conn {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.conns))
 }
 
 // accept accepts the clients of a listener until the end. It waits for nothing else: each client has a goroutine.
@@ -222,28 +211,18 @@ func (s *Server) serve(client *net.TCPConn, reserved bool) {
 	defer cancel(nil)
 	c := &conn{client: client, cancel: cancel}
 	c.place = s.limit.Enter(evictable{client, c})
-	s.record(c, true)
+	s.conns.Store(c, nil)
+	s.metrics.open.Add(1)
 	err := errDescriptors
 	if !reserved {
 		err = s.carry(ctx, c)
 	}
-	s.record(c, false)
+	s.conns.Delete(c)
+	s.metrics.open.Add(-1)
 	if err != nil {
 		s.reject(client, cmp.Or(context.Cause(ctx), err)) // if ctx has ended, err is only a consequence
 	}
 	c.place.Leave()
-}
-
-// record records whether a connection is open.
-func (s *Server) record(c *conn, open bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if open {
-		s.conns[c] = true
-	} else {
-		delete(s.conns, c)
-	}
-	s.metrics.open.Store(int64(len(s.conns)))
 }
 
 // carry carries a connection to its end, or returns a refusal.
@@ -288,11 +267,7 @@ func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error)
 	if h.refused != nil {
 		return nil, h.refused
 	}
-	targets, err := h.targets(hostText(name))
-	if err != nil {
-		return nil, err
-	}
-	host, addr, err := s.dialer.connect(ctx, targets)
+	host, addr, err := s.dialer.connect(ctx, h.targets(hostText(name)))
 	if err != nil {
 		return nil, err
 	}
@@ -336,7 +311,8 @@ func (s *Server) reject(client *net.TCPConn, err error) {
 // sweep looks at all connections. It closes those that are idle, or whose client has gone.
 func (s *Server) sweep(now time.Time) {
 	timeout := s.config.IdleTimeout
-	for _, c := range s.open() {
+	for each := range s.conns.Range {
+		c := each.(*conn) //nolint:forcetypeassert // it has nothing else
 		switch idle := c.place.Unchanged(now); {
 		case c.isGone():
 			c.abort(errGone)

@@ -42,7 +42,7 @@ func TestSweep(t *testing.T) {
 		ended []*carried
 	}{{timeout/12 - time.Minute, nil}, {timeout / 12, []*carried{half}}, {timeout - time.Minute, nil}, {timeout, []*carried{idle}}} {
 		busy.place.Serve()
-		open := len(s.open())
+		open := s.metrics.open.Load()
 		s.sweep(began.Add(step.after))
 		for _, c := range step.ended {
 			wait.For(t, "the connection ends", c.ended)
@@ -50,7 +50,7 @@ func TestSweep(t *testing.T) {
 				t.Errorf("after %v: want a reset", step.after)
 			}
 		}
-		wait.Until(t, "the connections have ended, and no other", func() bool { return len(s.open()) == open-len(step.ended) })
+		wait.Until(t, "the connections have ended, and no other", func() bool { return s.metrics.open.Load() == open-int64(len(step.ended)) })
 	}
 	busy.place.Serve()
 	first := carries(t, s)

@@ -25,7 +25,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/sockets"
 )
 
@@ -135,12 +134,12 @@ func (l *Limit) Accept(from *net.TCPListener, pacer *sockets.Pacer, stopped <-ch
 	for {
 		conn, err := from.AcceptTCP()
 		switch {
-		case err == nil, sockets.Dead(err), chans.Closed(stopped):
+		case err == nil, sockets.Dead(err):
 			return conn, spare, err
+		case sockets.OutOfDescriptors(err) && !sockets.Waiting(from, 0):
+			sockets.Waiting(from, acceptWait) // accept(2) fails even if no client waits; there may be descriptors when one comes
+			continue
 		case sockets.OutOfDescriptors(err):
-			if !sockets.Waiting(from, acceptWait) {
-				continue // accept(2) fails even if no client waits
-			}
 			var freed bool
 			if freed, spare = l.FreeDescriptor(); freed {
 				pacer.Note(err)
