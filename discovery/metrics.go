@@ -1,10 +1,8 @@
 package discovery
 
 import (
-	"errors"
-	"fmt"
-
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -25,42 +23,28 @@ type metrics struct {
 }
 
 // newMetrics returns the metrics. Unless reg is nil, it registers them, and the collectors in others.
-func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
+func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) *metrics {
+	const namespace, subsystem = "nametap", "discovery"
+	if reg != nil {
+		reg.MustRegister(others...)
+	}
+	with := promauto.With(reg)
 	gauge := func(name, help string) prometheus.Gauge {
-		return prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help})
+		return with.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: name, Help: help})
 	}
-	gauges := func(name, help, label string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
-	}
-	counters := func(name, help, label string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "nametap", Subsystem: "discovery", Name: name, Help: help}, []string{label})
-	}
-	m := &metrics{
-		hosts:    gauge("hosts", "Hosts in the tables of clients."),
-		objects:  gauges("objects", "Objects in use, by kind.", "kind"),
+	return &metrics{
+		hosts: gauge("hosts", "Hosts in the tables of clients."),
+		objects: with.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Subsystem: subsystem, Name: "objects",
+			Help: "Objects in use, by kind."}, []string{"kind"}),
 		broken:   gauge("errors", "Errors in objects, and hosts that are left out."),
 		hidden:   gauge("hidden_namespaces", "Namespaces whose hosts only they see, because they show too many to others."),
 		kept:     gauge("kept_objects", "Objects in use in the last good form of their file, which is broken or cannot be read now."),
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
-		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
-			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "Failures, by step: read or save_objects.", "step"),
+		builds: with.NewCounter(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "builds_total",
+			Help: "Times that the tables were built."}),
+		failures: with.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "failures_total",
+			Help: "Failures, by step: read or save_objects."}, []string{"step"}),
 	}
-	if reg == nil {
-		return m, nil
-	}
-	var errs []error
-	for _, c := range append([]prometheus.Collector{
-		m.hosts, m.objects, m.broken, m.hidden, m.kept, m.lastRead, m.builds, m.failures,
-	}, others...) {
-		errs = append(errs, reg.Register(c))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, fmt.Errorf("registering metrics: %w", err)
-	}
-	return m, nil
 }
 
 // observe records the result of a build.

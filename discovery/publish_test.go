@@ -120,11 +120,7 @@ func TestChangesWhileNotReady(t *testing.T) { // D43
 // TestErrorsAreLoggedOnce checks that an error in an object is logged once while it lasts, and again if it comes back.
 func TestErrorsAreLoggedOnce(t *testing.T) { // D18
 	log := testlog.New(t)
-	m, err := newMetrics(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := newReport(log.Logger(), m)
+	r := newReport(log.Logger(), newMetrics(prometheus.NewRegistry()))
 	broken := func(messages ...string) source.Reading {
 		var all source.Reading
 		for _, message := range messages {

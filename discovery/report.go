@@ -94,8 +94,9 @@ func (r *report) setErrors(errs []object.Error) {
 	r.errs = errs
 }
 
-// errors returns the errors of the last reading, what is wrong with hosts, and an error for each hidden namespace.
-func (r *report) errors() []object.Error {
+// Errors returns the errors in objects, and in the directories and API servers from which they are read, what is wrong with
+// hosts, and an error for each hidden namespace. Errors in the configuration directory are sorted by file and document.
+func (r *report) Errors() []object.Error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	errs := slices.Concat(r.errs, r.last.problems)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
@@ -74,9 +73,7 @@ func New(cfg Config) (server *Server, err error) {
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
 	others := append(s.push.Metrics(), newResourceMetrics(s.Resources), s.ads.conns.Metric())
-	if s.metrics, err = newMetrics(cfg.Registerer, append(others, newCertificateMetrics(s.certificate)...)...); err != nil {
-		return nil, err
-	}
+	s.metrics = newMetrics(cfg.Registerer, append(others, newCertificateMetrics(s.certificate)...)...)
 	s.report = newReport(cfg.Logger, s.metrics)
 	return s, nil
 }
@@ -117,10 +114,6 @@ func (s *Server) Replica() string { return s.cfg.Identity }
 
 // Agents returns the state of each client of this replica, see [push.Service.Agents].
 func (s *Server) Agents(namespace string) iter.Seq[push.Agent] { return s.push.Agents(namespace) }
-
-// Errors returns the errors in objects, and in the directories and API servers from which they are read. Errors in the
-// configuration directory are sorted by file and document.
-func (s *Server) Errors() []object.Error { return s.errors() }
 
 // Resources returns the state of each resource of the Kubernetes API that is read.
 func (s *Server) Resources() []source.Status {

@@ -251,8 +251,9 @@ func (f *fleet) String() string {
 		states = append(states, fmt.Sprintf("%d %s", f.States[state], clip.Line(string(state))))
 	}
 	text := fmt.Sprintf("%s: agents: %d, behind: %d (%s). Other replicas have other agents: ask each.", of, f.Agents, f.Behind, cmp.Or(strings.Join(states, ", "), "none"))
+	lines := []string{text}
 	for _, why := range f.Hidden {
-		text += "\n" + clip.Line(why)
+		lines = append(lines, clip.Line(why))
 	}
-	return text
+	return strings.Join(lines, "\n")
 }

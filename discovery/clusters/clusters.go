@@ -13,7 +13,6 @@ import (
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
-	"github.com/nametap/nametap/internal/clock"
 )
 
 // settleTime is how long the objects of a cluster stay in use after no Secret names the cluster any more: a tool that
@@ -87,8 +86,11 @@ func (c *Clusters) Run(ctx context.Context) {
 	for {
 		began := time.Now()
 		next := c.step(ctx)
-		if !clock.Sleep(ctx, time.Since(began)) { // leaves half of the time to other goroutines
+		pause := time.After(time.Since(began)) // leaves half of the time to other goroutines
+		select {
+		case <-ctx.Done():
 			return
+		case <-pause:
 		}
 		select {
 		case <-ctx.Done():

@@ -40,7 +40,7 @@ type claimOf struct {
 func New(clusterDomain string, sources int) *Hosts {
 	h := &Hosts{
 		domain: strings.ToLower(clusterDomain), clusters: []*cluster{newCluster("", ownCluster, clusterDomain, sources)},
-		kinds: map[string]int{}, sidecars: sidecars{byNamespace: namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
+		kinds: map[string]int{}, sidecars: sidecars{map[string]map[object.Key]*sidecar{}, namespaceSidecars{}}, mesh: newMesh(object.Mesh{RootNamespace: object.DefaultRootNamespace}),
 		byHost: map[string][]claimOf{}, hosts: map[string]*Host{}, aliases: map[string]map[string]bool{},
 		usage: &usage{maxShown: MaxShown, maxOwn: MaxOwn, namespaces: map[string]*taken{}},
 	}
@@ -120,7 +120,7 @@ func (h *Hosts) Update(changes ...Change) Update {
 	for _, c := range u.Hosts {
 		h.listed += c.New.listed() - c.Old.listed()
 	}
-	h.sidecars.settle()
+	h.sidecars.settle(u.Sidecars)
 	if u.Views || len(u.Sidecars) > 0 {
 		h.Scene = h.newScene()
 	}

@@ -10,14 +10,8 @@ import (
 
 // sidecars holds the Sidecars.
 type sidecars struct {
-	byNamespace namespaceSidecars
-	changes     map[string]*sidecarChange // by namespace; settle applies them
-}
-
-// A sidecarChange has the Sidecars of a namespace that have changed.
-type sidecarChange struct {
-	removed map[object.Key]bool
-	current map[object.Key]*sidecar
+	all         map[string]map[object.Key]*sidecar // by namespace
+	byNamespace namespaceSidecars                  // the same in order, after settle
 }
 
 // A sidecar is a Sidecar with its prepared selector and egress.
@@ -33,37 +27,27 @@ func (s *sidecars) put(old, current object.Object) bool {
 	if old.Sidecar == nil && current.Sidecar == nil {
 		return false
 	}
-	key := cmp.Or(current.Key, old.Key)
-	if s.changes == nil {
-		s.changes = map[string]*sidecarChange{}
+	if current.Sidecar == nil {
+		removeInner(s.all, old.Key.Namespace, old.Key)
+		return true
 	}
-	c := s.changes[key.Namespace]
-	if c == nil {
-		c = &sidecarChange{map[object.Key]bool{}, map[object.Key]*sidecar{}}
-		s.changes[key.Namespace] = c
-	}
-	c.removed[key] = true
-	if delete(c.current, key); current.Sidecar != nil {
-		c.current[key] = &sidecar{key, current.Sidecar, NewLabels(current.Sidecar.Labels), current.Sidecar.NewEgress()}
-	}
+	key := current.Key
+	innerMap(s.all, key.Namespace)[key] = &sidecar{key, current.Sidecar, NewLabels(current.Sidecar.Labels), current.Sidecar.NewEgress()}
 	return true
 }
 
-// settle applies the changes, all of a namespace at once: there may be many. As in istiod, Sidecars with a
+// settle orders the Sidecars of namespaces that have changed, all at once: there may be many. As in istiod, Sidecars with a
 // workloadSelector come before the others, and older Sidecars before younger ones. If no age is known, because the
 // objects are from a directory, the name decides.
-func (s *sidecars) settle() {
-	for namespace, c := range s.changes {
-		all := slices.DeleteFunc(slices.Clone(s.byNamespace[namespace]), func(old *sidecar) bool { return c.removed[old.key] })
-		all = slices.AppendSeq(all, maps.Values(c.current))
-		slices.SortFunc(all, func(a, b *sidecar) int {
-			return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
-		})
-		if s.byNamespace[namespace] = all; len(all) == 0 {
-			delete(s.byNamespace, namespace)
+func (s *sidecars) settle(changed map[string]bool) {
+	for namespace := range changed {
+		delete(s.byNamespace, namespace)
+		if len(s.all[namespace]) > 0 {
+			s.byNamespace[namespace] = slices.SortedFunc(maps.Values(s.all[namespace]), func(a, b *sidecar) int {
+				return cmp.Or(-cmp.Compare(min(len(a.Labels), 1), min(len(b.Labels), 1)), a.Created.Compare(b.Created), a.key.Compare(b.key))
+			})
 		}
 	}
-	s.changes = nil
 }
 
 // namespaceSidecars are the Sidecars by namespace, in order of precedence. The slices do not change.
