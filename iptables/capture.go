@@ -363,7 +363,7 @@ func (c *Capture) act(ctx context.Context, s step) error {
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	c.firewall.look(c.watch.lastChange())
-	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
+	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep(c.goal.Config) {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
 	if c.inst.complete() && !c.firewall.due() && time.Now().Before(c.readDue()) {
@@ -418,7 +418,7 @@ func (c *Capture) repair(ctx context.Context) error {
 
 // unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.inst, c.entries.leftovers, c.firewall = installation{}, nil, filterRepair{}
+	c.inst, c.firewall = installation{}, filterRepair{}
 	for _, f := range family.All() {
 		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -519,7 +519,7 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
 	soon := stepStart.Add(max(interval, 2*took))
-	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep() && due.After(soon) {
+	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep(c.goal.Config) && due.After(soon) {
 		return due
 	}
 	return soon
