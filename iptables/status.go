@@ -86,7 +86,6 @@ type report struct {
 	backend   Backend
 	reason    string
 	outdated  bool // the rules of goal may not be installed
-	unleased  bool // installed rules have no lease, so they capture without an agent
 	captured  bool
 	remaining string
 }
