@@ -41,7 +41,7 @@ type Capture struct {
 	installer
 	phase    phase         // what this process knows of the kernel
 	due      time.Time     // the earliest time of the next step
-	attempts int           // how often the next stepApply may write the rules
+	attempts int           // how often the next installation may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
 	tries    int           // how often the present step of a removal has failed
 	failure  error         // its last failure; nil if the last step did not fail
@@ -213,7 +213,7 @@ func (c *Capture) loop(ctx context.Context) error {
 	begun := false
 	for ctx.Err() == nil {
 		c.take()
-		if applies := c.goal.On && c.phase != phaseCaptured; !begun && !(applies && c.stepDue()) {
+		if waits := !c.goal.On || c.phase == phaseCaptured || !c.stepDue(); waits && !begun {
 			begun = true
 			close(c.begun)
 		}
@@ -350,7 +350,7 @@ func (c *Capture) check(ctx context.Context) error {
 	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep(c.goal.Config) {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
-	if c.inst.complete() && !c.firewall.due() && time.Now().Before(c.readDue()) {
+	if !c.retryDue() && !c.firewall.due() && time.Now().Before(c.readDue()) {
 		return nil
 	}
 	c.read = time.Now()
@@ -492,11 +492,14 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if !c.firewall.since.IsZero() {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	soon := stepStart.Add(max(interval, 2*took))
-	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep(c.goal.Config) && due.After(soon) {
-		return due
+	soon, due := stepStart.Add(max(interval, 2*took)), c.readDue()
+	if !c.inst.complete() && c.lacksDue.Before(due) {
+		due = c.lacksDue
 	}
-	return soon
+	if c.inst.failed() || c.entries.needsSweep(c.goal.Config) || due.Before(soon) {
+		return soon
+	}
+	return due
 }
 
 // checksAtOnce is how many announcements in a row may each cause a check without delay. Further announcements cause

@@ -23,6 +23,9 @@ type target struct {
 	variants []variant
 }
 
+// wants reports whether there are rules for a family.
+func (t *target) wants(f family.Family) bool { return len(t.variants[0].rules.tables(f)) > 0 }
+
 // sameRules reports whether t asks for the same rules as other.
 func (t *target) sameRules(other *target) bool {
 	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)

@@ -39,10 +39,9 @@ func (i *installer) apply(ctx context.Context, attempts int) (changed bool, err 
 	if err := checkMapped(i.goal.Config); err != nil {
 		return false, err
 	}
-	switch {
-	case i.backend == "":
+	if i.backend == "" {
 		changed, err = i.choose(ctx, attempts)
-	default:
+	} else {
 		changed, err = i.install(ctx, inspect(ctx, i.goal.Config, i.backend), attempts)
 		if i.inst.elsewhere != nil && i.inst.backend != "" {
 			cleared, otherErr := i.clear(ctx, inspect(ctx, i.goal.Config, i.backend.other()), attempts)
@@ -108,40 +107,13 @@ func (i *installer) install(ctx context.Context, s *side, attempts int) (changed
 	inst := installation{backend: s.backend, elsewhere: i.inst.elsewhere,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
 	for _, f := range family.All() {
-		variants := i.goal.variantsFor(f, s.saved[f])
-		p := s.place(f, attempts)
-		wanted := len(variants[0].rules.tables(f)) > 0
-		var a applied
-		var err error
-		switch {
-		case s.reason[f] != nil:
-			if wanted {
-				inst.missing[f] = s.reason[f]
-			}
-			continue
-		case !wanted:
-			a.inKernel, a.changed, err = p.converge(ctx, s.saved[f], Rules{})
-		default:
-			i.placed[f], p.spare = true, i.firewall.spare()
-			lacks := i.inst.reduced[f]
-			if lacks != nil && time.Now().Before(i.lacksDue) {
-				variants = variants[len(variants)-1:]
-			}
-			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
-				inst.families[f] = a.variant
-				if a.reduced == nil && len(variants) == 1 {
-					a.reduced = lacks
-				}
-			}
+		did, err := false, s.reason[f]
+		if err == nil {
+			did, err = i.installFamily(ctx, s, s.place(f, attempts), inst)
 		}
-		changed = changed || a.changed
-		if err != nil {
+		changed = changed || did
+		if err != nil && (s.reason[f] == nil || i.goal.wants(f)) {
 			inst.missing[f] = err
-			continue
-		}
-		s.saved[f] = a.inKernel
-		if a.reduced != nil {
-			inst.reduced[f] = a.reduced
 		}
 	}
 	err = inst.validate()
@@ -157,6 +129,32 @@ func (i *installer) install(ctx context.Context, s *side, attempts int) (changed
 	i.firewall.record(s, inst)
 	i.inst = inst
 	return changed, err
+}
+
+// installFamily installs the rules of a family, and records in inst which.
+func (i *installer) installFamily(ctx context.Context, s *side, p place, inst installation) (changed bool, err error) {
+	f := p.family
+	if !i.goal.wants(f) {
+		_, changed, err = p.converge(ctx, s.saved[f], Rules{})
+		return changed, err
+	}
+	variants := i.goal.variantsFor(f, s.saved[f])
+	i.placed[f], p.spare = true, i.firewall.spare()
+	lacks := i.inst.reduced[f]
+	if lacks != nil && time.Now().Before(i.lacksDue) {
+		variants = variants[len(variants)-1:]
+	} else {
+		lacks = nil
+	}
+	a, err := p.apply(ctx, s.saved[f], variants)
+	if err != nil {
+		return a.changed, err
+	}
+	inst.families[f], s.saved[f] = a.variant, a.inKernel
+	if lacks = cmp.Or(a.reduced, lacks); lacks != nil {
+		inst.reduced[f] = lacks
+	}
+	return a.changed, nil
 }
 
 // quietInterval is the time between checks if the rules are complete and the kernel announces their changes (nft).
