@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/logonce"
 )
@@ -40,9 +41,11 @@ type Capture struct {
 	installer
 	phase    phase         // what this process knows of the kernel
 	due      time.Time     // the earliest time of the next step
-	attempts int           // how often the next stepApply may write the rules
+	attempts int           // how often the next installation may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
-	retries  retries       // the retries of a removal
+	tries    int           // how often the present step of a removal has failed
+	failure  error         // its last failure; nil if the last step did not fail
+	remains  error         // the failure of a removal that was reported last; nil after rules were removed or installed
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
 	read     time.Time // when a check last read the rules; zero if the rules may have changed since
@@ -50,7 +53,6 @@ type Capture struct {
 	paced    time.Time // bounds how often announcements cause checks: see nextCheck
 
 	open      func() bool // reports whether there are connections to VIPs; nil if there can be none
-	openSince time.Time   // when the unhooked chains were first found in use
 	openLimit time.Duration
 	openUntil time.Time // after this time, connections no longer keep the chains; zero until Keep ends
 }
@@ -88,11 +90,6 @@ func (c *Capture) aim(t *target) error {
 	}
 	var err error
 	if t.variants, err = variants(t.Config); err != nil {
-		return err
-	}
-	leased := t.Config
-	leased.Lease, leased.FailClosed = true, false
-	if t.leased, err = variants(leased); err != nil {
 		return err
 	}
 	if !slices.Equal(t.Config.Servers, previous.Config.Servers) {
@@ -216,27 +213,21 @@ func (c *Capture) loop(ctx context.Context) error {
 	begun := false
 	for ctx.Err() == nil {
 		c.take()
-		s := c.next()
-		if s != stepApply && !begun {
+		if waits := !c.goal.On || c.phase == phaseCaptured || !c.stepDue(); waits && !begun {
 			begun = true
 			close(c.begun)
 		}
-		if s == stepNone || s == stepWait {
-			c.sleep(ctx, s)
+		if !c.stepDue() {
+			c.sleep(ctx)
 			continue
 		}
-		// While a firewall changes rules, queries may pass through, and the agent may want another goal for that
-		// reason. So this step, too, may leave table filter as it is.
-		if changed := c.watch.lastChange(); s == stepApply && c.inst.backend != "" && (len(c.firewall.lacks) > 0 || time.Since(changed) < firewallPause) {
-			c.firewall.look(changed)
-		}
 		wasCaptured := c.captured
-		err := c.act(ctx, s)
+		err := c.step(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case !begun && err != nil && !errors.Is(err, ErrIncomplete):
 			return fmt.Errorf("capturing DNS: %w", err)
-		case s == stepUnhook || s == stepRemove:
+		case !c.goal.On:
 			c.logRemoval(wasCaptured, err)
 		default:
 			c.logFailure(err)
@@ -267,24 +258,26 @@ func (c *Capture) restart() {
 	if c.phase == phaseCaptured {
 		c.phase = phaseOutdated
 	}
-	if c.phase != phaseUnhooked || c.goal.On || c.retries.failure != nil {
+	if c.phase != phaseUnhooked || c.goal.On || c.failure != nil {
 		c.due = time.Time{} // in the other cases the chains stay for replies in flight
 	}
-	c.attempts, c.lacks = patient, 0
+	c.attempts, c.lacksDue = patient, time.Time{}
 	c.logged.Forget()
-	c.firewall.spared = nil
-	c.retries.failure, c.retries.n = nil, 0
+	c.failure, c.tries = nil, 0
 }
 
-// next returns the step to take at the present time.
-func (c *Capture) next() step { return nextStep(c.goal, c.phase, !time.Now().Before(c.due)) }
+// reached reports whether there is nothing to do until the desired value changes.
+func (c *Capture) reached() bool { return !c.goal.set || !c.goal.On && c.phase == phaseRemoved }
+
+// stepDue reports whether it is time for a step.
+func (c *Capture) stepDue() bool { return !c.reached() && !time.Now().Before(c.due) }
 
 // sleep returns when the desired value changed, the next step is due, or ctx ends.
-func (c *Capture) sleep(ctx context.Context, s step) {
+func (c *Capture) sleep(ctx context.Context) {
 	timer := time.NewTimer(time.Until(c.due))
 	defer timer.Stop()
 	due := timer.C
-	if s == stepNone {
+	if c.reached() {
 		due = nil
 	}
 	select {
@@ -301,61 +294,52 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 
 // reach takes steps until the goal is reached or a step returns an error. The caller has called restart.
 func (c *Capture) reach(ctx context.Context) error {
-	for {
-		switch s := c.next(); {
-		case s == stepNone, c.phase == phaseCaptured:
-			return nil
-		case s != stepWait:
-			if err := c.act(ctx, s); err != nil {
-				return err
-			}
-		default:
-			c.sleep(ctx, s)
-			if ctx.Err() == nil {
+	for !c.reached() && c.phase != phaseCaptured {
+		if !c.stepDue() {
+			if c.sleep(ctx); ctx.Err() == nil {
 				continue
 			}
-			if c.retries.failure != nil {
-				return c.retries.failure
+			if c.failure != nil {
+				return c.failure
 			}
 			c.due = time.Time{} // no longer wait for replies in flight
 		}
+		if err := c.step(ctx); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
-// act takes one step. If a removal has failed and is retried soon, the error is nil.
-func (c *Capture) act(ctx context.Context, s step) error {
+// step takes the next step to the goal. If a removal has failed and is retried soon, the error is nil.
+func (c *Capture) step(ctx context.Context) error {
 	defer c.publish()
 	began := time.Now()
-	switch s {
-	case stepApply:
+	switch {
+	case c.goal.On && c.phase == phaseCaptured:
+		err := c.check(ctx)
+		c.due = c.nextCheck(began)
+		return err
+	case c.goal.On:
 		c.read = began
+		c.firewall.start(c.inst.backend != "", c.watch.lastChange())
 		changed, err := c.apply(ctx, c.attempts)
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
-			c.settle, c.retries = 0, retries{}
+			c.settle, c.remains, c.tries = 0, nil, 0
 		} else {
 			c.phase, c.captured = phaseOutdated, c.captured && c.inst.backend != ""
 		}
 		c.logCaptured(changed, err)
 		return withoutCapability(err)
-	case stepCheck:
-		err := c.check(ctx)
-		c.due = c.nextCheck(began)
-		return err
-	case stepUnhook:
+	case c.phase != phaseUnhooked:
 		return c.unhookAll(ctx)
-	case stepRemove:
-		if ctx.Err() == nil && c.inUse() {
-			if c.openSince.IsZero() {
-				c.openSince = began
-			}
-			c.due = began.Add(min(max(began.Sub(c.openSince)/8, openShortest), openLongest))
-			return nil
-		}
-		return c.removeAll(ctx)
+	case ctx.Err() == nil && c.inUse():
+		c.due = began.Add(openPause)
+		return nil
 	}
-	return nil
+	return c.removeAll(ctx)
 }
 
 // check compares the kernel with what was installed, repairs what differs, and tries again to
@@ -363,10 +347,10 @@ func (c *Capture) act(ctx context.Context, s step) error {
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	c.firewall.look(c.watch.lastChange())
-	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
+	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep(c.goal.Config) {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
-	if c.inst.complete() && !c.firewall.due() && time.Now().Before(c.readDue()) {
+	if !c.retryDue() && !c.firewall.due() && time.Now().Before(c.readDue()) {
 		return nil
 	}
 	c.read = time.Now()
@@ -416,9 +400,9 @@ func (c *Capture) repair(ctx context.Context) error {
 	return err
 }
 
-// unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
+// unhookAll ends the capture. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.inst, c.entries.leftovers, c.firewall = installation{}, nil, filterRepair{}
+	c.inst, c.firewall = installation{}, filterRepair{}
 	for _, f := range family.All() {
 		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -435,17 +419,17 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	})
 	switch {
 	case err != nil:
-		return c.postpone(errors.Join(err, unseen), temporary(err))
+		return c.postpone(err, unseen)
 	case !found:
 		return c.recordRemoval(unseen)
 	}
 	c.log.Info("DNS is no longer captured")
-	c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
-	c.retries.n, c.retries.failure = 0, nil
+	c.phase, c.due = phaseUnhooked, time.Now().Add(c.settle)
+	c.failure, c.tries = nil, 0
 	return nil
 }
 
-// removeAll takes stepRemove.
+// removeAll removes what unhookAll has left.
 func (c *Capture) removeAll(ctx context.Context) error {
 	ctx = context.WithoutCancel(ctx)
 	_, unseen, err := c.eachOwn(ctx, func(p place, inKernel saved) error {
@@ -453,7 +437,7 @@ func (c *Capture) removeAll(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
-		return c.postpone(errors.Join(err, unseen), temporary(err))
+		return c.postpone(err, unseen)
 	}
 	return c.recordRemoval(unseen)
 }
@@ -462,39 +446,29 @@ func (c *Capture) removeAll(ctx context.Context) error {
 // rules of another process may remain.
 func (c *Capture) recordRemoval(unseen error) error {
 	clear(c.placed)
-	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
+	c.phase, c.captured, c.settle, c.tries, c.failure, c.remains = phaseRemoved, false, 0, 0, nil, nil
 	return unseen
 }
 
-// postpone sets when to retry a step of a removal that has failed with err. It returns err if the failure is to be
-// reported now. retry is true if the step may succeed soon.
-func (c *Capture) postpone(err error, retry bool) error {
-	r, now := &c.retries, time.Now()
-	if r.n == 0 {
-		r.firstFailure = now
+// postpone sets when to retry a step of a removal that has failed. It returns an error if the failure is to be reported
+// now: if it is not temporary, or has lasted for Config.Patience.
+func (c *Capture) postpone(failure, unseen error) error {
+	patience := c.goal.Config.Patience
+	pause := clock.BackOff(c.tries, firstPause, patience)
+	if !temporary(failure) {
+		pause = patience
 	}
-	r.failure = err
-	if retry && now.Sub(r.firstFailure) < c.goal.Config.Patience {
-		c.due = now.Add(backOff(r.n))
-		r.n++
+	c.tries++
+	c.failure, c.due = errors.Join(failure, unseen), time.Now().Add(pause)
+	if pause < patience {
 		return nil
 	}
-	r.n, r.reported = 0, err
-	c.due = r.firstFailure.Add(c.goal.Config.Patience)
-	return err
+	c.remains = c.failure
+	return c.failure
 }
 
-// retries records the failures of a removal that is retried.
-type retries struct {
-	n            int       // failures since the last report
-	firstFailure time.Time // when the first of these failures was
-	failure      error     // the last failure; nil if the last step did not fail
-	reported     error     // the failure that was reported last; nil after rules were removed or installed
-}
-
-// openShortest and openLongest bound the pause between two looks for open connections. Within these bounds, the
-// pause is an eighth of the time for which connections have kept the chains.
-const openShortest, openLongest = 50 * time.Millisecond, 10 * time.Second
+// openPause is the pause between two looks for open connections.
+const openPause = 250 * time.Millisecond
 
 // inUse reports whether the chains have to stay for open connections.
 func (c *Capture) inUse() bool {
@@ -515,14 +489,17 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if c.ready.Before(c.paced) {
 		c.ready = c.paced
 	}
-	if len(c.firewall.lacks) > 0 {
+	if !c.firewall.since.IsZero() {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	soon := stepStart.Add(max(interval, 2*took))
-	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep() && due.After(soon) {
-		return due
+	soon, due := stepStart.Add(max(interval, 2*took)), c.readDue()
+	if !c.inst.complete() && c.lacksDue.Before(due) {
+		due = c.lacksDue
 	}
-	return soon
+	if c.inst.failed() || c.entries.needsSweep(c.goal.Config) || due.Before(soon) {
+		return soon
+	}
+	return due
 }
 
 // checksAtOnce is how many announcements in a row may each cause a check without delay. Further announcements cause
@@ -605,9 +582,9 @@ func (c *Capture) logRemoval(wasCaptured bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, inst: c.inst, backend: c.backend, reason: c.reason, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
-	if c.retries.reported != nil {
-		r.remaining = c.retries.reported.Error()
+	r := &report{goal: c.goal, inst: c.inst, backend: c.backend, reason: c.reason, outdated: c.phase != phaseCaptured, captured: c.captured}
+	if c.remains != nil {
+		r.remaining = c.remains.Error()
 	}
 	c.report.Store(r)
 	if c.changes {
@@ -640,7 +617,7 @@ func (c *Capture) Active() bool {
 	for f, v := range r.inst.families {
 		active = active || !v.lease || c.lease.alive(f)
 	}
-	return r.captured && (active || r.unleased && r.outdated) // after a failed removal, rules without a lease still capture
+	return r.captured && active
 }
 
 // Leased reports whether the installed rules have a lease. Then the kernel ends the capture when no agent renews

@@ -287,9 +287,9 @@ func checkOthers(sides ...*side) []Finding {
 	var findings []Finding
 	for _, s := range sides {
 		for _, f := range family.All() {
-			if found := istioRules(s.saved[f]); len(found) > 0 {
+			if found, ambient := istioRules(s.saved[f]); len(found) > 0 {
 				advice := istioAdvice
-				if hasAmbient(s.saved[f]) {
+				if ambient {
 					advice = ambientAdvice
 				}
 				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),

@@ -143,8 +143,8 @@ func TestIstioRules(t *testing.T) {
 		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j DOCKER_OUTPUT\n-A NAMETAP_OUTPUT --dport 53 -j CT --zone 1\nCOMMIT\n": {"", false},
 	} {
 		s := newSide(t, NFT, rules).saved[family.IPv4]
-		if got := strings.Join(istioRules(s), "; "); got != want.text || hasAmbient(s) != want.ambient {
-			t.Errorf("%s: %q, ambient %v", rules, got, hasAmbient(s))
+		if got, ambient := istioRules(s); strings.Join(got, "; ") != want.text || ambient != want.ambient {
+			t.Errorf("%s: %q, ambient %v", rules, got, ambient)
 		}
 	}
 }

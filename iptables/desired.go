@@ -21,8 +21,10 @@ type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
 	variants []variant
-	leased   []variant // the variants with a lease, even if Config has none: see variantsFor
 }
+
+// wants reports whether there are rules for a family.
+func (t *target) wants(f family.Family) bool { return len(t.variants[0].rules.tables(f)) > 0 }
 
 // sameRules reports whether t asks for the same rules as other.
 func (t *target) sameRules(other *target) bool {
@@ -35,7 +37,9 @@ func (t *target) sameRules(other *target) bool {
 func (t *target) variantsFor(f family.Family, inKernel saved) []variant {
 	vs := t.variants
 	if inKernel.leased(f) && !t.Config.FailClosed {
-		vs = t.leased
+		leased := t.Config
+		leased.Lease = true
+		vs, _ = variants(leased) // valid, as t.Config is
 	}
 	if filter := inKernel[filterTable]; filter != nil && filter.unreadable {
 		return withoutFilter(vs)
@@ -53,35 +57,6 @@ const (
 	phaseUnhooked               // nothing is captured; chains stay for replies in flight
 	phaseRemoved                // nothing of nametap is left
 )
-
-// A step is one thing to do.
-type step int
-
-const (
-	stepNone   step = iota // nothing until the desired value changes
-	stepWait               // nothing until a step is due
-	stepApply              // install the rules
-	stepCheck              // look for drift, and repair it
-	stepUnhook             // end the capture; keep what replies in flight need
-	stepRemove             // remove the rest
-)
-
-// nextStep returns the next step from phase p to the desired value. due is true if it is time for a step.
-func nextStep(desired *target, p phase, due bool) step {
-	switch {
-	case !desired.set, !desired.On && p == phaseRemoved:
-		return stepNone
-	case !due:
-		return stepWait
-	case desired.On && p == phaseCaptured:
-		return stepCheck
-	case desired.On:
-		return stepApply
-	case p == phaseUnhooked:
-		return stepRemove
-	}
-	return stepUnhook
-}
 
 // An Ending says what Keep does with the rules at its end.
 type Ending int32

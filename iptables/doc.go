@@ -47,21 +47,15 @@
 //
 // # How the rules get into the kernel
 //
-// One goroutine changes rules. It compares what is desired with what it knows of the
-// kernel and takes one step at a time:
-//
-//	desired   known                     step
-//	on        the rules are installed   check after each change of nft rules, once a minute if the
-//	                                    kernel does not announce them (legacy), and after Look; repair
-//	on        anything else             apply
-//	off       nothing is left           none
-//	off       the chains are unhooked   remove, after the settle time
-//	off       anything else             unhook
+// One goroutine changes rules. It compares what is desired with what it knows of the kernel, and takes one step at a time.
+// While capture is on, it installs the rules, and repairs them when it finds them changed: it reads them after each change
+// of nft rules, once a minute if the kernel does not announce changes (legacy), and when a probe was not answered. When
+// capture is to end, it first unhooks the chains, and removes them after the settle time.
 //
 // A step that fails is taken again later. A new desired value ends every wait.
 //
 //	capture.go      Capture: the loop that takes the steps to the desired value, and the methods for other goroutines
-//	desired.go      the desired value, and the next step to it
+//	desired.go      the desired value,
 //	watch.go        changes of nft rules, as the kernel announces them
 //	status.go       what is in the kernel, and the texts that Apply would pass to iptables-restore
 //	install.go      the steps: apply, unhook and remove, of both families; the choice of the backend

@@ -16,85 +16,48 @@ import (
 
 // entries drops conntrack entries that keep sockets on the path of previous rules: to the agent, or past the agent.
 type entries struct {
-	log       *slog.Logger
-	leftovers map[string]time.Time // when each entry that is to be dropped later was first seen, by the entry's key
-	replies   time.Time            // until this time, replies may arrive whose entries were dropped; zero if none may
-	closing   time.Time            // until this time, connections from before the last change may be reset
-	logged    map[family.Family]*logonce.Failure
-	failed    bool // the last sweep failed
+	log     *slog.Logger
+	changed time.Time // when the rules last changed
+	logged  map[family.Family]*logonce.Failure
+	failed  bool // the last sweep failed
 }
 
 func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
+// closingTime is the least time after a change of rules for which every check sweeps: older connections may still be
+// reset, and replies may arrive whose entries were dropped. No client waits longer than that for a reply.
+const closingTime = 30 * time.Second
+
 // needsSweep reports whether a sweep is due although the rules have not changed since the last sweep.
-func (e *entries) needsSweep() bool {
-	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
+func (e *entries) needsSweep(cfg Config) bool {
+	return e.failed || time.Since(e.changed) < max(closingTime, cfg.Settle)+cfg.Interval
 }
 
 // sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover (see
-// [sweep.leftover]) is dropped when the settle time has passed since a sweep first saw it. After a failure, the next
-// check sweeps again. For [closingTime] after a change, every check sweeps.
+// [sweep.leftover]) is dropped when the settle time has passed since the change. After a failure, the next check sweeps
+// again.
 func (e *entries) sweep(cfg Config, inst installation, changed bool) {
-	now := time.Now()
-	changed = changed || e.failed
-	recent := e.recentChange(now, changed)
-	previous := e.leftovers
-	e.leftovers, e.failed = make(map[string]time.Time), false
-	for f, v := range inst.families {
-		if !changed && !recent && len(previous) == 0 {
-			continue
-		}
-		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
-		dropped, ok := e.drop(f, s.bypassing(changed, func(leftover conntrack.Entry) bool {
-			return e.settled(leftover.Key(), previous, now.Add(-cfg.Settle))
-		}))
-		e.failed = e.failed || !ok
-		if changed && dropped > 0 {
-			e.replies = now.Add(cfg.Settle)
-		}
-		if changed && cfg.hasVIPs(f) {
-			_, ok := e.drop(f, bypassingVIPs(cfg))
-			e.failed = e.failed || !ok
-		}
-	}
-}
-
-// closingTime is the time after a change of rules in which older connections may still be reset. No client waits
-// longer than that for a reply.
-const closingTime = 30 * time.Second
-
-// recentChange reports whether a sweep is due because rules changed not long ago. If changed is true, they have just
-// changed.
-func (e *entries) recentChange(now time.Time, changed bool) bool {
 	if changed {
-		e.closing = now.Add(closingTime)
+		e.changed = time.Now()
 	}
-	recent := !e.replies.IsZero() || now.Before(e.closing)
-	if now.After(e.replies) {
-		e.replies = time.Time{}
+	changed = changed || e.failed
+	settled := time.Since(e.changed) >= cfg.Settle
+	e.failed = false
+	for f, v := range inst.families {
+		classes := []class{sweep{ports: []uint16{cfg.Port}, zone: v.zone}.bypassing(changed, settled)}
+		if changed && cfg.hasVIPs(f) {
+			classes = append(classes, bypassingVIPs(cfg))
+		}
+		for _, c := range classes {
+			e.failed = !e.drop(f, c) || e.failed
+		}
 	}
-	return recent
 }
 
-// settled reports whether the leftover with this key was first seen no later than limit. Otherwise it records the
-// leftover for the next sweep. The map previous has the leftovers of the last sweep.
-func (e *entries) settled(key string, previous map[string]time.Time, limit time.Time) bool {
-	seen, ok := previous[key]
-	if !ok {
-		seen = time.Now()
-	}
-	if !seen.After(limit) {
-		return true
-	}
-	e.leftovers[key] = seen
-	return false
-}
-
-// drop drops the entries of family f in class c, and returns how many it dropped. After a failure, ok is false. A
-// failure that repeats is logged once.
-func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
+// drop drops the entries of family f in class c. After a failure, ok is false. A failure that repeats is logged once.
+func (e *entries) drop(f family.Family, c class) (ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
@@ -103,7 +66,7 @@ func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	if dropped > 0 {
 		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
-	return dropped, err == nil
+	return err == nil
 }
 
 // A class is a set of conntrack entries: all entries that pass one of the filters and for which match returns true.
@@ -136,26 +99,25 @@ func (c class) drop(f family.Family) (deleted int, err error) {
 }
 
 // A sweep finds conntrack entries that keep queries on the path of previous rules. It looks for entries of UDP, and
-// for entries of TCP that the next connection from the same port would take over: see [unanswered], [reset] and
-// [pickedUp]. It ignores the entries of other TCP connections, because an open connection cannot change its path.
+// for entries of TCP that the next connection from the same port would take over: see [ended]. It ignores the entries
+// of other TCP connections, because an open connection cannot change its path.
 type sweep struct {
 	ports []uint16 // ports of the agent, now or previously
 	zone  uint16   // zone of captured queries, 0 without one
 }
 
 // bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
-// to it. After a change of rules, changed is true and the class has more entries. The class has a leftover if
-// settled returns true for it.
-func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class {
+// to it. After a change of rules, changed is true and the class has more entries. If settled is true, it has leftovers.
+func (s sweep) bypassing(changed, settled bool) class {
 	return class{
 		filters: []conntrack.Filter{
 			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
 			{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},      // ofReply
-			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // bypassed
+			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // ended
 		},
 		match: func(e conntrack.Entry) bool {
 			stale := (changed || s.zone != 0) && s.stale(e)
-			return ofReply(e) || stale || s.bypassed(e, changed) || s.leftover(e) && settled(e)
+			return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || settled && s.leftover(e)
 		},
 	}
 }
@@ -203,31 +165,13 @@ func ofReply(e conntrack.Entry) bool {
 		e.Original.Source.Port() == dnsPort && e.Original.Destination.Port() != dnsPort
 }
 
-// unanswered reports whether an entry belongs to a TCP connection whose SYN has no reply. The entry stays for two
-// minutes. It decides the path of repeated SYNs, and of further connections from the same port. If the entry is
-// dropped, the next SYN is the first packet of a new entry.
-func unanswered(e conntrack.Entry) bool {
-	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPSynSent
-}
-
-// reset reports whether an entry belongs to a TCP connection that a RST has ended. The entry stays for 10 s. If the
-// last packet came from the server, the next connection from the same port takes over the entry. Otherwise the
-// kernel makes a new entry for the next connection.
-func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPClose }
-
-// pickedUp reports whether an entry was made by a packet in the middle of a TCP connection, without a reply. The
-// kernel makes such entries when it begins to track connections again, for example when rules are installed after
-// `nft flush ruleset`. They stay for five minutes, and further connections from the same port take them over. If the
-// entry is dropped but the connection still exists, the next packet makes the entry again.
-func pickedUp(e conntrack.Entry) bool {
-	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
-}
-
-// bypassed reports whether an entry has to be dropped because its TCP connection is not redirected, and the next
-// connection from the same port would take over the entry. If changed is true, that includes a connection whose SYN
-// has no reply.
-func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
-	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
+// ended reports whether an entry belongs to a TCP connection that is not open, so the next connection from the same port
+// takes over the entry, and its path: a RST of the server has ended it, or the kernel has seen no reply. The kernel makes an
+// entry without a reply also when it begins to track connections in the middle, for example when rules are installed after
+// `nft flush ruleset`. Such entries stay for up to five minutes. If unanswered is false, the connection may also be one whose
+// SYN has no reply yet, as of the agent to a nameserver, and is not reported.
+func ended(e conntrack.Entry, unanswered bool) bool {
+	return isDNS(e, unix.IPPROTO_TCP) && (e.TCP == conntrack.TCPClose || !e.Replied() && (unanswered || e.TCP != conntrack.TCPSynSent))
 }
 
 // bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of rules: it is not
@@ -258,8 +202,7 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 // captured queries in the zone stay: no new query enters the zone, and a reply may be in flight.
 // The entries of open TCP connections stay, too.
 func (s sweep) orphaned(e conntrack.Entry) bool {
-	ended := s.redirected(e) && (unanswered(e) || reset(e) || pickedUp(e))
-	return ended || e.Zone == 0 && s.toAgent(e)
+	return s.redirected(e) && ended(e, true) || e.Zone == 0 && s.toAgent(e)
 }
 
 // toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.

@@ -26,64 +26,53 @@ const (
 // packet, so the rules of nametap are not needed. Or it refuses every packet, because a firewall has set its policies
 // but not yet its rules.
 type filterRepair struct {
-	lacks  map[family.Family]lack // the repairs that wait
-	spared map[family.Family]bool // the families whose table filter the current step leaves as it is
+	since  time.Time // when a repair that waits was first needed; zero if none waits
+	empty  bool      // a table whose repair waits has no rule of another program
+	spares bool      // the current step leaves table filter as it is
 }
 
-// A lack describes a table filter whose repair waits.
-type lack struct {
-	start time.Time
-	empty bool // the table has no rule of another program
-}
-
-// look decides for which families the current step leaves table filter as it is. changed is when the kernel last
-// announced a change of nft rules. If the kernel has announced none, changed is zero, and the step repairs every
-// table filter. Otherwise it repairs only a table filter whose repair has waited long enough. A table filter that
-// was complete at the last step is left as it is, because a firewall may have begun to change it.
+// look decides whether the current step leaves table filter as it is. changed is when the kernel last announced a change
+// of nft rules. If the kernel has announced none, changed is zero, and the step repairs the table. Otherwise it repairs
+// only a table whose repair has waited long enough. A table that was complete at the last step is left as it is,
+// because a firewall may have begun to change it.
 func (w *filterRepair) look(changed time.Time) {
-	w.spared = make(map[family.Family]bool)
-	for _, f := range family.All() {
-		l, waits := w.lacks[f]
-		pause := firewallPause
-		if l.empty {
-			pause = firewallLimit
-		}
-		w.spared[f] = !changed.IsZero() && (!waits || time.Since(changed) < pause && time.Since(l.start) < firewallLimit)
+	pause := firewallPause
+	if w.empty {
+		pause = firewallLimit
+	}
+	w.spares = !changed.IsZero() && (w.since.IsZero() || time.Since(changed) < pause && time.Since(w.since) < firewallLimit)
+}
+
+// start is like look, for a step that installs the rules of another goal, which the agent may want because queries pass
+// through while a firewall changes rules. Without such a change, the step writes table filter, and so does the first one.
+func (w *filterRepair) start(installed bool, changed time.Time) {
+	if w.spares = false; installed && (!w.since.IsZero() || time.Since(changed) < firewallPause) {
+		w.look(changed)
 	}
 }
 
-// spare returns the table of a family that the current step leaves as it is, or "" if there is none.
-func (w *filterRepair) spare(f family.Family) string {
-	if w.spared[f] {
+// spare returns the table that the current step leaves as it is, or "" if there is none.
+func (w *filterRepair) spare() string {
+	if w.spares {
 		return filterTable
 	}
 	return ""
 }
 
 // due reports whether the current step is to make a repair that has waited.
-func (w *filterRepair) due() bool {
-	for f := range w.lacks {
-		if !w.spared[f] {
-			return true
-		}
-	}
-	return false
-}
+func (w *filterRepair) due() bool { return !w.since.IsZero() && !w.spares }
 
-// record records the repairs that the current step leaves to a later step. s has the rules in the kernel.
+// record records whether the current step leaves a repair to a later step. s has the rules in the kernel.
 func (w *filterRepair) record(s *side, inst installation) {
-	previous := w.lacks
-	w.lacks = make(map[family.Family]lack)
-	for f, inKernel := range s.saved {
-		filter := inKernel[filterTable]
-		if !w.spared[f] || len(inst.families[f].rules.table(f, filterTable).drift(filter)) == 0 {
-			continue
+	since := w.since
+	w.since, w.empty = time.Time{}, false
+	for _, f := range family.All() {
+		filter, rules := s.saved[f][filterTable], inst.families[f].rules
+		if w.spares && s.saved[f] != nil && rules.spare == "" && len(rules.table(f, filterTable).drift(filter)) > 0 {
+			if w.since = since; since.IsZero() {
+				w.since = time.Now()
+			}
+			w.empty = w.empty || filter.foreignRules() == 0
 		}
-		l, ok := previous[f]
-		if !ok {
-			l.start = time.Now()
-		}
-		l.empty = filter.foreignRules() == 0
-		w.lacks[f] = l
 	}
 }

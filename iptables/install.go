@@ -22,12 +22,10 @@ type installer struct {
 	reason   string                 // why this backend
 	inst     installation           // what this process has installed
 	placed   map[family.Family]bool // where rules were written and may still be
-	unleased bool                   // the installed rules of at least one family have no lease
 	changes  bool                   // rules were installed or changed since the last report
 	entries  entries
 	firewall filterRepair
-	lacks    time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
-	lacksDue time.Time     // when this pause ends
+	lacksDue time.Time // when rules that this machine does not support are tried again
 }
 
 func newInstaller(log *slog.Logger) installer {
@@ -41,10 +39,9 @@ func (i *installer) apply(ctx context.Context, attempts int) (changed bool, err 
 	if err := checkMapped(i.goal.Config); err != nil {
 		return false, err
 	}
-	switch {
-	case i.backend == "":
+	if i.backend == "" {
 		changed, err = i.choose(ctx, attempts)
-	default:
+	} else {
 		changed, err = i.install(ctx, inspect(ctx, i.goal.Config, i.backend), attempts)
 		if i.inst.elsewhere != nil && i.inst.backend != "" {
 			cleared, otherErr := i.clear(ctx, inspect(ctx, i.goal.Config, i.backend.other()), attempts)
@@ -110,40 +107,13 @@ func (i *installer) install(ctx context.Context, s *side, attempts int) (changed
 	inst := installation{backend: s.backend, elsewhere: i.inst.elsewhere,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
 	for _, f := range family.All() {
-		variants := i.goal.variantsFor(f, s.saved[f])
-		p := s.place(f, attempts)
-		wanted := len(variants[0].rules.tables(f)) > 0
-		var a applied
-		var err error
-		switch {
-		case s.reason[f] != nil:
-			if wanted {
-				inst.missing[f] = s.reason[f]
-			}
-			continue
-		case !wanted:
-			a.inKernel, a.changed, err = p.converge(ctx, s.saved[f], Rules{})
-		default:
-			i.placed[f], p.spare = true, i.firewall.spare(f)
-			lacks := i.inst.reduced[f]
-			if lacks != nil && !i.retryDue() {
-				variants = variants[len(variants)-1:]
-			}
-			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
-				inst.families[f] = a.variant
-				if a.reduced == nil && len(variants) == 1 {
-					a.reduced = lacks
-				}
-			}
+		did, err := false, s.reason[f]
+		if err == nil {
+			did, err = i.installFamily(ctx, s, s.place(f, attempts), inst)
 		}
-		changed = changed || a.changed
-		if err != nil {
+		changed = changed || did
+		if err != nil && (s.reason[f] == nil || i.goal.wants(f)) {
 			inst.missing[f] = err
-			continue
-		}
-		s.saved[f] = a.inKernel
-		if a.reduced != nil {
-			inst.reduced[f] = a.reduced
 		}
 	}
 	err = inst.validate()
@@ -153,33 +123,54 @@ func (i *installer) install(ctx context.Context, s *side, attempts int) (changed
 	if ctx.Err() == nil {
 		i.logMissing(inst)
 	}
-	i.noteLacks(inst)
+	if !time.Now().Before(i.lacksDue) {
+		i.lacksDue = time.Now().Add(lackPauses * i.goal.Config.Interval)
+	}
 	i.firewall.record(s, inst)
-	i.inst, i.unleased = inst, inst.unleased()
+	i.inst = inst
 	return changed, err
 }
 
-// noteLacks sets when rules that this machine does not support are tried again. inst is what was just installed.
-func (i *installer) noteLacks(inst installation) {
-	switch {
-	case inst.complete() || inst.failed():
-		i.lacks = 0
-	case i.lacks == 0 || i.retryDue():
-		i.lacks = min(max(2*i.lacks, i.goal.Config.Interval), quietInterval)
-		i.lacksDue = time.Now().Add(i.lacks)
+// installFamily installs the rules of a family, and records in inst which.
+func (i *installer) installFamily(ctx context.Context, s *side, p place, inst installation) (changed bool, err error) {
+	f := p.family
+	if !i.goal.wants(f) {
+		_, changed, err = p.converge(ctx, s.saved[f], Rules{})
+		return changed, err
 	}
+	variants := i.goal.variantsFor(f, s.saved[f])
+	i.placed[f], p.spare = true, i.firewall.spare()
+	lacks := i.inst.reduced[f]
+	if lacks != nil && time.Now().Before(i.lacksDue) {
+		variants = variants[len(variants)-1:]
+	} else {
+		lacks = nil
+	}
+	a, err := p.apply(ctx, s.saved[f], variants)
+	if err != nil {
+		return a.changed, err
+	}
+	inst.families[f], s.saved[f] = a.variant, a.inKernel
+	if lacks = cmp.Or(a.reduced, lacks); lacks != nil {
+		inst.reduced[f] = lacks
+	}
+	return a.changed, nil
 }
 
 // quietInterval is the time between checks if the rules are complete and the kernel announces their changes (nft).
 const quietInterval = time.Hour
 
 // retryDue reports whether it is time to try again to install rules that are missing. If they may be missing for a
-// reason that passes, each check tries. If this machine does not support them, checks try ever more rarely: an
-// attempt may write rules to one table and fail at the next table, and then queries pass through until the rules are
-// as before.
+// reason that passes, each check tries. If this machine does not support them, a check tries when lackPauses intervals have
+// passed: an attempt may write rules to one table and fail at the next table, and then queries pass through until the rules
+// are as before.
 func (i *installer) retryDue() bool {
-	return !i.inst.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
+	return i.inst.failed() || !i.inst.complete() && !time.Now().Before(i.lacksDue)
 }
+
+// lackPauses is how many intervals pass before what this machine does not support is tried again: ten minutes, if
+// Config.Interval is 5 s.
+const lackPauses = 120
 
 // logMissing logs what is newly missing in the installed rules, and what is no longer missing. inst is what was just
 // installed.
@@ -212,7 +203,7 @@ func (i *installer) drifts(s *side) (drifts []string, err error) {
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
 		} else if ok || i.inst.missing[f] == nil {
-			for _, d := range v.rules.sparing(i.firewall.spare(f)).drift(f, s.saved[f]) {
+			for _, d := range v.rules.sparing(i.firewall.spare()).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
 		}

@@ -32,9 +32,8 @@ const (
 	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + AmbientAdvice
 )
 
-// istioRules describes the saved rules of Istio for port 53, table by table.
-func istioRules(s saved) []string {
-	var found []string
+// istioRules describes the saved rules of Istio for port 53, table by table. ambient is true if any of them are for ztunnel.
+func istioRules(s saved) (found []string, ambient bool) {
 	for _, name := range tableNames() {
 		chains, ztunnel := make(map[string]bool), false
 		t := s[name]
@@ -54,8 +53,9 @@ func istioRules(s saved) []string {
 		for _, chain := range slices.Sorted(maps.Keys(chains)) {
 			found = append(found, fmt.Sprintf("%s: table %s, chain %s", what, name, chain))
 		}
+		ambient = ambient || ztunnel
 	}
-	return found
+	return found, ambient
 }
 
 // isIstio reports whether a rule is a rule of Istio for port 53. ztunnel is true if it also matches the mark of
@@ -71,14 +71,6 @@ func isIstio(r savedRule) (istio, ztunnel bool) {
 	return istio, istio && slices.Contains(ws, ztunnelMark)
 }
 
-// hasAmbient reports whether rules for ztunnel capture port 53.
-func hasAmbient(s saved) bool {
-	return slices.ContainsFunc(tableNames(), func(name string) bool {
-		t := s[name]
-		return t != nil && slices.ContainsFunc(t.rules, func(r savedRule) bool { _, ztunnel := isIstio(r); return ztunnel })
-	})
-}
-
 // nativeAmbient describes the nft rules of istio-cni for ztunnel, which the tools of iptables do not show. It
 // returns "" if there are none.
 func nativeAmbient() string {
@@ -92,7 +84,8 @@ func nativeAmbient() string {
 func otherRules(f family.Family, sides ...*side) []string {
 	var found []string
 	for _, s := range sides {
-		found = append(found, istioRules(s.saved[f])...)
+		rules, _ := istioRules(s.saved[f])
+		found = append(found, rules...)
 	}
 	if native := nativeAmbient(); native != "" {
 		found = append(found, native)

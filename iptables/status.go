@@ -86,7 +86,6 @@ type report struct {
 	backend   Backend
 	reason    string
 	outdated  bool // the rules of goal may not be installed
-	unleased  bool // installed rules have no lease, so they capture without an agent
 	captured  bool
 	remaining string
 }
@@ -95,7 +94,7 @@ type report struct {
 func (r *report) level(f family.Family) Level {
 	v, ok := r.inst.families[f]
 	switch {
-	case !r.goal.On || len(r.goal.variants[0].rules.tables(f)) == 0:
+	case !r.goal.On || !r.goal.wants(f):
 		return LevelOff
 	case !ok && errors.Is(r.inst.missing[f], errMissing):
 		return LevelUnavailable
@@ -143,7 +142,7 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	if v, ok := r.inst.families[f]; ok && !r.outdated {
 		vs = []variant{v}
 	}
-	wanted := len(vs[0].rules.tables(f)) > 0
+	wanted := r.goal.wants(f)
 	for _, err := range []error{r.inst.missing[f], r.inst.reduced[f]} {
 		if err != nil && wanted {
 			fs.Error = err.Error()

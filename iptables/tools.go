@@ -86,18 +86,9 @@ func (x toolbox) find(ctx context.Context, b Backend, f family.Family) (tools, e
 
 // lookPath returns the path of a tool. It also looks in /usr/sbin and /sbin, which are often missing in the PATH
 // of a user.
-func (x toolbox) lookPath(name string) (string, error) {
-	if x.dir != "" {
-		if path, err := exec.LookPath(filepath.Join(x.dir, name)); err == nil {
-			return path, nil
-		}
-	}
-	path, err := exec.LookPath(name)
-	if err == nil {
-		return path, nil
-	}
-	for _, dir := range []string{"/usr/sbin", "/sbin"} {
-		if path, err2 := exec.LookPath(filepath.Join(dir, name)); err2 == nil {
+func (x toolbox) lookPath(name string) (path string, err error) {
+	for _, dir := range []string{x.dir, "", "/usr/sbin", "/sbin"} {
+		if path, err = exec.LookPath(filepath.Join(dir, name)); err == nil {
 			return path, nil
 		}
 	}
@@ -107,29 +98,21 @@ func (x toolbox) lookPath(name string) (string, error) {
 // plainBackend returns the backend of the tool without a backend in its name, or NFT if there
 // is no such tool.
 func (x toolbox) plainBackend(ctx context.Context) Backend {
-	path, err := x.lookPath("iptables-restore")
-	if err != nil {
-		return NFT
-	}
-	if b, err := x.backendOf(ctx, path); err == nil {
-		return b
+	if path, err := x.lookPath("iptables-restore"); err == nil {
+		if b, err := x.backendOf(ctx, path); err == nil {
+			return b
+		}
 	}
 	return NFT
 }
 
 // backendOf returns the backend of a tool. Before version 1.8 there was only legacy.
 func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
-	for n := 0; ; n++ {
-		out, err := x.run(ctx, nil, tool, "--version")
-		switch {
-		case err == nil && bytes.Contains(out, []byte("nf_tables")):
-			return NFT, nil
-		case err == nil:
-			return Legacy, nil
-		case n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)):
-			return "", err
-		}
+	out, err := x.run(ctx, nil, tool, "--version")
+	if bytes.Contains(out, []byte("nf_tables")) {
+		return NFT, err
 	}
+	return Legacy, err
 }
 
 // read returns the rules in the kernel. It does not name single tables, because legacy creates every table that is
@@ -213,7 +196,7 @@ func explain(tool string, err error, stderr string) error {
 	case has("is incompatible, use 'nft' tool"):
 		return fail(errRefused, "the nft tool wrote rules into a table that iptables uses: keep them in a table of another name")
 	case has("Permission denied", "Operation not permitted", "you must be root"),
-		has("unable to initialize table") && !(capable(unix.CAP_NET_ADMIN) && capable(unix.CAP_NET_RAW)), // legacy does not say why
+		has("unable to initialize table") && (!capable(unix.CAP_NET_ADMIN) || !capable(unix.CAP_NET_RAW)), // legacy does not say why
 		errors.Is(err, os.ErrPermission), strings.Contains(err.Error(), syscall.SIGSYS.String()): // the program may not run, or a filter has killed it
 		return fail(errRefused, refusal(message))
 	case has("Failed to initialize nft: Protocol not supported"):
@@ -235,7 +218,7 @@ func explain(tool string, err error, stderr string) error {
 
 // legacyFailed matches the message of iptables-legacy if the kernel refuses a table. It does not say why; as a rule, the
 // kernel lacks a match or a target.
-var legacyFailed = regexp.MustCompile(`^ip6?tables-[a-z-]*restore: line \d+ failed`) //nolint:gochecknoglobals // a constant
+var legacyFailed = regexp.MustCompile(`^ip6?tables-[a-z-]*restore: line \d+ failed`)
 
 // modules is the command that loads the modules for the rules.
 const modules = "modprobe -a nf_nat xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp, and for nft nft_compat"

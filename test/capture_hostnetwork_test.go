@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -53,39 +52,4 @@ func TestCaptureHostNetwork(t *testing.T) { // K16
 	}
 	v.root(v.args("remove")...)
 	v.environment = own
-}
-
-// TestCaptureNodesNamespace checks that `capture apply` recognises the network of a node by itself,
-// as with a manifest that does not pass HOST_IP and a hosts file of the image.
-func TestCaptureNodesNamespace(t *testing.T) { // K16
-	t.Parallel()
-	v := newVM(t, "nft")
-	own := v.environment
-	v.environment = append(slices.Clone(own), "KUBERNETES_SERVICE_HOST=10.96.0.1")
-	applied := func(what string, flags ...string) {
-		t.Helper()
-		if r := v.root(v.args("apply", flags...)...); r.code != 0 || !v.captured() {
-			t.Errorf("%s: %+v", what, r)
-		}
-		v.root(v.args("remove")...)
-	}
-	refused := func(what, sign string) {
-		t.Helper()
-		if r := v.root(v.args("apply")...); r.code == 0 || !strings.Contains(r.stderr, "network of its node (hostNetwork: "+sign) || v.captured() {
-			t.Errorf("%s: %+v", what, r)
-		}
-		applied(what+", with the flag", "--capture-host-network")
-	}
-	applied("a pod")
-	pod := netns.New(t)
-	netns.Connect(netns.End{NS: v.NS, Name: "veth1234"}, netns.End{NS: pod, Name: "eth0"})
-	refused("peers in two namespaces", "its interfaces have peers in 2 other network namespaces")
-	v.environment = own
-	applied("a VM with peers in two namespaces")
-	v.environment = append(slices.Clone(own), "KUBERNETES_SERVICE_HOST=10.96.0.1")
-	v.Exec("ip", "link", "delete", "veth1234")
-	v.take("tcp", "[::]:10250")
-	applied("a pod that listens on the port of kubelet's API")
-	v.take("tcp", "127.0.0.1:10248")
-	refused("kubelet's ports", "kubelet listens on its ports 10250 and 10248")
 }

@@ -57,16 +57,14 @@ func (o *options) nodesNetwork() (sign string, err error) {
 			return "", err
 		}
 	}
-	found, err := kubeletSaysHostNetwork(hostsFile)
+	text, err := os.ReadFile(hostsFile)
 	switch {
-	case err != nil:
-		return "", err
-	case found:
-		return "kubelet wrote so in " + hostsFile, nil
-	case os.Getenv(inPod) == "":
+	case errors.Is(err, fs.ErrNotExist):
 		return "", nil
+	case strings.HasPrefix(string(text), kubeletsHostNetwork):
+		return "kubelet wrote so in " + hostsFile, nil
 	}
-	return nodesNamespace()
+	return "", err
 }
 
 // onInterface reports whether an interface of this network namespace has the address.
@@ -81,14 +79,4 @@ func onInterface(address netip.Addr) (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// kubeletSaysHostNetwork reports whether kubelet wrote a file for a pod on its node's
-// network. It is false if there is no such file.
-func kubeletSaysHostNetwork(path string) (bool, error) {
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return strings.HasPrefix(string(text), kubeletsHostNetwork), err
 }
