@@ -164,7 +164,7 @@ func (c *capture) waysIn(state WayState) (found []condition.Problem) {
 	for _, way := range c.ways.states() {
 		if way.State == state {
 			p := wayText(state)
-			p.Subject = way.subject().Value.String()
+			p.Subject = way.Subject()
 			p.What, p.Evidence, p.Rows = fmt.Sprintf(p.What, p.Subject), way.Detail, []string{"K19"}
 			found = append(found, p)
 		}

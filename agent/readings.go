@@ -2,8 +2,13 @@ package agent
 
 import (
 	"context"
+	"net/netip"
+	"slices"
 	"sync"
 	"time"
+
+	"github.com/nametap/nametap/agent/probe"
+	"github.com/nametap/nametap/internal/family"
 )
 
 // A reading is the part of the status that comes from outside the process: from iptables and
@@ -12,7 +17,7 @@ type reading struct {
 	silent           []string
 	capture          *CaptureStatus
 	onlyNameserverOf string
-	redirected       []Probe
+	redirected       []probe.Result
 }
 
 // readingAge is how long a reading is kept.
@@ -41,14 +46,17 @@ func (r *readings) current(ctx context.Context) reading {
 
 // read takes a reading for c.
 func read(ctx context.Context, c *core) reading {
-	found := reading{silent: silentTexts(probeAll(ctx, listenerQuestions(askID, c.proxy.Addrs()...), nil))}
+	found := reading{silent: probe.Errors(probe.Listeners(ctx, c.proxy.Addrs()...))}
 	if c.capture != nil {
 		found.capture = c.capture.status(ctx)
 		return found
 	}
-	found.onlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy))
+	listeners := addrPorts(c.proxy)
+	found.onlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, listeners)
 	if found.onlyNameserverOf == "" {
-		found.redirected = Redirections(ctx, listeningFamilies(c.proxy))
+		found.redirected = probe.Redirections(ctx, slices.DeleteFunc(family.All(), func(f family.Family) bool {
+			return !slices.ContainsFunc(listeners, func(at netip.AddrPort) bool { return family.Of(at.Addr()) == f })
+		}))
 	}
 	return found
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
@@ -61,7 +62,7 @@ func trimDot(name string) string { return strings.TrimSuffix(name, ".") }
 func loopbackListener(listeners []dnsproxy.Addr) netip.AddrPort {
 	var found netip.AddrPort
 	for _, l := range listeners {
-		address, err := netip.ParseAddrPort(reachable(l.Address))
+		address, err := netip.ParseAddrPort(probe.Reachable(l.Address))
 		if err == nil && l.Network == "udp" && (!found.IsValid() || found.Addr().Is6()) {
 			found = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 		}

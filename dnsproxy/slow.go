@@ -2,6 +2,7 @@ package dnsproxy
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -44,6 +45,10 @@ func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	return h.respondFailure(nil, &t.query, t.decision.failure()), outcome{t.decision.rcode, sourceSelf}
 }
 
+// ProbeName is the name whose TXT record, in class CH, says which agent answers: by its version and its ID. No other
+// server has this record, whatever its identity (RFC 4892) is.
+const ProbeName = "agent.nametap."
+
 // respondChaos answers questions of class CH for the server's version and identity (RFC 4892), and refuses all other
 // questions of that class.
 func (h *handler) respondChaos(t *task) ([]byte, outcome) {
@@ -53,6 +58,8 @@ func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 		text = h.version
 	case "id.server.", "hostname.bind.":
 		text = h.id
+	case ProbeName:
+		text = strings.TrimSpace(h.version + " " + h.id)
 	}
 	if text == "" || q.Type != dns.TypeTXT && q.Type != dns.TypeANY {
 		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
