@@ -36,10 +36,11 @@ type capture struct {
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
-	mu      sync.Mutex
-	inputs  inputs  // guarded by mu
-	begun   bool    // whether the method begin has waited for the listeners; guarded by mu
-	repairs repairs // guarded by mu
+	mu       sync.Mutex
+	inputs   inputs    // guarded by mu
+	begun    bool      // whether the method begin has waited for the listeners; guarded by mu
+	repairs  uint64    // as of the last reading; guarded by mu
+	repaired time.Time // when a reading last found more of them; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
