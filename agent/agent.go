@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/nds"
@@ -53,7 +54,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	cfg.prepareStateDir()
 	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // lasts until the next boot
-	cfg.DNS.Forward.Control = setHops(queryHops)
+	cfg.DNS.Forward.Control = probe.SetHops(queryHops)
 	pollClock, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -352,7 +353,7 @@ func TestStatus(t *testing.T) {
 		t.Errorf("control plane: %+v", got.XDS)
 	}
 	// Only the families with listeners are tested.
-	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != agent.ProbeClosed {
+	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != probe.Closed {
 		t.Errorf("captured by another process: %+v", got.Redirected)
 	}
 	if report := condition.Judge(got.Conditions); len(report.OK) == 0 || len(report.Problems) > 0 {

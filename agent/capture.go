@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -35,10 +36,11 @@ type capture struct {
 	// registrar registers the agent with systemd-resolved.
 	registrar *resolved.Registrar
 
-	mu      sync.Mutex
-	inputs  inputs  // guarded by mu
-	begun   bool    // whether the method begin has waited for the listeners; guarded by mu
-	repairs repairs // guarded by mu
+	mu       sync.Mutex
+	inputs   inputs    // guarded by mu
+	begun    bool      // whether the method begin has waited for the listeners; guarded by mu
+	repairs  uint64    // as of the last reading; guarded by mu
+	repaired time.Time // when a reading last found more of them; guarded by mu
 }
 
 // newCapture returns the capture of an agent, or an error if its configuration is invalid.
@@ -46,7 +48,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	cfg, log := *agent.Capture, agent.Logger
 	c := &capture{
 		log: log, proxy: proxy, clock: pollClock, seat: &seat{log: log, users: cfg.Config.AgentUIDs, waits: make(chan struct{}), peers: map[net.Conn]string{}},
-		inputs: inputs{CaptureConfig: cfg, passing: map[family.Family][]netip.Prefix{}},
+		inputs: inputs{CaptureConfig: cfg},
 	}
 	initial := cfg.Config
 	file, err := readServers(cfg.ResolvConf)
@@ -64,14 +66,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	}
 	c.ways = &ways{
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
-		targets: c.probed, probeDirect: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
+		targets: c.probed, direct: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
 		renew: c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
-		setPassing: func(f family.Family, to []netip.Prefix) {
-			c.tryChange(func(in *inputs) {
-				in.passing = maps.Clone(in.passing)
-				in.passing[f] = to
-			})
-		},
+		setPassing: func(to map[family.Family][]netip.Prefix) { c.tryChange(func(in *inputs) { in.passing = to }) },
 	}
 	return c, nil
 }
@@ -170,11 +167,11 @@ func (c *capture) awaitListening(ctx context.Context) {
 			if c.listenError(f) != nil {
 				continue
 			}
-			p := c.probe(ctx, f, "udp")
-			if p.Answered() {
+			r := c.probeListener(ctx, f, "udp")
+			if r.Answered() {
 				return
 			}
-			errs = append(errs, p.To+": "+p.Error)
+			errs = append(errs, r.Err().Error())
 		}
 		if len(errs) == 0 {
 			return // there is no listener to wait for
@@ -187,18 +184,9 @@ func (c *capture) awaitListening(ctx context.Context) {
 	}
 }
 
-// probe probes the listener to which the rules of family f redirect queries over network, which is udp or tcp.
-func (c *capture) probe(ctx context.Context, f family.Family, network string) Probe {
-	at := netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()
-	return probe(ctx, listenerQuestions(askID, dnsproxy.Addr{Network: network, Address: at})[0], nil)
-}
-
-// probeListener is like probe, but returns an error if there is no such listener or no answer.
-func (c *capture) probeListener(ctx context.Context, f family.Family, network string) error {
-	if err := c.listenError(f); err != nil {
-		return err
-	}
-	return c.probe(ctx, f, network).Err
+// probeListener probes the listener to which the rules of family f redirect queries over network, which is udp or tcp.
+func (c *capture) probeListener(ctx context.Context, f family.Family, network string) probe.Result {
+	return probe.Query{Network: network, To: netip.AddrPortFrom(f.Loopback(), c.current().Config.Port).String()}.Ask(ctx)
 }
 
 // listenError returns an error unless the agent listens, over UDP and TCP, on the address to which the rules of family
@@ -238,7 +226,7 @@ func (c *capture) noteListeners() {
 
 // probed returns the addresses of family f to which c.ways sends probes: the nameservers of resolv.conf. It leaves out
 // nameservers for which the rules never redirect queries. If no nameserver is left, and queries to all servers are
-// captured, probed returns a loopback address. While queries over f are not captured, it returns no address.
+// captured, probed returns the stand-in for all of them. While queries over f are not captured, it returns no address.
 func (c *capture) probed(f family.Family) []netip.Addr {
 	in := c.current()
 	if !in.On || !in.Config.Has(f) || c.listenError(f) != nil || c.kernel.Failure(f) != nil {
@@ -251,7 +239,7 @@ func (c *capture) probed(f family.Family) []netip.Addr {
 		}
 	}
 	if len(found) == 0 && in.Servers != ResolvConfServers {
-		return []netip.Addr{f.Loopback()}
+		return []netip.Addr{standIn(f)}
 	}
 	return found
 }

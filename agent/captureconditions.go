@@ -12,35 +12,12 @@ import (
 )
 
 const (
-	// Another program changes the rules again and again if at least repairsLeast readings within repairsIn found repairs
-	// since the previous reading. Loading a firewall changes the rules several times, so the first and the last of these
-	// readings must be at least repairsApart apart. The last of them may be at most repairsLast ago.
-	repairsLeast = 4
-	repairsIn    = 3 * time.Minute
-	repairsApart = 20 * time.Second
-	repairsLast  = 20 * time.Second
+	// repairsIn is how long ago the last repair of the rules may be. Loading a firewall repairs them for some seconds, which
+	// is no lasting problem: see [condition.Lasting].
+	repairsIn = 10 * time.Second
 	// lapsesIn is how long ago an interruption of the capture may be.
 	lapsesIn = 3 * time.Minute
 )
-
-// repairs notes repairs of the rules.
-type repairs struct {
-	count uint64      // as of the last reading
-	times []time.Time // of the readings for which it had grown
-}
-
-// note notes the number of repairs so far. It reports whether the rules are repaired again and again, and when last.
-func (r *repairs) note(now time.Time, count uint64) (last time.Time, again bool) {
-	if count > r.count {
-		r.count, r.times = count, append(r.times, now)
-	}
-	r.times = slices.DeleteFunc(r.times, func(at time.Time) bool { return now.Sub(at) > repairsIn })
-	if len(r.times) < repairsLeast {
-		return last, false
-	}
-	last = r.times[len(r.times)-1]
-	return last, last.Sub(r.times[0]) >= repairsApart && now.Sub(last) <= repairsLast
-}
 
 // wayText has what a state of a way means; "%s" is the nameserver.
 func wayText(state WayState) condition.Problem {
@@ -81,7 +58,7 @@ func (c *capture) conditions() []condition.Condition {
 	now, on, begun := time.Now(), c.current().On, chans.Closed(c.kernel.Begun()) // until it has begun, missing rules are no problem
 	unprobed := slices.ContainsFunc(c.ways.states(), func(w Way) bool { return w.State == WayUnknown })
 	for i, problems := range [][]condition.Problem{
-		c.second(), c.absent(), c.repaired(now), c.remaining(), c.waysIn(WayBarred), c.waysIn(WayBroken), c.waysIn(WayElsewhere),
+		c.second(), c.absent(), c.changed(now), c.remaining(), c.waysIn(WayBarred), c.waysIn(WayBroken), c.waysIn(WayElsewhere),
 		c.ended(now, on, begun), c.interrupted(now),
 	} {
 		all[i].Problems = problems
@@ -132,17 +109,20 @@ func (c *capture) absent() (found []condition.Problem) {
 	return found
 }
 
-func (c *capture) repaired(now time.Time) []condition.Problem {
+func (c *capture) changed(now time.Time) []condition.Problem {
 	stats := c.kernel.Stats()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last, again := c.repairs.note(now, stats.Repairs)
-	if !again {
+	if stats.Repairs > c.repairs {
+		c.repairs, c.repaired = stats.Repairs, now
+	}
+	ago := now.Sub(c.repaired)
+	if ago > repairsIn {
 		return nil
 	}
 	return []condition.Problem{{
 		Severity: condition.Minor, What: "another program removes or changes the capture rules again and again",
-		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", stats.Repairs, now.Sub(last).Round(time.Second)+time.Second, stats.Drift),
+		Evidence: fmt.Sprintf("%d repairs since the start, the last one up to %v ago: %s", stats.Repairs, ago.Round(time.Second)+time.Second, stats.Drift),
 		Effect:   "until each repair, queries go to the nameservers, which do not know mesh names",
 		Mend:     "nft monitor shows what changes rules; make that program keep the chains NAMETAP_*", Rows: []string{"K10"},
 	}}
@@ -164,7 +144,7 @@ func (c *capture) waysIn(state WayState) (found []condition.Problem) {
 	for _, way := range c.ways.states() {
 		if way.State == state {
 			p := wayText(state)
-			p.Subject = way.subject().Value.String()
+			p.Subject = way.Subject()
 			p.What, p.Evidence, p.Rows = fmt.Sprintf(p.What, p.Subject), way.Detail, []string{"K19"}
 			found = append(found, p)
 		}

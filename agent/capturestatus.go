@@ -68,7 +68,7 @@ func (m captureMetrics) Collect(metrics chan<- prometheus.Metric) {
 			prometheus.Labels{"nameserver": nameserver})
 	}
 	for _, way := range ways {
-		reached(way.Nameserver.String(), way.State == WayReached)
+		reached(way.Subject(), way.State == WayReached)
 	}
 	if len(ways) == 0 {
 		reached("none", false)

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
@@ -51,8 +54,24 @@ func (c *core) notReady() string {
 // nil while the agent starts or ends.
 func (c *core) hangError(ctx context.Context) error {
 	if !c.open() || c.draining.Load() ||
-		!hangs(map[string]bool{}, probeAll(ctx, listenerQuestions(askID, udpListeners(c.proxy)...), nil)) {
+		!hangs(map[string]bool{}, probe.Listeners(ctx, udpListeners(c.proxy)...)) {
 		return nil
 	}
 	return errors.New("the UDP listeners are silent")
+}
+
+// udpListeners returns the UDP listeners of a query path.
+func udpListeners(proxy *dnsproxy.Server) []dnsproxy.Addr {
+	return slices.DeleteFunc(proxy.Addrs(), func(l dnsproxy.Addr) bool { return l.Network != "udp" })
+}
+
+// addrPorts returns the addresses of the UDP listeners of a query path.
+func addrPorts(proxy *dnsproxy.Server) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, l := range udpListeners(proxy) {
+		if addr, err := netip.ParseAddrPort(l.Address); err == nil {
+			all = append(all, addr)
+		}
+	}
+	return all
 }

@@ -30,7 +30,6 @@
 //	memory.go         returning memory to the kernel when pushes pause
 //	config.go         the settings, and their validation
 //	lookup.go         looking up the control plane if resolv.conf names the agent
-//	probe.go          probes of listeners and nameservers: queries about the server itself
 //
 // # Goroutines
 //

@@ -7,9 +7,14 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 )
+
+// queryHops is the TTL or hop limit of the agent's queries to nameservers. The default of this host may be
+// [iptables.ProbeHops]: the rules would take these queries for probes, and redirect them to the agent.
+const queryHops = 64
 
 // controlResolver returns the resolver for the host name of the control plane. If resolv.conf names the
 // agent, the resolver queries the agent's nameservers instead: the name may be below the cluster domain, and the agent
@@ -30,7 +35,7 @@ func controlResolver(open <-chan struct{}, nameservers func() []upstream.Spec, l
 				address = plain[(queries.Add(1)-1)%uint64(len(plain))].Addr.String()
 			}
 		}
-		dialer := net.Dialer{Control: setHops(queryHops)}
+		dialer := net.Dialer{Control: probe.SetHops(queryHops)}
 		return dialer.DialContext(ctx, network, address)
 	}
 	return &net.Resolver{PreferGo: true, Dial: dial} // only Go's own resolver calls dial

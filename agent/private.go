@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,7 +76,11 @@ func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 // inOtherContainer reports whether the process at the other end of a unix socket is in a process namespace that this
 // process does not see: containers may share the directory of the socket.
 func inOtherContainer(conn net.Conn) bool {
-	peer, err := peerOf(conn)
+	socket, ok := conn.(*net.UnixConn)
+	if !ok {
+		return false
+	}
+	peer, err := peerOf(socket)
 	return err == nil && peer.Pid == 0
 }
 
@@ -112,65 +116,9 @@ func listenAt(path string) (net.Listener, error) {
 			return nil, err
 		}
 	}
-	listener, err := net.Listen("unix", path) //nolint:noctx // does not block
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		_ = listener.Close()
-		return nil, err
-	}
-	return listener, nil
-}
-
-// peerKey is the key of a value in the context of a connection: the error that says why the client is refused.
-type peerKey struct{}
-
-// notePeer is the ConnContext of a server on a unix socket. If the client may not use the socket, it adds the reason to
-// the context.
-func notePeer(ctx context.Context, conn net.Conn) context.Context {
-	if err := checkPeer(conn.(interface{ NetConn() net.Conn }).NetConn()); err != nil {
-		return context.WithValue(ctx, peerKey{}, err)
-	}
-	return ctx
-}
-
-// checkPeer returns an error unless the client of a connection runs as root or as the user of this process.
-func checkPeer(conn net.Conn) error {
-	peer, err := peerOf(conn)
-	if err != nil {
-		return err
-	}
-	if own := uint32(os.Getuid()); peer.Uid != 0 && peer.Uid != own { //nolint:gosec // a user
-		return fmt.Errorf("for root and user %d only, not for user %d", own, peer.Uid)
-	}
-	return nil
-}
-
-// peerOf returns the process and the user at the other end of a unix socket.
-func peerOf(conn net.Conn) (peer *unix.Ucred, err error) {
-	socket, ok := conn.(*net.UnixConn)
-	if !ok {
-		return nil, fmt.Errorf("%T is not a unix socket", conn)
-	}
-	raw, err := socket.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) //nolint:gosec // a descriptor
-	if err = cmp.Or(controlErr, os.NewSyscallError("reading the user of a client", err)); err != nil {
-		return nil, err
-	}
-	return peer, nil
-}
-
-// peersOnly returns a handler that refuses clients for which notePeer has added a reason to the context.
-func peersOnly(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if err, refused := r.Context().Value(peerKey{}).(error); refused {
-			http.Error(w, err.Error(), http.StatusForbidden)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
+	own := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) (err error) { // the kernel takes the mode of the file from the socket
+		controlErr := conn.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }) //nolint:gosec // a descriptor
+		return cmp.Or(controlErr, err)
+	}}
+	return own.Listen(context.Background(), "unix", path) // does not block
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
 )
@@ -41,7 +42,7 @@ func domains(proxy *dnsproxy.Server) []string {
 func loopbackListener(listeners []dnsproxy.Addr) netip.AddrPort {
 	var found netip.AddrPort
 	for _, l := range listeners {
-		address, err := netip.ParseAddrPort(reachable(l.Address))
+		address, err := netip.ParseAddrPort(probe.Reachable(l.Address))
 		if err == nil && l.Network == "udp" && (!found.IsValid() || found.Addr().Is6()) {
 			found = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 		}

@@ -126,7 +126,7 @@ func (s *seat) others() []string {
 // describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
 // as this process may see them. If the process may not have the seat, describe closes conn and returns an error.
 func (s *seat) describe(conn net.Conn) (string, error) {
-	peer, err := peerOf(conn)
+	peer, err := peerOf(conn.(*net.UnixConn))
 	own := uint32(os.Getuid()) //nolint:gosec // a user
 	if err == nil && peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) {
 		err = fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
@@ -146,4 +146,14 @@ func (s *seat) describe(conn net.Conn) (string, error) {
 		text += ": " + clip.Line(clip.Text(strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")), 200))
 	}
 	return text, nil
+}
+
+// peerOf returns the process and the user at the other end of conn.
+func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	controlErr := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) //nolint:gosec // a descriptor
+	return peer, errors.Join(controlErr, err)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
@@ -67,7 +68,7 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 		s.handlePrivate(private)
-		s.private = &statusPart{name: "the private socket", handler: peersOnly(private), peers: true, log: c.log}
+		s.private = &statusPart{name: "the private socket", handler: private, private: true, log: c.log}
 		s.private.listen = func(context.Context) (net.Listener, error) {
 			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
 		}
@@ -244,7 +245,7 @@ type Status struct {
 	OnlyNameserverOf string `json:"onlyNameserverOf,omitempty"`
 	// Redirected is for an agent whose rules another process installs, as in a pod. It says whether queries are
 	// redirected to the agent. It is nil if Capture or OnlyNameserverOf is set.
-	Redirected []Probe `json:"redirected,omitempty"`
+	Redirected []probe.Result `json:"redirected,omitempty"`
 	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
 }

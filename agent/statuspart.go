@@ -27,7 +27,7 @@ type statusPart struct {
 	name    string // the name of the part in texts
 	handler http.Handler
 	listen  func(ctx context.Context) (net.Listener, error)
-	peers   bool // whether only root and the agent's user may use the part
+	private bool // whether only root and the agent's user can connect
 	limit   *connlimit.Limit
 	log     *slog.Logger
 
@@ -109,9 +109,6 @@ func (p *statusPart) run(ctx context.Context) {
 // fails.
 func (p *statusPart) serve(ctx context.Context) error {
 	server, listener := httpguard.New(p.handler, p.opened(), p.limit, p.log)
-	server.SetKeepAlivesEnabled(p.peers) // elsewhere one client could send any number of requests at once
-	if p.peers {
-		server.ConnContext = notePeer
-	}
+	server.SetKeepAlivesEnabled(p.private) // elsewhere one client could send any number of requests at once
 	return httpguard.Serve(ctx, server, listener, statusGrace)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -176,6 +177,9 @@ func TestPrivateSocketLeft(t *testing.T) {
 	}
 	first := start(t, cfg)
 	first.await(t, false)
+	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("other users may use the socket: %v, %v", info, err)
+	}
 	if code, _ := first.get(t, "/debug/status"); code != http.StatusOK {
 		t.Errorf("status: %d", code)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -56,11 +57,11 @@ func watchListeners(ctx context.Context, c *core) error {
 		if len(*c.silent.Load()) > 0 {
 			listeners = c.proxy.Addrs()
 		}
-		found := probeAll(ctx, listenerQuestions(askID, listeners...), nil)
+		found := probe.Listeners(ctx, listeners...)
 		if ctx.Err() != nil {
 			return nil
 		}
-		texts := silentTexts(found)
+		texts := probe.Errors(found)
 		c.silent.Store(&texts)
 		if hangs(answered, found) {
 			c.log.Warn("DNS listeners do not answer: the agent is restarted unless they do")
@@ -88,7 +89,7 @@ func (c *core) saysAnswers(ctx context.Context, watchdog bool) (err error) {
 
 // hangs reports whether UDP listeners are silent: one that has answered before, or all. One of two families may never work
 // on this host. If no probe could be sent, a restart would not help. hangs adds the listeners that answer to answered.
-func hangs(answered map[string]bool, found []Probe) bool {
+func hangs(answered map[string]bool, found []probe.Result) bool {
 	works, silent, stopped := false, false, false
 	for _, p := range found {
 		switch {

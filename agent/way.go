@@ -2,17 +2,17 @@ package agent
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"log/slog"
-	"net"
+	"maps"
 	"net/netip"
 	"slices"
 	"sort"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/family"
@@ -23,13 +23,11 @@ import (
 const (
 	// wayInterval is how often the way of each family is probed. An answer renews the lease of the rules.
 	wayInterval = iptables.LeaseTime / 4
-	// wayTCP is how often the way to a nameserver is also probed over TCP.
-	wayTCP = 8 * wayInterval
+	// In one of wayTCP intervals the way to each nameserver is also probed over TCP.
+	wayTCP = 8
 	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through, which means that
-	// they are no longer redirected. A repair of the rules causes further probes, so a failure does not count if it
-	// comes less than wayMissPause after the previous failure that counted.
-	wayMisses    = 3
-	wayMissPause = wayInterval * 3 / 4
+	// they are no longer redirected.
+	wayMisses = 3
 	// wayPatience is how long the lease is renewed after the last answer of a listener, while this process runs: queries
 	// wait in the socket of a slow listener, as over a restart. So the capture ends 5 s after the last answer.
 	wayPatience = 5*time.Second - iptables.LeaseTime
@@ -39,34 +37,32 @@ const (
 // address and the filters of a client's query, and passes the same rules. The agent's own queries are not redirected,
 // so the probes have a hop limit that the first rule matches and redirects ([iptables.ProbeHops]).
 //
-// One nameserver of each family is probed at a time. If the probe is not answered, the other nameservers are probed
-// without delay: any answer shows that the agent is alive. The lease of the rules is renewed at each answer, and every
-// wayInterval until wayPatience after the last answer. Then the kernel ends the capture.
+// One nameserver of each family is probed at a time; after a miss, all are. The lease of the rules is renewed at each
+// answer, and every wayInterval until wayPatience after the last answer. Then the kernel ends the capture.
 type ways struct {
 	log         *slog.Logger
 	clock       *clock.Clock // only for probes: on a shared clock, a poll that waits for a disk could delay them
-	id          string       // the agent's answer for id.server
+	id          string       // the agent's ID
 	targets     func(family.Family) []netip.Addr
-	probeDirect func(ctx context.Context, f family.Family, network string) error // probes the listener without the rules
-	isBarred    func() bool                                                      // reports whether a firewall drops all queries of the agent to nameservers
+	direct      func(ctx context.Context, f family.Family, network string) probe.Result // probes the listener without the rules
+	isBarred    func() bool                                                             // reports whether a firewall drops all queries of the agent to nameservers
 	renew       func(family.Family) (emptied bool, err error)
 	drops       func() uint64   // returns how many queries the kernel has dropped because the queue of a listener was full
 	onMiss      func()          // is called after the first failed probe in a row: the rules may be gone
 	begun       <-chan struct{} // closed when the rules are first installed
 	rules       <-chan struct{} // gets a value when the rules were installed or changed
 	beforeRound func()          // is called before each round of probes
-	// setPassing sets the destinations to which queries over a family pass through. It is called when the destinations
-	// may have changed.
-	setPassing func(family.Family, []netip.Prefix)
+	setPassing  func(map[family.Family][]netip.Prefix)
 
-	known   map[netip.Addr]*way
-	results chan probed
-	answers chan family.Family // the families whose listeners have answered
-	leases  map[family.Family]*leaseState
-	looked  time.Time // when the leases were last looked at
-	lapses  lapses
-	status  atomic.Pointer[[]Way]
-	alive   chan struct{} // closed when a lease was renewed after the rules were installed
+	known    map[netip.Addr]*way
+	families map[family.Family]*probedFamily
+	passing  map[family.Family][]netip.Prefix // the last that was passed to setPassing
+	results  chan []Way
+	probing  sync.WaitGroup
+	looked   time.Time // when the leases were last looked at
+	lapses   lapses
+	status   atomic.Pointer[[]Way]
+	alive    chan struct{} // closed when a lease was renewed after the rules were installed
 }
 
 // A Way is the way of clients' queries to a nameserver.
@@ -74,7 +70,8 @@ type Way struct {
 	Nameserver netip.Addr `json:"nameserver"`
 	State      WayState   `json:"state"`
 	// Detail says why the state is not [WayReached].
-	Detail string `json:"detail,omitempty"`
+	Detail   string    `json:"detail,omitempty"`
+	answered time.Time // when a listener has answered a probe of this way, or the direct probe after it
 }
 
 // WayState says where queries of clients to a nameserver go, according to the last probes.
@@ -90,241 +87,203 @@ const (
 	WaySilent    WayState = "silent"    // the agent does not answer at all
 )
 
-// A leaseState is what is known of the lease of a family.
-type leaseState struct {
+// A way is the state of the way to one nameserver.
+type way struct {
+	Way
+	misses int // failed probes in a row
+}
+
+// A probedFamily is what is known of a family and its lease.
+type probedFamily struct {
+	probing  bool      // whether probes are in flight
+	turn     int       // counts the intervals with probes
 	answered time.Time // when a listener last answered; zero before the first answer and after wayPatience
 	drops    uint64    // the drops when a probe first failed after that
 	failure  logonce.Failure
 }
 
-// A way is the state of the way to one nameserver.
-type way struct {
-	Way
-	misses   int       // failed probes in a row
-	lastMiss time.Time // when the last failure was counted
-	probing  bool      // whether a probe is in flight
-	last     time.Time // when the last probe was sent
-	tcp      time.Time // when the last probe over TCP was sent
+// standIn returns the address that is probed for all servers of a family of which resolv.conf names none. A packet to it
+// takes the way of a client's query off this host, and no host has it (RFC 5737, RFC 6666).
+func standIn(f family.Family) netip.Addr {
+	if f == family.IPv4 {
+		return netip.AddrFrom4([4]byte{192, 0, 2, 53})
+	}
+	return netip.AddrFrom16([16]byte{0: 1, 15: 0x53})
 }
 
-// passes reports whether queries to the nameserver pass through.
-func (w *way) passes() bool { return w.State == WayBroken || w.State == WayBarred }
-
-// probed is the result of a probe.
-type probed struct {
-	nameserver netip.Addr
-	state      WayState
-	err        error
+// Subject returns the nameserver of the way, or the servers that it stands for.
+func (w Way) Subject() string {
+	if f := family.Of(w.Nameserver); w.Nameserver == standIn(f) {
+		return "any over " + f.String()
+	}
+	return w.Nameserver.String()
 }
 
 // run probes until ctx ends. If installed is true, rules of the previous agent are already installed, and the first
 // probe is sent at once. Otherwise run waits until the rules are installed.
 func (w *ways) run(ctx context.Context, installed bool) {
-	w.known, w.results, w.answers = make(map[netip.Addr]*way), make(chan probed), make(chan family.Family)
-	w.leases, w.looked = map[family.Family]*leaseState{family.IPv4: {}, family.IPv6: {}}, time.Now()
+	w.known, w.results, w.looked = make(map[netip.Addr]*way), make(chan []Way), time.Now()
+	w.families = map[family.Family]*probedFamily{family.IPv4: {}, family.IPv6: {}}
 	begun := w.begun
 	due, stop := w.clock.Poll(wayInterval, func() bool { return true })
 	defer stop()
-	for {
-		w.beforeRound()
+	defer w.probing.Wait()
+	for probes := true; ; {
+		if probes {
+			w.beforeRound()
+		}
 		w.noteStandstill()
 		for _, f := range family.All() {
 			w.renewLease(f)
-			if installed {
-				w.next(ctx, f)
+			if probes && installed {
+				w.probe(ctx, f)
 			}
 		}
-		for waiting := true; waiting; {
-			select {
-			case r := <-w.results:
-				w.record(ctx, r)
-			case f := <-w.answers:
-				w.noteStandstill()
-				w.leases[f].answered = time.Now()
-				w.renewLease(f)
-			case <-due:
-				waiting = false
-			case <-begun:
-				waiting, begun, installed = false, nil, true
-			case <-w.rules:
-				waiting = false
-			case <-ctx.Done():
-				w.drain()
-				return
+		probes = false
+		select {
+		case found := <-w.results:
+			if ctx.Err() == nil {
+				w.record(found)
 			}
+		case <-due:
+			probes = true
+		case <-begun:
+			begun, installed, probes = nil, true, true
+		case <-w.rules: // the lease of new rules begins with a renewal
+		case <-ctx.Done():
+			return
 		}
 	}
 }
 
-// drain receives the results of the probes in flight. Then the goroutines of these probes end.
-func (w *ways) drain() {
-	for _, way := range w.known {
-		if way.probing {
-			<-w.results
-		}
+// probe probes ways of family f in other goroutines, unless it still does: the way to the nameserver whose turn it is, or
+// all after a miss. A firewall may drop only queries over TCP.
+func (w *ways) probe(ctx context.Context, f family.Family) {
+	state := w.families[f]
+	if state.probing {
+		return
 	}
-}
-
-// next probes the nameserver of family f whose last probe was the longest ago. It forgets nameservers that resolv.conf
-// no longer has.
-func (w *ways) next(ctx context.Context, f family.Family) {
-	targets := w.targets(f)
-	for addr, known := range w.known {
-		if family.Of(addr) == f && !known.probing && !slices.Contains(targets, addr) {
-			delete(w.known, addr)
-			if known.passes() {
-				w.updatePassing(f)
-			}
-		}
-	}
+	targets, missed := w.targets(f), false
+	maps.DeleteFunc(w.known, func(addr netip.Addr, _ *way) bool { return family.Of(addr) == f && !slices.Contains(targets, addr) })
 	for _, addr := range targets {
 		if w.known[addr] == nil {
 			w.known[addr] = &way{Way: Way{Nameserver: addr, State: WayUnknown}}
 		}
-	}
-	ready := slices.DeleteFunc(slices.Clone(targets), func(a netip.Addr) bool { return w.known[a].probing })
-	if len(ready) == 0 {
-		return
-	}
-	w.probe(ctx, slices.MinFunc(ready, func(a, b netip.Addr) int { return w.known[a].last.Compare(w.known[b].last) }))
-}
-
-// probe probes the way to a nameserver in another goroutine. It probes over UDP. At intervals of wayTCP it also probes
-// over TCP, because a firewall may drop only queries over TCP. While probes fail, each probe is over UDP and TCP.
-func (w *ways) probe(ctx context.Context, nameserver netip.Addr) {
-	known := w.known[nameserver]
-	now := time.Now()
-	known.probing, known.last = true, now
-	networks := []string{"udp"}
-	if known.misses > 0 || now.Sub(known.tcp) >= wayTCP {
-		known.tcp = now
-		networks = append(networks, "tcp")
-	}
-	go func() {
-		r := probed{nameserver: nameserver}
-		f := family.Of(nameserver)
-		for _, network := range networks {
-			before := r
-			r.state, r.err = w.ask(ctx, network, nameserver)
-			if r.state == WayReached {
-				w.noteAnswer(ctx, f)
-				continue
-			}
-			silent := w.probeDirect(ctx, f, network)
-			if silent == nil && r.state != WayBroken {
-				w.noteAnswer(ctx, f)
-			}
-			switch {
-			case network == "tcp" && r.state == WayUnknown:
-				r = before
-			case noRoute(silent):
-				r.state, r.err = WayUnknown, silent
-			case silent == nil || r.state != WayBroken || errors.Is(silent, unix.EPERM): // EPERM: a firewall drops the direct probe, too
-			case network == "tcp": // the agent accepts no connection, so only the result over UDP counts
-				r = before
-			default:
-				r.state, r.err = WaySilent, silent
-			}
-			break
-		}
-		if r.state == WayReached && w.isBarred() {
-			r.state, r.err = probeForwarding(ctx, nameserver)
-		}
-		w.results <- r
-	}()
-}
-
-// noteAnswer passes an answer of a listener to the method run.
-func (w *ways) noteAnswer(ctx context.Context, f family.Family) {
-	select {
-	case w.answers <- f:
-	case <-ctx.Done():
-	}
-}
-
-// ask sends a probe to a nameserver as a client would, and returns the state that the answer shows.
-func (w *ways) ask(ctx context.Context, network string, nameserver netip.Addr) (WayState, error) {
-	to := netip.AddrPortFrom(nameserver, 53).String()
-	text, err := ask(ctx, question{
-		description: "probing the way to " + to + " over " + network, network: network, to: to, name: askID, hops: iptables.ProbeHops,
-	})
-	switch {
-	case network == "udp" && undialled(err), err != nil && ctx.Err() != nil,
-		isAny(err, unix.EADDRNOTAVAIL, unix.EAGAIN, unix.EMFILE, unix.ENFILE): // any client can use up all source ports
-		return WayUnknown, err
-	case err != nil:
-		return WayBroken, err
-	case text != w.id:
-		return WayElsewhere, errors.New("another server answers the probe over " + network + ": a rule before the rules of nametap sends it there, or changes its TTL")
-	}
-	return WayReached, nil
-}
-
-// probeForwarding sends a query to a nameserver as the agent forwards queries. It returns [WayBarred] if a
-// firewall of this host drops the query, and otherwise [WayReached], whether or not there is a reply.
-func probeForwarding(ctx context.Context, nameserver netip.Addr) (WayState, error) {
-	_, err := ask(ctx, question{description: "querying a nameserver", network: "udp", to: netip.AddrPortFrom(nameserver, 53).String(),
-		name: askID, hops: queryHops, limit: probeRetry})
-	if errors.Is(err, unix.EPERM) {
-		return WayBarred, err
-	}
-	return WayReached, nil
-}
-
-// undialled reports whether err means that a UDP socket has no route to a server. A firewall that rejects packets causes
-// the same error codes on sockets that have a route, but not when they are dialled.
-func undialled(err error) bool {
-	op := new(net.OpError)
-	return errors.As(err, &op) && op.Op == "dial" && noRoute(err)
-}
-
-// record records the result of a probe. It logs a new state and changes which queries pass through. After a failure
-// it probes the other nameservers.
-func (w *ways) record(ctx context.Context, r probed) {
-	known, f := w.known[r.nameserver], family.Of(r.nameserver)
-	known.probing = false
-	if ctx.Err() != nil {
-		return
-	}
-	before := known.State
-	if r.state == WayReached {
-		known.misses = 0
-	} else if now := time.Now(); known.misses == 0 || now.Sub(known.lastMiss) >= wayMissPause {
-		known.misses, known.lastMiss = known.misses+1, now
-		if known.misses == 1 {
-			w.leases[f].drops = w.drops()
-			w.onMiss()
-		}
-	}
-	if r.state == WayReached || known.misses >= wayMisses {
-		known.State, known.Detail = r.state, ""
-		if r.err != nil {
-			known.Detail = r.err.Error()
-		}
-	}
-	if known.State != before {
-		w.logState(known)
-		w.updatePassing(f)
+		missed = missed || w.known[addr].misses > 0
 	}
 	w.publish()
-	if r.state != WayReached && known.misses <= wayMisses {
-		for _, addr := range w.targets(f) {
-			if other := w.known[addr]; other != nil && !other.probing && time.Since(other.last) >= wayInterval/2 {
-				w.probe(ctx, addr)
-			}
+	if len(targets) == 0 {
+		return
+	}
+	networks, turn := []string{"udp"}, state.turn
+	state.probing, state.turn = true, turn+1
+	if missed || turn%wayTCP < len(targets) {
+		networks = append(networks, "tcp")
+	}
+	if !missed {
+		targets = targets[turn%len(targets):][:1]
+	}
+	w.probing.Go(func() {
+		found := make([]Way, len(targets))
+		var asking sync.WaitGroup
+		for i, nameserver := range targets {
+			asking.Go(func() { found[i] = w.ask(ctx, nameserver, networks) })
+		}
+		asking.Wait()
+		select {
+		case w.results <- found:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// ask probes the way to a nameserver over the networks, one after the other, and the listener itself if the agent is not
+// reached. While a firewall may bar the agent, it also sends a query as the agent forwards queries.
+func (w *ways) ask(ctx context.Context, nameserver netip.Addr, networks []string) Way {
+	found, f := Way{Nameserver: nameserver, State: WayReached}, family.Of(nameserver)
+	q := probe.Query{To: netip.AddrPortFrom(nameserver, 53).String(), ID: w.id, Hops: iptables.ProbeHops}
+	for _, network := range networks {
+		q.Network = network
+		result, direct := q.Ask(ctx), probe.Result{}
+		if result.State != probe.Agent {
+			direct = w.direct(ctx, f, network)
+		}
+		state := stateOf(result, direct)
+		if state == WayReached || direct.Answered() && state != WayBroken {
+			found.answered = time.Now()
+		}
+		switch {
+		case state == WayReached:
+		case network == "tcp" && (state == WayUnknown || state == WaySilent): // no free port, or the agent accepts no connection
+		case state == WaySilent:
+			found.State, found.Detail = state, direct.Error
+			return found
+		default:
+			found.State, found.Detail = state, result.Err().Error()
+			return found
 		}
 	}
+	if w.isBarred() {
+		q.Network, q.ID, q.Hops, q.Limit = "udp", "", queryHops, probe.Repeat
+		if r := q.Ask(ctx); r.State == probe.Barred {
+			found.State, found.Detail = WayBarred, r.Err().Error()
+		}
+	}
+	return found
+}
+
+// stateOf returns the state of a way that a probe shows. If the probe has not reached the agent, direct is the result of
+// the probe of its listener.
+func stateOf(result, direct probe.Result) WayState {
+	switch {
+	case result.State == probe.Agent:
+		return WayReached
+	case direct.State == probe.Absent, result.State == probe.Absent, result.State == probe.Unsent:
+		return WayUnknown
+	case result.State == probe.Other:
+		return WayElsewhere
+	case direct.Answered(), direct.State == probe.Barred: // a firewall may drop the direct probe, too
+		return WayBroken
+	}
+	return WaySilent
+}
+
+// record records the results of the probes of a family. It logs new states.
+func (w *ways) record(found []Way) {
+	state := w.families[family.Of(found[0].Nameserver)]
+	state.probing = false
+	for _, r := range found {
+		known := w.known[r.Nameserver]
+		if r.answered.After(state.answered) {
+			state.answered = r.answered
+		}
+		known.misses++
+		switch {
+		case r.State == WayReached:
+			known.misses = 0
+		case known.misses == 1:
+			state.drops = w.drops()
+			w.onMiss()
+		}
+		if known.misses == 0 || known.misses >= wayMisses {
+			if r.State != known.State {
+				w.logState(r)
+			}
+			known.Way = r
+		}
+	}
+	w.publish()
 }
 
 // renewLease renews the lease of family f if a listener has answered within wayPatience. Otherwise it notes why none has.
 func (w *ways) renewLease(f family.Family) {
-	lease := w.leases[f]
+	state := w.families[f]
 	switch {
-	case lease.answered.IsZero():
+	case state.answered.IsZero():
 		return
-	case time.Since(lease.answered) > wayPatience:
-		lease.answered = time.Time{}
-		if w.drops() > lease.drops {
+	case time.Since(state.answered) > wayPatience:
+		state.answered = time.Time{}
+		if w.drops() > state.drops {
 			w.lapses.add(LapseQueue)
 		} else {
 			w.lapses.add(LapseSilent)
@@ -335,7 +294,7 @@ func (w *ways) renewLease(f family.Family) {
 	if emptied {
 		w.lapses.add(LapseEmptied)
 	}
-	if lease.failure.Differs(err) {
+	if state.failure.Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}
 	if err == nil && chans.Closed(w.begun) && !chans.Closed(w.alive) {
@@ -351,9 +310,9 @@ func (w *ways) noteStandstill() {
 		return
 	}
 	ended := false
-	for _, lease := range w.leases {
-		if !lease.answered.IsZero() {
-			ended, lease.answered = true, lease.answered.Add(stood)
+	for _, state := range w.families {
+		if !state.answered.IsZero() {
+			ended, state.answered = true, state.answered.Add(stood)
 		}
 	}
 	if ended {
@@ -361,58 +320,59 @@ func (w *ways) noteStandstill() {
 	}
 }
 
-// subject returns the nameserver of a way as an attribute for the log. If resolv.conf has no nameserver of a family, probes
-// go to its loopback address, which stands for all servers.
-func (w Way) subject() slog.Attr {
-	if f := family.Of(w.Nameserver); w.Nameserver == f.Loopback() {
-		return slog.String("nameserver", "any over "+f.String())
-	}
-	return slog.Any("nameserver", w.Nameserver)
-}
-
 // logState logs the new state of a way.
-func (w *ways) logState(known *way) {
-	text := map[WayState]string{
-		WayReached:   "queries of clients to a nameserver reach the agent",
-		WayBroken:    "queries of clients to a nameserver do not reach the agent, although it answers. They go to the nameserver itself until the agent is reached again. A firewall of this host may drop them after the redirection, or another program may remove the capture rules again and again; `nametap capture check` lists what to look at",
-		WayBarred:    "a firewall of this host drops the queries that the agent forwards to nameservers. Queries of clients go to the nameserver itself until the agent may query it; allow it for the agent's user",
-		WayElsewhere: "cannot check whether queries of clients reach the agent",
-		WaySilent:    "the agent does not answer its own probes",
-	}[known.State]
-	switch {
-	case text == "":
-	case known.State == WayReached:
-		w.log.Info(text, known.subject())
-	default:
-		w.log.Warn(text, known.subject(), slog.String("error", known.Detail))
+func (w *ways) logState(way Way) {
+	switch p := wayText(way.State); {
+	case way.State == WayReached:
+		w.log.Info("queries of clients to a nameserver reach the agent", "nameserver", way.Subject())
+	case p.What != "":
+		w.log.Warn(fmt.Sprintf(p.What, "a nameserver"), "nameserver", way.Subject(), "error", way.Detail, "effect", p.Effect, "mend", p.Mend)
 	}
 }
 
-// updatePassing lets queries pass through to the nameservers of family f whose ways are broken or barred. If all ways
-// of the family are broken or barred, it lets all queries of the family pass through.
-func (w *ways) updatePassing(f family.Family) {
-	targets := w.targets(f)
-	var broken []netip.Prefix
-	for _, addr := range targets {
-		if known := w.known[addr]; known != nil && known.passes() {
-			broken = append(broken, netip.PrefixFrom(addr, addr.BitLen()))
-		}
-	}
-	if len(broken) > 0 && len(broken) == len(targets) {
-		broken = []netip.Prefix{netip.PrefixFrom(f.Loopback(), 0).Masked()}
-	}
-	w.setPassing(f, broken)
-}
-
-// publish makes the states visible to other goroutines.
+// publish makes the states visible to other goroutines, and changes which queries pass through.
 func (w *ways) publish() {
 	all := make([]Way, 0, len(w.known))
 	for _, known := range w.known {
 		all = append(all, known.Way)
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].Nameserver.Less(all[j].Nameserver) })
+	if pass := passing(all); !maps.EqualFunc(pass, w.passing, slices.Equal) {
+		w.passing = pass
+		w.setPassing(pass)
+	}
+	all = slices.DeleteFunc(all, func(way Way) bool { // a stand-in to which the host has no route stands for no server
+		return way.State == WayUnknown && way.Nameserver == standIn(family.Of(way.Nameserver))
+	})
 	w.status.Store(&all)
 }
+
+// passing returns the destinations to which queries pass through: the nameservers whose ways are broken or barred. If all
+// ways of a family are, these are all servers of the family, and of the other one if no way of that is known.
+func passing(ways []Way) map[family.Family][]netip.Prefix {
+	pass, others, known := map[family.Family][]netip.Prefix{}, map[family.Family]int{}, map[family.Family]bool{}
+	for _, way := range ways {
+		f := family.Of(way.Nameserver)
+		known[f] = known[f] || way.State != WayUnknown
+		if way.State == WayBroken || way.State == WayBarred {
+			pass[f] = append(pass[f], netip.PrefixFrom(way.Nameserver, way.Nameserver.BitLen()))
+		} else {
+			others[f]++
+		}
+	}
+	for _, f := range family.All() {
+		if len(pass[f]) > 0 && others[f] == 0 {
+			pass[f] = []netip.Prefix{everywhere(f)}
+			if !known[f.Other()] {
+				pass[f.Other()] = []netip.Prefix{everywhere(f.Other())}
+			}
+		}
+	}
+	return pass
+}
+
+// everywhere returns the prefix of all addresses of a family.
+func everywhere(f family.Family) netip.Prefix { return netip.PrefixFrom(f.Loopback(), 0).Masked() }
 
 // states returns the states of all ways, by nameserver.
 func (w *ways) states() []Way {

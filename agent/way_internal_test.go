@@ -3,49 +3,66 @@ package agent
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
-
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/family"
 )
 
 // K19: to which destinations queries pass, for the states of the ways to the nameservers.
 func TestPassing(t *testing.T) {
 	t.Parallel()
-	one, two := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	const one, two, over6, all, all6 = "192.0.2.1", "192.0.2.2", "100::53", "0.0.0.0/0", "::/0"
 	for name, test := range map[string]struct {
-		targets []netip.Addr
-		known   map[netip.Addr]WayState
-		want    []netip.Prefix
+		known map[string]WayState
+		want  []string
 	}{
-		"reached":                       {[]netip.Addr{one}, map[netip.Addr]WayState{one: WayReached}, nil},
-		"one of two is broken":          {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayReached, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
-		"one is broken, one is unknown": {[]netip.Addr{one, two}, map[netip.Addr]WayState{two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("192.0.2.2/32")}},
-		"all are broken":                {[]netip.Addr{one, two}, map[netip.Addr]WayState{one: WayBroken, two: WayBroken}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
-		"the agent may not forward":     {[]netip.Addr{one}, map[netip.Addr]WayState{one: WayBarred}, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}},
-		"the agent is silent":           {[]netip.Addr{one}, map[netip.Addr]WayState{one: WaySilent}, nil},
-		"capture is off":                {nil, map[netip.Addr]WayState{one: WayBroken}, nil},
-		"the broken one is not probed":  {[]netip.Addr{two}, map[netip.Addr]WayState{one: WayBroken, two: WayReached}, nil},
+		"reached":                       {map[string]WayState{one: WayReached}, nil},
+		"one of two is broken":          {map[string]WayState{one: WayReached, two: WayBroken}, []string{two + "/32"}},
+		"one is broken, one is unknown": {map[string]WayState{one: WayUnknown, two: WayBroken}, []string{two + "/32"}},
+		"all are broken":                {map[string]WayState{one: WayBroken, two: WayBroken, over6: WayReached}, []string{all}},
+		"the other is not known":        {map[string]WayState{one: WayBroken, over6: WayUnknown}, []string{all, all6}},
+		"the agent may not forward":     {map[string]WayState{one: WayBarred}, []string{all, all6}},
+		"the agent is silent":           {map[string]WayState{one: WaySilent}, nil},
+		"capture is off":                {nil, nil},
+		"IPv6 alone is broken":          {map[string]WayState{one: WayReached, over6: WayBroken}, []string{all6}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			known := make(map[netip.Addr]*way)
+			var ways []Way
 			for addr, state := range test.known {
-				known[addr] = &way{Way: Way{Nameserver: addr, State: state}}
+				ways = append(ways, Way{Nameserver: netip.MustParseAddr(addr), State: state})
 			}
-			var got []netip.Prefix
-			w := ways{known: known,
-				targets:    func(family.Family) []netip.Addr { return test.targets },
-				setPassing: func(_ family.Family, to []netip.Prefix) { got = to }}
-			w.updatePassing(family.IPv4)
-			if diff := cmp.Diff(test.want, got, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("passing (-want +got):\n%s", diff)
+			var got []string
+			for _, prefix := range slices.Concat(passing(ways)[family.IPv4], passing(ways)[family.IPv6]) {
+				got = append(got, prefix.String())
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%v, want %v", got, test.want)
 			}
 		})
+	}
+}
+
+// K19: what a probe and that of the listener after it show.
+func TestStateOf(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		result, direct probe.State
+		want           WayState
+	}{
+		{probe.Agent, "", WayReached},
+		{probe.Other, probe.Agent, WayElsewhere}, {probe.Other, probe.Silent, WayElsewhere},
+		{probe.Silent, probe.Agent, WayBroken}, {probe.Closed, probe.Agent, WayBroken}, {probe.Barred, probe.Barred, WayBroken},
+		{probe.Absent, probe.Agent, WayUnknown}, {probe.Unsent, probe.Agent, WayUnknown}, {probe.Silent, probe.Absent, WayUnknown},
+		{probe.Silent, probe.Silent, WaySilent}, {probe.Barred, probe.Closed, WaySilent},
+	} {
+		if got := stateOf(probe.Result{State: test.result}, probe.Result{State: test.direct}); got != test.want {
+			t.Errorf("%s, %s: %s, want %s", test.result, test.direct, got, test.want)
+		}
 	}
 }
 
@@ -56,9 +73,9 @@ func TestPatience(t *testing.T) {
 		renewals, drops := 0, uint64(5)
 		w := &ways{
 			renew: func(family.Family) (bool, error) { renewals++; return false, nil }, drops: func() uint64 { return drops },
-			lapses: lapses{log: slog.New(slog.DiscardHandler)}, leases: map[family.Family]*leaseState{family.IPv4: {}}, looked: time.Now(),
+			lapses: lapses{log: slog.New(slog.DiscardHandler)}, families: map[family.Family]*probedFamily{family.IPv4: {}}, looked: time.Now(),
 		}
-		lease := w.leases[family.IPv4]
+		lease := w.families[family.IPv4]
 		look := func(times int, every time.Duration, want LapseCause, renewed int) {
 			t.Helper()
 			w.lapses.known, renewals, lease.answered, lease.drops = nil, 0, time.Now(), 5
@@ -86,10 +103,10 @@ func TestPatience(t *testing.T) {
 // K15: which probes mean that the agent hangs: a listener that has answered is silent, or all are; not if none was sent.
 func TestHangs(t *testing.T) {
 	t.Parallel()
-	both, answered := []Probe{{Network: "udp", To: "v4"}, {Network: "udp", To: "v6"}}, map[string]bool{}
-	const yes, no, unsent = ProbeAgent, ProbeSilent, ProbeUnsent
+	both, answered := []probe.Result{{Network: "udp", To: "v4"}, {Network: "udp", To: "v6"}}, map[string]bool{}
+	const yes, no, unsent = probe.Agent, probe.Silent, probe.Unsent
 	for i, step := range []struct {
-		v4, v6 ProbeState
+		v4, v6 probe.State
 		want   bool
 	}{{no, no, true}, {no, yes, false}, {unsent, unsent, false}, {yes, no, true}, {yes, unsent, false}, {no, yes, true}} {
 		if both[0].State, both[1].State = step.v4, step.v6; hangs(answered, both) != step.want {

@@ -75,6 +75,7 @@ func TestClasses(t *testing.T) { // A10
 	}
 	for name, want := range map[string]string{
 		"version.bind": "nametap 1.2", "Version.Server": "nametap 1.2", "id.server": "web-0", "HOSTNAME.bind": "web-0",
+		"Agent.nametap": "nametap 1.2 web-0",
 	} {
 		resp := ask(name, dns.TypeTXT, dns.ClassCHAOS)
 		txt, ok := append(resp.Answer, &dns.A{})[0].(*dns.TXT)

@@ -53,6 +53,8 @@ func (h *handler) respondChaos(t *task) ([]byte, outcome) {
 		text = h.version
 	case "id.server.", "hostname.bind.":
 		text = h.id
+	case "agent.nametap.": // no other server answers this one
+		text = h.version + " " + h.id
 	}
 	if text == "" || q.Type != dns.TypeTXT && q.Type != dns.TypeANY {
 		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errOtherClass}
@@ -104,9 +106,8 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	return h.respondResult(nil, t, &found)
 }
 
-// sendTransferred returns a function that sends one message of a zone transfer to the
-// client. Each message gets this agent's OPT record. But the messages of a signed transfer are not changed, because
-// the signature covers them.
+// sendTransferred returns a function that sends one message of a zone transfer to the client. Each message gets this
+// agent's OPT record. But the messages of a signed transfer are not changed: the signature covers them.
 func (h *handler) sendTransferred(t *task) func([]byte) error {
 	if reply.Signed(t.query.AsSent()) {
 		return t.from.send
@@ -192,8 +193,7 @@ func makeUsual(q *wire.Query, req *dns.Msg) bool {
 	return false
 }
 
-// bareFailure returns a response that has only a header. The packet must be long enough for
-// a header.
+// bareFailure returns a response that has only a header. The packet must be long enough for a header.
 func bareFailure(packet []byte, rcode byte) []byte {
 	resp := make([]byte, wire.HeaderLen)
 	copy(resp, packet[:wire.FlagsOffset])

@@ -37,7 +37,7 @@ func TestConntrackFull(t *testing.T) { // K21
 			wait.Until(t, "the agent is ready", func() bool { return strings.HasPrefix(v.get("/healthz/ready"), "HTTP/1.0 200") })
 			v.Exec("iptables-nft", "-A", "OUTPUT", "-p", "udp", "--dport", "15053", "-j", "DROP") // as the kernel does
 			var status result
-			says := "probing the listener udp " + dnsAddr
+			says := "udp " + dnsAddr + ": "
 			if full { // which is why the listener is silent
 				says = "the connection tracking of the kernel is full"
 			}

@@ -113,8 +113,8 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 			}
 			v.asked(named, meshIP)
 			// The agent cannot open its own sockets; those of systemd are open and silent.
-			if status := v.nametap("status", "--status-addr", statusAddr); strings.Contains(status.stdout, ": probing the listener udp [::1]:15053") != systemd ||
-				strings.Contains(status.stdout, ": probing the listener udp 127") {
+			if status := v.nametap("status", "--status-addr", statusAddr); strings.Contains(status.stdout, ": udp [::1]:15053") != systemd ||
+				strings.Contains(status.stdout, ": udp 127") {
 				t.Errorf("%+v", status)
 			}
 			wellFor(5)

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	probes "github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -50,10 +50,10 @@ func TestStatusInPod(t *testing.T) { // I0, K11
 	says(0, "IPv6 redirected: an agent answers a test query to [100::35]:53")
 	var status struct {
 		Capture    *struct{}
-		Redirected []probes.Probe
+		Redirected []probe.Result
 	}
 	r := v.nametap("status", "--status-addr", statusAddr, "--output", "json")
-	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || status.Capture != nil || len(status.Redirected) != 2 || status.Redirected[1].State != probes.ProbeAgent {
+	if err := json.Unmarshal([]byte(r.stdout), &status); err != nil || status.Capture != nil || len(status.Redirected) != 2 || status.Redirected[1].State != probe.Agent {
 		t.Errorf("%v, %+v of %s", err, status, r.stdout)
 	}
 	installed(v.args("remove")...)

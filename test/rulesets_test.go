@@ -6,6 +6,7 @@ const all = "UDP4 TCP4 UDP6 TCP6"
 
 // Scripts of rulesets.
 const (
+	defaultRoute = "ip -6 route add default via fd00::53\n"
 	// outputDrop lets a host send to loopback and to nameservers, with the tool of iptables.
 	outputDrop = `both -A OUTPUT -o lo -j ACCEPT
 both -A OUTPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -88,6 +89,13 @@ func rulesets() []ruleset {
 		{name: "OUTPUT drop of IPv4, nft", script: chained(outputChain, "FAMILY", "ip", "PRIORITY", "0", "ipv6-icmp", "icmp"), passes: "UDP4 TCP4"},
 		{name: "OUTPUT drop of IPv6, nft", script: chained(outputChain, "FAMILY", "ip6", "PRIORITY", "0"), passes: "UDP6 TCP6"},
 		{name: "OUTPUT drop of TCP, nft", script: chained(outputChain, "FAMILY", "inet", "PRIORITY", "0", "udp dport 53", "meta l4proto udp"), passes: all},
+		{name: "no other rules, no IPv6 nameserver", unnamed: true},
+		{name: "no other rules, no IPv6 nameserver, default route", script: defaultRoute, unnamed: true},
+		{name: "OUTPUT drop, nft, no IPv6 nameserver", script: chained(outputChain, "FAMILY", "inet", "PRIORITY", "0"), passes: all, unnamed: true},
+		{name: "OUTPUT drop, nft, no IPv6 nameserver, default route", script: defaultRoute + chained(outputChain, "FAMILY", "inet", "PRIORITY", "0"), passes: all, unnamed: true},
+		{name: "OUTPUT drop of IPv6, nft, no IPv6 nameserver, default route", script: defaultRoute + chained(outputChain, "FAMILY", "ip6", "PRIORITY", "0"), passes: "UDP6 TCP6", unnamed: true},
+		{name: "INPUT -s 127.0.0.1, nft, no IPv6 nameserver", script: chained(inputChain, "HOOK", "input", "PRIORITY", "0"), passes: all, unnamed: true},
+		{name: "INPUT -s 127.0.0.1, nft, no IPv6 nameserver, default route", script: defaultRoute + chained(inputChain, "HOOK", "input", "PRIORITY", "0"), passes: all, unnamed: true},
 		{name: "PREROUTING drop, nft", script: chained(inputChain, "HOOK", "prerouting", "PRIORITY", "-300"), passes: all},
 		{name: "PREROUTING drop of own addresses", script: "iptables -t raw -A PREROUTING ! -i eth0 -s 10.0.0.0/24 -j DROP; ip6tables -t raw -A PREROUTING ! -i eth0 -s fd00::/64 -j DROP"},
 		{name: "mangle INPUT drop", script: "iptables -t mangle -A INPUT -i lo ! -s 127.0.0.0/8 -j DROP; ip6tables -t mangle -A INPUT -i lo ! -s ::1 -j DROP", passes: all},

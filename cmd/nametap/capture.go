@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
@@ -196,20 +197,20 @@ code is 1.`,
 // read.
 func (c *captureCommand) testQueries(ctx context.Context, w io.Writer, unread error) error {
 	result := struct {
-		Settings   string        `json:"settings"`
-		Error      string        `json:"error"`
-		Redirected []agent.Probe `json:"redirected"`
-	}{c.source, unread.Error(), agent.Redirections(ctx, c.config.Config.Families())}
+		Settings   string         `json:"settings"`
+		Error      string         `json:"error"`
+		Redirected []probe.Result `json:"redirected"`
+	}{c.source, unread.Error(), probe.Redirections(ctx, c.config.Config.Families())}
 	err := c.output.print(w, result, func(w io.Writer) {
 		c.printSettings(w)
 		printRedirections(w, result.Redirected)
 	})
 	for _, r := range result.Redirected {
 		switch {
-		case c.config.On && (notRedirected(r) || r.State != agent.ProbeAgent && c.config.Config.Needs(familyOf(r))):
+		case c.config.On && (notRedirected(r) || r.State != probe.Agent && c.config.Config.Needs(r.Family())):
 			return errors.Join(err,
-				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", familyOf(r), r.Error, unread))
-		case r.State == agent.ProbeAgent && !c.config.On:
+				fmt.Errorf("DNS over %s is not captured: %s; the rules cannot be read: %w", r.Family(), r.Error, unread))
+		case r.State == probe.Agent && !c.config.On:
 			return errors.Join(err, fmt.Errorf("DNS is captured despite %s", c.config.Because))
 		}
 	}
@@ -237,11 +238,11 @@ func (c *captureCommand) check(status iptables.Status) error {
 }
 
 // printStatus prints the rules, and the listeners that they redirect to.
-func (c *captureCommand) printStatus(w io.Writer, status iptables.Status, listeners []agent.Probe) error {
+func (c *captureCommand) printStatus(w io.Writer, status iptables.Status, listeners []probe.Result) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
-		Listeners []agent.Probe `json:"listeners,omitempty"`
+		Listeners []probe.Result `json:"listeners,omitempty"`
 	}{c.source, status, listeners}
 	return c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
@@ -429,8 +430,7 @@ func (c *captureCommand) awaitAgent(ctx context.Context) error {
 	log := c.options.logger()
 	waiting, cancel := context.WithTimeout(ctx, c.options.captureWait)
 	defer cancel()
-	awaited := agent.Awaited{Rules: c.config.Config, StatusAddr: c.options.agent.StatusAddr, Logger: log}
-	rules, err := awaited.Await(waiting)
+	rules, err := agent.Await(waiting, c.config.Config, c.options.agent.StatusAddr, log)
 	switch {
 	case ctx.Err() != nil:
 		return ctx.Err()

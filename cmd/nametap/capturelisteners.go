@@ -5,63 +5,58 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/netip"
 	"slices"
 	"strings"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/agent/probe"
+	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/iptables"
 )
 
-// redirectedTo returns the listeners to which the installed rules redirect queries.
-func redirectedTo(ctx context.Context, status iptables.Status) (found []agent.Probe) {
+// redirectedTo queries the listeners to which the installed rules redirect queries.
+func redirectedTo(ctx context.Context, status iptables.Status) []probe.Result {
+	var listeners []dnsproxy.Addr
 	for _, f := range status.Families {
 		if f.Port != 0 {
-			found = append(found, agent.Listeners(ctx, f.Family, f.Port)...)
+			listeners = append(listeners, probe.At(f.Port, f.Family)...)
 		}
 	}
-	return found
+	return probe.Listeners(ctx, listeners...)
 }
 
-// checkedListeners returns the listeners to which the installed rules redirect queries. If there are no rules, or
-// they cannot be read, it returns the listeners to which apply would redirect queries.
-func (c *captureCommand) checkedListeners(ctx context.Context) (found []agent.Probe, installed bool) {
+// checkedListeners queries the listeners to which the installed rules redirect queries. If there are no rules, or
+// they cannot be read, it queries the listeners to which apply would redirect queries.
+func (c *captureCommand) checkedListeners(ctx context.Context) (found []probe.Result, installed bool) {
 	if status, err := c.capture.Status(ctx); err == nil {
 		found = redirectedTo(ctx, status)
 	}
 	if len(found) > 0 {
 		return found, true
 	}
-	for _, f := range c.config.Config.Families() {
-		found = append(found, agent.Listeners(ctx, f, c.config.Config.Port)...)
-	}
-	return found, false
+	return probe.Listeners(ctx, probe.At(c.config.Config.Port, c.config.Config.Families()...)...), false
 }
 
 // failing returns the listeners where no agent answers. Listeners of a family that the host lacks get no queries,
 // so they count only if no agent answers at any listener.
-func failing(listeners []agent.Probe) []agent.Probe {
-	failed := slices.DeleteFunc(slices.Clone(listeners),
-		func(l agent.Probe) bool { return l.State == agent.ProbeAgent })
+func failing(listeners []probe.Result) []probe.Result {
+	failed := slices.DeleteFunc(slices.Clone(listeners), func(l probe.Result) bool { return l.State == probe.Agent })
 	if len(failed) == len(listeners) {
 		return failed
 	}
-	return slices.DeleteFunc(failed, func(l agent.Probe) bool { return l.State == agent.ProbeAbsent })
+	return slices.DeleteFunc(failed, func(l probe.Result) bool { return l.State == probe.Absent })
 }
 
 // unanswered returns an error if no agent answers at listeners to which installed rules redirect queries.
-func unanswered(listeners []agent.Probe) error {
-	failed := failing(listeners)
-	if len(failed) == 0 {
-		return nil
-	}
+func unanswered(listeners []probe.Result) error {
 	var addresses []string
-	for _, l := range failed {
+	for _, l := range failing(listeners) {
 		addresses = append(addresses, l.Network+" "+l.To)
 	}
-	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "),
-		agentAdvice)
+	if len(addresses) == 0 {
+		return nil
+	}
+	return fmt.Errorf("no agent answers where the rules redirect queries (%s): %s", strings.Join(addresses, ", "), agentAdvice)
 }
 
 // agentAdvice says what to do if rules are installed and no agent answers.
@@ -82,23 +77,22 @@ func fullTable() (findings []iptables.Finding) {
 
 // listenerFindings returns what `nametap capture check` says about listeners. If no rules are installed, it leaves out
 // addresses on which no program listens.
-func (c *captureCommand) listenerFindings(listeners []agent.Probe, installed bool) (findings []iptables.Finding) {
-	failed := failing(listeners)
-	full := len(fullTable()) > 0
+func (c *captureCommand) listenerFindings(listeners []probe.Result, installed bool) (findings []iptables.Finding) {
+	failed, full := failing(listeners), len(fullTable()) > 0
 	for _, l := range listeners {
-		finding := iptables.Finding{What: "agent at " + l.Network + " " + l.To, OK: l.State == agent.ProbeAgent,
-			Needed: installed || c.config.Config.Needs(familyOf(l)), Detail: cmp.Or(l.Error, string(l.State))}
-		other := l.State == agent.ProbeOther || l.State == agent.ProbeSilent || l.State == agent.ProbeUnsent
+		finding := iptables.Finding{What: "agent at " + l.Network + " " + l.To, OK: l.State == probe.Agent,
+			Needed: installed || c.config.Config.Needs(l.Family()), Detail: cmp.Or(l.Error, string(l.State))}
+		taken := l.State != probe.Closed && l.State != probe.Absent
 		switch {
 		case finding.OK:
-		case !slices.Contains(failed, l), !installed && !other:
+		case !slices.Contains(failed, l), !installed && !taken:
 			continue
 		case full: // the full table explains the failure
-		case other:
+		case taken:
 			finding.Advice = portAdvice
-			for _, taken := range programsAt(l.To) {
-				if taken.Program != "" && strings.HasPrefix(taken.Address, l.Network+" ") {
-					finding.Detail += "; " + taken.Program + " listens at " + taken.Address
+			for _, holder := range programsAt(l.To) {
+				if holder.Program != "" && strings.HasPrefix(holder.Address, l.Network+" ") {
+					finding.Detail += "; " + holder.Program + " listens at " + holder.Address
 				}
 			}
 		default:
@@ -110,7 +104,7 @@ func (c *captureCommand) listenerFindings(listeners []agent.Probe, installed boo
 }
 
 // printListeners prints whether an agent answers at the listeners to which the rules redirect queries.
-func printListeners(w io.Writer, listeners []agent.Probe) {
+func printListeners(w io.Writer, listeners []probe.Result) {
 	failed, label := failing(listeners), "agent"
 	for _, l := range failed {
 		fmt.Fprintf(w, "%s\tdoes not answer at %s %s: %s\n", label, l.Network, l.To, l.Error)
@@ -121,21 +115,18 @@ func printListeners(w io.Writer, listeners []agent.Probe) {
 	}
 }
 
-// familyOf returns the family of the server that a probe was sent to.
-func familyOf(p agent.Probe) family.Family { return family.Of(netip.MustParseAddrPort(p.To).Addr()) }
-
 // notRedirected reports whether the result of a test query means that no rule redirects it.
-func notRedirected(p agent.Probe) bool { return p.State != agent.ProbeAgent && p.Sent() }
+func notRedirected(r probe.Result) bool { return r.State != probe.Agent && r.Sent() }
 
 // printRedirections prints what is captured by rules of another process, as test queries show.
-func printRedirections(w io.Writer, redirected []agent.Probe) {
+func printRedirections(w io.Writer, redirected []probe.Result) {
 	label := "capture"
-	for _, p := range redirected {
-		state := map[bool]string{false: "redirected", true: "not redirected"}[notRedirected(p)]
-		if !p.Sent() {
+	for _, r := range redirected {
+		state := map[bool]string{false: "redirected", true: "not redirected"}[notRedirected(r)]
+		if !r.Sent() {
 			state = "unknown"
 		}
-		fmt.Fprintf(w, "%s\t%s %s: %s a test query to %s\n", label, familyOf(p), state, p.State, p.To)
+		fmt.Fprintf(w, "%s\t%s %s: %s a test query to %s\n", label, r.Family(), state, r.State, r.To)
 		label = ""
 	}
 }

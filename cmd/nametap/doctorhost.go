@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
@@ -222,7 +223,7 @@ func (h *host) wayConditions(ctx context.Context, servers []netip.AddrPort) []co
 	}
 	elsewhere := condition.Condition{Code: queriesGoElsewhere, Title: "the agent answers the queries of programs", Causes: causes}
 	unanswered := condition.Condition{Code: "queries_go_unanswered", Title: "queries of programs are answered", Causes: append(causes, queriesGoElsewhere)}
-	var sent []agent.Probe
+	var sent []probe.Result
 	switch {
 	case h.err != nil || len(servers) == 0:
 	case len(h.status.Redirected) > 0 && os.Getenv(inPod) != "":
@@ -235,9 +236,9 @@ func (h *host) wayConditions(ctx context.Context, servers []netip.AddrPort) []co
 	for _, s := range sent {
 		p := condition.Problem{Severity: condition.Severe, Subject: s.To + "/" + s.Network, Rows: []string{"K1"}}
 		switch {
-		case s.State == agent.ProbeOther:
+		case s.State == probe.Other:
 			p.What = fmt.Sprintf("another server answers the queries of programs to %s over %s", s.To, s.Network)
-			p.Evidence = strings.Join(append([]string{"the answer to id.server is not that of the agent"}, h.otherRules()...), "; ")
+			p.Evidence = strings.Join(append([]string{"its answer to agent.nametap is not that of the agent"}, h.otherRules()...), "; ")
 			p.Effect, p.Mend = "programs do not find mesh names", "nft list ruleset and iptables-legacy-save show the rules of all programs: take out the one for port 53"
 			elsewhere.Problems = append(elsewhere.Problems, p)
 		case !s.Answered():
@@ -270,7 +271,7 @@ func (h *host) unredirected() (found []condition.Problem, unknown string) {
 		return nil, "capture is off: " + capture.Because
 	}
 	for _, r := range h.status.Redirected {
-		if f := familyOf(r); notRedirected(r) && capture.Config.Has(f) {
+		if f := r.Family(); notRedirected(r) && capture.Config.Has(f) {
 			found = append(found, condition.Problem{
 				Severity: condition.Severe, Subject: f.String(), What: fmt.Sprintf("queries of this pod over %s are not redirected to the agent", f),
 				Evidence: fmt.Sprintf("%s a test query to %s", r.State, r.To), Effect: "programs do not find mesh names",
@@ -282,7 +283,7 @@ func (h *host) unredirected() (found []condition.Problem, unknown string) {
 }
 
 // ways sends queries to a nameserver of resolv.conf, as programs do. unknown says why it sends none.
-func (h *host) ways(ctx context.Context, server netip.AddrPort) (sent []agent.Probe, unknown string) {
+func (h *host) ways(ctx context.Context, server netip.AddrPort) (sent []probe.Result, unknown string) {
 	own := h.status.OnlyNameserverOf != ""
 	switch capture := h.status.Capture; {
 	case capture != nil && !capture.On:
@@ -295,11 +296,15 @@ func (h *host) ways(ctx context.Context, server netip.AddrPort) (sent []agent.Pr
 	if excluded := h.excluded(ctx); excluded != "" {
 		return nil, "the settings may exclude this query from capture: " + excluded
 	}
-	sent, err := agent.AsProgram(ctx, server, h.status.DNS)
-	if err != nil {
-		return nil, "the agent does not say who it is: " + err.Error()
+	direct := probe.Listeners(ctx, h.status.DNS...)
+	i := slices.IndexFunc(direct, func(r probe.Result) bool { return r.State == probe.Agent })
+	if i < 0 {
+		return nil, "the agent does not say who it is: " + strings.Join(probe.Errors(direct), "; ")
 	}
-	return sent, ""
+	q := probe.Query{Network: "udp", To: server.String(), ID: direct[i].ID, As: probe.Nobody, Limit: 2 * probe.Timeout}
+	overTCP := q
+	overTCP.Network = "tcp"
+	return probe.All(ctx, q, overTCP), ""
 }
 
 // excluded returns a setting that may keep the agent from capturing the queries that doctor sends. It returns "" if
@@ -312,7 +317,7 @@ func (h *host) excluded(ctx context.Context) string {
 	for _, name := range slices.Sorted(maps.Keys(settings)) {
 		byUser := name == "capture-exclude-uid" || name == "capture-exclude-gid"
 		if strings.HasPrefix(name, "capture-exclude-") &&
-			(!byUser || slices.Contains(settings[name], strconv.Itoa(agent.ProgramUser))) {
+			(!byUser || slices.Contains(settings[name], strconv.Itoa(probe.Nobody))) {
 			return "--" + name
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
@@ -181,9 +182,9 @@ type asker struct {
 	trace      bool
 	resolvConf string
 
-	// These are set if the asker asks as a client does: user owns the sockets, and agent is the agent's address. Then
-	// addr is the address of a nameserver.
-	user  *socketUser
+	// These are set if the asker asks as a client does: user is the owner of the sockets, and agent the agent's address.
+	// Then addr is the address of a nameserver.
+	user  int
 	agent string
 }
 
@@ -211,10 +212,10 @@ func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err er
 		conn, err = (&net.Dialer{}).DialContext(ctx, network, a.addr)
 		return err
 	}
-	if a.user == nil || a.user.uid == os.Geteuid() {
+	if a.agent == "" || a.user == os.Geteuid() {
 		err = dial()
 	} else {
-		err = sockets.AsUser(a.user.uid, a.user.gid, dial)
+		err = sockets.AsUser(a.user, a.user, dial)
 	}
 	return conn, err
 }
@@ -227,7 +228,7 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 	start := time.Now()
 	resp, protocol, err := a.exchange(ctx, req)
 	switch {
-	case err != nil && a.user != nil:
+	case err != nil && a.agent != "":
 		return queryResult{}, fmt.Errorf("no answer from %s over %s, nor do clients get one: `nametap capture check` and "+
 			"`nametap status` show why: %w", a.addr, protocol, err)
 	case err != nil:
@@ -407,69 +408,44 @@ func (a *asker) capture(o *options) error {
 	return nil
 }
 
-// A socketUser is the user that a socket belongs to.
-type socketUser struct{ uid, gid int }
-
-// nobody is the user of clients if this command runs as root.
-const nobody = 65534
-
-// clientUser returns a user whose queries are captured: the user of this command or, instead of root, a user
-// without rights.
-func clientUser(c *iptables.Config) (*socketUser, error) {
-	passes := func(id int, lists ...[]uint32) bool {
-		return slices.Contains(slices.Concat(lists...), uint32(id)) //nolint:gosec // an id
+// clientUser returns a user whose queries are captured: the user of this command or, instead of root, one without rights
+// whose number is also that of a group without rights.
+func clientUser(c *iptables.Config) (int, error) {
+	uid, gid := os.Geteuid(), os.Getegid()
+	if uid == 0 {
+		uid, gid = probe.Nobody, probe.Nobody
 	}
-	user := &socketUser{os.Geteuid(), os.Getegid()}
-	if user.uid == 0 {
-		user.uid, user.gid = nobody, nobody
-		for passes(user.uid, c.AgentUIDs, c.ExcludeUIDs) {
-			user.uid--
-		}
-		for passes(user.gid, c.AgentGIDs, c.ExcludeGIDs) {
-			user.gid--
-		}
+	passes := func() bool {
+		return slices.Contains(slices.Concat(c.AgentUIDs, c.ExcludeUIDs), uint32(uid)) || //nolint:gosec // an id
+			slices.Contains(slices.Concat(c.AgentGIDs, c.ExcludeGIDs), uint32(gid)) //nolint:gosec // an id
 	}
-	if passes(user.uid, c.AgentUIDs, c.ExcludeUIDs) || passes(user.gid, c.AgentGIDs, c.ExcludeGIDs) {
-		return nil, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or "+
-			"excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user",
-			user.uid, user.gid)
+	for os.Geteuid() == 0 && passes() {
+		uid, gid = uid-1, gid-1
 	}
-	return user, nil
+	if passes() {
+		return 0, fmt.Errorf("queries of this user (uid %d, gid %d) are not captured, since it is the agent's, or "+
+			"excluded by --capture-exclude-uid or --capture-exclude-gid: run this command as root or as another user", uid, gid)
+	}
+	return uid, nil
 }
 
 // findCaptured finds out which server has answered a query.
 func (a *asker) findCaptured(ctx context.Context, r *queryResult) {
-	if a.user == nil {
+	if a.agent == "" {
 		return
 	}
-	c := &capturedQuery{Server: a.addr, UID: a.user.uid, By: byServer}
-	r.Captured = c
+	r.Captured = &capturedQuery{Server: a.addr, UID: a.user, By: byServer}
 	if r.From == nil {
 		return // the server is no agent, and may never answer a question about itself
 	}
-	var err error
-	if c.ID, err = a.id(ctx); err != nil {
-		return
+	found := probe.All(ctx, probe.Query{Network: "udp", To: a.addr, As: a.user}, probe.Query{Network: "udp", To: a.agent})
+	switch r.Captured.ID = found[0].ID; {
+	case found[0].State != probe.Agent:
+	case found[1].ID == found[0].ID:
+		r.Captured.By = byAgent
+	default:
+		r.Captured.By = byOtherAgent
 	}
-	c.By = byOtherAgent
-	direct := &asker{addr: a.agent, timeout: a.timeout}
-	if id, err := direct.id(ctx); err == nil && id == c.ID {
-		c.By = byAgent
-	}
-}
-
-// id returns the identity of the server that answers (RFC 4892); empty if it has none.
-func (a *asker) id(ctx context.Context) (string, error) {
-	query := new(dns.Msg).SetQuestion("id.server.", dns.TypeTXT)
-	query.Question[0].Qclass = dns.ClassCHAOS
-	resp, _, err := a.exchange(ctx, query)
-	if err != nil || len(resp.Answer) != 1 {
-		return "", err
-	}
-	if txt, ok := resp.Answer[0].(*dns.TXT); ok {
-		return strings.Join(txt.Txt, ""), nil
-	}
-	return "", nil
 }
 
 // print prints which server has answered. It prints nothing if c is nil.

@@ -214,7 +214,7 @@ func printEgress(w io.Writer, status *egress.Status) {
 func printWays(w io.Writer, ways []agent.Way) {
 	for _, way := range ways {
 		if way.Detail != "" {
-			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Nameserver, way.State, way.Detail)
+			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Subject(), way.State, way.Detail)
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
@@ -213,7 +214,7 @@ type noSocketError struct {
 	at    string // where it answers
 	asked string // the status address in the settings of the command
 	user  string // its user and group, "" if it does not say
-	says  string // what it says of its health
+	says  error  // why it is not ready
 	err   error  // why commands cannot ask it
 }
 
@@ -222,13 +223,13 @@ type noSocketError struct {
 func (c *statusClient) findByPorts(ctx context.Context, err error) *noSocketError {
 	found := &noSocketError{asked: c.options.agent.StatusAddr, err: err}
 	if status, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err == nil {
-		found.user, found.says, err = agent.AskHealth(ctx, status)
+		found.user, found.says, err = agent.AskHealth(ctx, &http.Transport{DisableKeepAlives: true}, status)
 		if err == nil && found.user != "" {
 			found.at = c.options.agent.StatusAddr
 			return found
 		}
 	}
-	if addr, err := reachable(dnsAddrFlag, c.options.agent.DNS.Addr); err == nil && agent.AnswersAt(ctx, addr) {
+	if addr, err := reachable(dnsAddrFlag, c.options.agent.DNS.Addr); err == nil && (probe.Query{Network: "udp", To: addr}).Ask(ctx).State == probe.Agent {
 		found.at = c.options.agent.DNS.Addr
 		return found
 	}
@@ -256,8 +257,8 @@ func (e noSocketError) problem() condition.Problem {
 		p.Mend = "make the directory for its socket: install -d -o " + strings.Replace(e.user, ":", " -g ", 1) +
 			" /run/nametap; the agent opens the socket within a second. Or, if it has another one, " + p.Mend
 	}
-	if e.says != "" {
-		p.Evidence += "; the agent says: " + e.says
+	if e.says != nil {
+		p.Evidence += "; the agent says: " + e.says.Error()
 	}
 	return p
 }
