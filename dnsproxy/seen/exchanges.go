@@ -1,19 +1,16 @@
 package seen
 
 import (
+	"bytes"
 	"context"
 	"net/netip"
 	"sync/atomic"
 
-	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 )
 
-const (
-	// maxExchanges is how many queries may wait for a reader of messages.
-	maxExchanges = 1024
-	// maxExchangeBytes bounds the length of all messages of these queries together.
-	maxExchangeBytes = 1 << 20
-)
+// maxExchangeBytes bounds the length of all messages together that wait for a reader.
+const maxExchangeBytes = 1 << 20
 
 // An Exchange is a query with its messages.
 type Exchange struct {
@@ -35,58 +32,35 @@ func messages(response []byte) int {
 }
 
 // Exchanges reads queries with their messages. Only one goroutine may use it. Queries that were not read yet wait in
-// a queue. If the queue is full, further queries are dropped.
+// the queue of a reader. If the queue is full, further queries are dropped.
 type Exchanges struct {
-	reader   *Reader
-	queue    chan *queuedQuery
-	bytes    atomic.Int64       // the length of all messages in queue
-	halfFull chan struct{}      // has an element when the queue may be half full
-	onDrop   func(messages int) // called when messages are dropped
-}
-
-// A queuedQuery is a query in the queue of Exchanges.
-type queuedQuery struct {
-	*Query
-
-	local    netip.AddrPort
-	messages []byte // the request, then the response
-	request  int    // length of the request
-}
-
-func newExchanges(reader *Reader, onDrop func(messages int)) *Exchanges {
-	return &Exchanges{reader: reader, queue: make(chan *queuedQuery, maxExchanges), halfFull: make(chan struct{}, 1), onDrop: onDrop}
+	reader *Reader
+	bytes  atomic.Int64       // the length of all messages in the queue
+	onDrop func(messages int) // called when messages are dropped
 }
 
 // put adds a query to the queue if there is room, with a copy of its messages. kept is the copy of q. put does not block.
 func (e *Exchanges) put(kept, q *Query) {
-	size := len(q.Request) + len(q.Response)
-	bytes := e.bytes.Add(int64(size))
-	if bytes > maxExchangeBytes/2 || len(e.queue) >= maxExchanges/2 {
-		chans.Wake(e.halfFull)
-	}
-	if bytes <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
-		w := &queuedQuery{Query: kept, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
-		w.messages = append(append(w.messages, q.Request...), q.Response...)
+	size := int64(len(q.Request) + len(q.Response))
+	if queue := e.reader.queue; e.bytes.Add(size) <= maxExchangeBytes && len(queue) < cap(queue) {
+		whole, local := *kept, q.Local()
+		whole.Local = func() netip.AddrPort { return local }
+		whole.Request, whole.Response = bytes.Clone(q.Request), bytes.Clone(q.Response)
 		select {
-		case e.queue <- w:
+		case queue <- &whole:
 			return
 		default: // another query has taken the last place
 		}
 	}
-	e.bytes.Add(-int64(size))
+	e.bytes.Add(-size)
 	e.onDrop(messages(q.Response))
 }
 
 // Close removes the reader and drops the queries that it has not read.
 func (e *Exchanges) Close() {
 	e.reader.Close()
-	for {
-		select {
-		case w := <-e.queue:
-			e.onDrop(messages(w.messages[w.request:]))
-		default:
-			return
-		}
+	for range len(e.reader.queue) {
+		e.onDrop(messages((<-e.reader.queue).Response))
 	}
 }
 
@@ -95,9 +69,9 @@ func (e *Exchanges) Close() {
 // the queue.
 func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 	select {
-	case w := <-e.queue:
-		gather(ctx, e.halfFull)
-		return e.take(w), nil
+	case q := <-e.reader.queue:
+		clock.Sleep(ctx, gatherTime)
+		return e.take(q), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -106,18 +80,16 @@ func (e *Exchanges) Next(ctx context.Context) (*Exchange, error) {
 // Poll returns a query if there is one in the queue, otherwise nil.
 func (e *Exchanges) Poll() *Exchange {
 	select {
-	case w := <-e.queue:
-		return e.take(w)
+	case q := <-e.reader.queue:
+		return e.take(q)
 	default:
 		return nil
 	}
 }
 
 // take returns the Exchange for a query from the queue.
-func (e *Exchanges) take(w *queuedQuery) *Exchange {
-	e.bytes.Add(-int64(len(w.messages)))
-	return &Exchange{
-		Record: record(w.Query, e.reader.recorder.units.path(w.Query)), Local: w.local,
-		Request: w.messages[:w.request:w.request], Response: w.messages[w.request:],
-	}
+func (e *Exchanges) take(q *Query) *Exchange {
+	e.bytes.Add(-int64(len(q.Request) + len(q.Response)))
+	path := e.reader.recorder.units.path(q)
+	return &Exchange{Record: record(q, path), Local: q.Local(), Request: q.Request, Response: q.Response}
 }

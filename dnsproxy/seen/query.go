@@ -57,7 +57,7 @@ type Query struct {
 	Expired   time.Duration // how long ago a stale reply has expired
 	Who       Who
 
-	// These fields are only for [Exchanges], and are not kept in a ring.
+	// These fields are only for [Exchanges], and are not kept otherwise.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
 	Response []byte                // empty if there was no response
