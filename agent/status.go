@@ -280,14 +280,18 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has(ParamAsk) {
 		c.proxy.AskNameservers(r.Context())
 	}
-	read := read(r.Context(), c)
+	silent := silentTexts(probeAll(r.Context(), listenerQuestions(askID, c.proxy.Addrs()...), nil))
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).Seconds(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(),
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
-		Conditions: s.diagnosis.read(read.silent),
-		Capture:    read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
+	if c.capture != nil {
+		status.Capture = c.capture.status(r.Context())
+	} else if status.OnlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy)); status.OnlyNameserverOf == "" {
+		status.Redirected = Redirections(r.Context(), listeningFamilies(c.proxy))
+	}
+	status.Conditions = s.diagnosis.read(silent)
 	status.Ready = status.Reason == ""
 	if c.config.DNSSettings != nil {
 		status.Settings = c.config.DNSSettings()
