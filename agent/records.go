@@ -46,7 +46,7 @@ func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Log
 			parts.Go(func() { querylog.Run(running, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log) })
 		}
 		if cfg.Dnstap != (dnstap.Target{}) {
-			parts.Go(func() { r.dnstap.Run(running, cfg.Dnstap, proxy.ReadExchanges) })
+			parts.Go(func() { r.dnstap.Run(running, cfg.Dnstap, proxy.ReadMessages) })
 		}
 		for ctx.Err() == nil && *r.config.Load() == cfg {
 			select {

@@ -71,7 +71,7 @@ func wantSeen(t *testing.T, got []seen.Record, want ...seen.Record) {
 			want[i].Type = "A"
 		}
 	}
-	volatile := cmpopts.IgnoreFields(seen.Record{}, "Time", "Client", "UID", "Unit", "Cgroup", "Took", "Age", "Expired")
+	volatile := cmpopts.IgnoreFields(seen.Record{}, "Time", "Client", "UID", "Unit", "Cgroup", "Took", "Age", "Expired", "Local")
 	if diff := cmp.Diff(want, got, volatile); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

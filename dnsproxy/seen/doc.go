@@ -5,14 +5,13 @@
 // failures. A truncated response becomes noteworthy if its client does not ask again over TCP within 5 s.
 //
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
-// Clients of the agent may have at most 8 readers at a time. [Exchanges] reads queries together with their messages.
+// Clients of the agent may have at most 8 readers at a time. A reader of the agent itself may also get the messages.
 //
 //	query.go      Query: what the query path knows of a query
 //	ring.go       a ring of the queries that were written last
 //	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
-//	exchanges.go  Exchanges: queries with their messages
 //	record.go     Record: a query for people and programs
 //	filter.go     which queries a reader wants
 //	client.go     the socket of a client, by sock_diag: its user and its cgroup

@@ -21,26 +21,54 @@ type Reader struct {
 	lost     atomic.Uint64       // how many queries were missed, since Next last returned, that the filter selects or might have
 	pastIDs  map[uint64]struct{} // the ids of the queries that Past has looked at
 
-	exchanges *Exchanges // puts the queries into queue, with their messages; nil if no messages are read
+	// onDrop is called when messages are dropped; nil for a reader without messages. bytes is the length of all messages in
+	// queue.
+	onDrop func(messages int)
+	bytes  atomic.Int64
 }
 
-// Close removes the reader. It may be called more than once.
-func (r *Reader) Close() { r.recorder.remove(r) }
+// Close removes the reader, and drops the queries that it has not read. It may be called more than once.
+func (r *Reader) Close() {
+	r.recorder.remove(r)
+	for range len(r.queue) {
+		r.drop(<-r.queue)
+	}
+}
 
-// put gives the reader a query, unless too many wait. It does not block.
-func (r *Reader) put(q *Query) {
+// maxBytes bounds the length of all messages together that wait for a reader.
+const maxBytes = 1 << 20
+
+// put gives the reader a query, unless too many wait, or too long ones. kept is the copy of q. It does not block.
+func (r *Reader) put(kept, q *Query) {
+	if r.onDrop != nil {
+		if r.bytes.Add(q.size()) > maxBytes || len(r.queue) == cap(r.queue) {
+			r.drop(q)
+			return
+		}
+		kept = kept.withMessages(q)
+	}
 	select {
-	case r.queue <- q:
+	case r.queue <- kept:
 	default:
-		r.lost.Add(1)
+		r.drop(q)
+	}
+}
+
+// drop counts a query that the reader does not get.
+func (r *Reader) drop(q *Query) {
+	r.lost.Add(1)
+	if q != nil && r.onDrop != nil {
+		r.bytes.Add(-q.size())
+		r.onDrop(messages(q.Response))
 	}
 }
 
 // miss counts a query that the filter might have selected, but whose client was not looked up.
 func (r *Reader) miss() {
 	r.lost.Add(1)
-	if len(r.queue) == 0 {
-		r.put(nil)
+	select {
+	case r.queue <- nil: // wakes the reader
+	default:
 	}
 }
 
@@ -69,6 +97,9 @@ func (r *Reader) Past(start time.Time) []Record {
 func (r *Reader) append(records []Record, q *Query) []Record {
 	if q == nil {
 		return records
+	}
+	if r.onDrop != nil {
+		r.bytes.Add(-q.size())
 	}
 	if _, past := r.pastIDs[q.id]; past {
 		return records

@@ -127,11 +127,7 @@ func (r *Recorder) give(q, kept *Query, to func(*Reader) bool) {
 		if kept == nil {
 			kept = q.kept()
 		}
-		if reader.exchanges != nil {
-			reader.exchanges.put(kept, q)
-		} else {
-			reader.put(kept)
-		}
+		reader.put(kept, q)
 	}
 }
 
@@ -162,13 +158,13 @@ func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	return reader
 }
 
-// ReadExchanges is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped because
+// ReadMessages is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped because
 // the reader is too slow, onDrop is called with their number, on the goroutine that answers the query.
-func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exchanges {
+func (r *Recorder) ReadMessages(filter *Filter, onDrop func(messages int)) *Reader {
 	reader := newReader(r, filter)
-	reader.exchanges = &Exchanges{reader: reader, onDrop: onDrop}
+	reader.onDrop = onDrop
 	r.add(reader)
-	return reader.exchanges
+	return reader
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {

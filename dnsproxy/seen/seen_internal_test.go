@@ -330,16 +330,16 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 
 // The queue of messages is bounded by its length and by the bytes in it. What it drops is counted, and what was read
 // makes room again. Its readers do not count as clients.
-func TestExchangesBounds(t *testing.T) { // R20
+func TestMessages(t *testing.T) { // R20
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
 		for range maxReaders {
 			defer r.Read(&Filter{failures: true}).Close()
 		}
-		for size, room := range map[int]int{10: queueSize, 32 << 10: maxExchangeBytes / (64 << 10)} {
+		for size, room := range map[int]int{10: queueSize, 32 << 10: maxBytes / (64 << 10)} {
 			lost := 0
-			x := r.ReadExchanges(All(), func(messages int) { lost += messages })
+			x := r.ReadMessages(All(), func(messages int) { lost += messages })
 			q := Query{Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Local: func() netip.AddrPort { return netip.AddrPort{} }, Request: make([]byte, size), Response: make([]byte, size)}
 			for round := range 2 {
 				for i := range room + 5 {
@@ -349,16 +349,20 @@ func TestExchangesBounds(t *testing.T) { // R20
 				if want := 10 * (round + 1); lost != want {
 					t.Errorf("%d messages of %d bytes are lost, want %d", lost, size, want)
 				}
-				for i := range room {
-					got, err := x.Next(t.Context())
-					if err != nil || got.Request[0] != byte(i) || got.Response[0] != byte(i+1) || len(got.Request) != size || got.Messages() != 2 {
-						t.Fatalf("%+v, %v", got, err)
+				records, _, err := x.Next(t.Context())
+				if len(records) != room || err != nil {
+					t.Fatalf("%d records, %v", len(records), err)
+				}
+				for i, got := range records {
+					if got.Request[0] != byte(i) || got.Response[0] != byte(i+1) || len(got.Request) != size || got.Messages() != 2 {
+						t.Fatalf("%+v", got)
 					}
 				}
 			}
 			q.Response = nil
-			if r.Record(&q); x.Poll().Messages() != 1 || x.Poll() != nil {
-				t.Error("a query without a response")
+			r.Record(&q)
+			if records, _, err := x.Next(t.Context()); len(records) != 1 || records[0].Messages() != 1 || err != nil {
+				t.Errorf("a query without a response: %+v, %v", records, err)
 			}
 			r.Record(&q)
 			if x.Close(); lost != 21 {
