@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,58 +36,26 @@ func (r *records) set(cfg RecordsConfig) {
 	chans.Wake(r.changed)
 }
 
-// run runs the query log and the dnstap sender until ctx ends.
+// run runs the query log and the dnstap sender until ctx ends. It starts both again when the settings change.
 func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Logger) error {
-	var logged, sent part
-	defer sent.end()
-	defer logged.end()
-	for {
+	for ctx.Err() == nil {
 		cfg := *r.config.Load()
-		logged.restart(ctx, string(cfg.QueryLog), func(ctx context.Context) {
-			if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
-				querylog.Run(ctx, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log)
-			}
-		})
-		sent.restart(ctx, cfg.Dnstap.String(), func(ctx context.Context) {
-			if cfg.Dnstap != (dnstap.Target{}) {
-				r.dnstap.Run(ctx, cfg.Dnstap, proxy.ReadExchanges)
-			}
-		})
-		select {
-		case <-r.changed:
-		case <-ctx.Done():
-			return nil
+		running, stop := context.WithCancel(ctx)
+		var parts sync.WaitGroup
+		if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
+			parts.Go(func() { querylog.Run(running, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log) })
 		}
+		if cfg.Dnstap != (dnstap.Target{}) {
+			parts.Go(func() { r.dnstap.Run(running, cfg.Dnstap, proxy.ReadMessages) })
+		}
+		for ctx.Err() == nil && *r.config.Load() == cfg {
+			select {
+			case <-r.changed:
+			case <-ctx.Done():
+			}
+		}
+		stop()
+		parts.Wait()
 	}
-}
-
-// A part is a goroutine that is started again when its setting changes.
-type part struct {
-	setting string
-	stop    context.CancelFunc // nil before the first restart
-	ended   chan struct{}      // closed when the goroutine has ended
-}
-
-// restart ends the goroutine and calls the function work in a new goroutine. It does nothing if the part was started
-// with the same setting.
-func (p *part) restart(ctx context.Context, setting string, work func(context.Context)) {
-	if p.stop != nil && p.setting == setting {
-		return
-	}
-	p.end()
-	ctx, p.stop = context.WithCancel(ctx)
-	p.setting, p.ended = setting, make(chan struct{})
-	ended := p.ended
-	go func() {
-		defer close(ended)
-		work(ctx)
-	}()
-}
-
-// end stops the goroutine and waits until it has ended.
-func (p *part) end() {
-	if p.stop != nil {
-		p.stop()
-		<-p.ended
-	}
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -26,6 +27,7 @@ import (
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/connlimit"
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/nds"
 )
@@ -281,14 +283,20 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has(ParamAsk) {
 		c.proxy.AskNameservers(r.Context())
 	}
-	read := read(r.Context(), c)
+	silent := probe.Errors(probe.Listeners(r.Context(), c.proxy.Addrs()...))
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).Seconds(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(),
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
-		Conditions: s.diagnosis.read(read.silent),
-		Capture:    read.capture, OnlyNameserverOf: read.onlyNameserverOf, Redirected: read.redirected,
 	}
+	if c.capture != nil {
+		status.Capture = c.capture.status(r.Context())
+	} else if status.OnlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy)); status.OnlyNameserverOf == "" {
+		status.Redirected = probe.Redirections(r.Context(), slices.DeleteFunc(family.All(), func(f family.Family) bool {
+			return !slices.ContainsFunc(addrPorts(c.proxy), func(at netip.AddrPort) bool { return family.Of(at.Addr()) == f })
+		}))
+	}
+	status.Conditions = s.diagnosis.read(silent)
 	status.Ready = status.Reason == ""
 	if c.config.DNSSettings != nil {
 		status.Settings = c.config.DNSSettings()

@@ -230,12 +230,12 @@ func BenchmarkRespondRead(b *testing.B) {
 		"none":     func(context.Context, *seen.Recorder) func() { return func() {} },
 		"failures": func(_ context.Context, r *seen.Recorder) func() { return r.ReadOwn(seen.Failures()).Close },
 		"messages": func(ctx context.Context, r *seen.Recorder) func() {
-			x := r.ReadExchanges(seen.All(), func(int) {})
+			x := r.ReadMessages(seen.All(), func(int) {})
 			ctx, cancel := context.WithCancel(ctx)
 			var reading sync.WaitGroup
 			reading.Go(func() {
 				for err := error(nil); err == nil; {
-					_, err = x.Next(ctx)
+					_, _, err = x.Next(ctx)
 				}
 			})
 			return func() {
@@ -245,7 +245,7 @@ func BenchmarkRespondRead(b *testing.B) {
 			}
 		},
 		"full": func(_ context.Context, r *seen.Recorder) func() {
-			return r.ReadExchanges(seen.All(), func(int) {}).Close
+			return r.ReadMessages(seen.All(), func(int) {}).Close
 		},
 	} {
 		b.Run(name, func(b *testing.B) {

@@ -220,9 +220,9 @@ func (s *Server) Read(filter *seen.Filter) *seen.Reader { return s.handler.seen.
 // ReadOwn adds a reader of the queries that are answered, as [seen.Recorder.ReadOwn] does.
 func (s *Server) ReadOwn(filter *seen.Filter) *seen.Reader { return s.handler.seen.ReadOwn(filter) }
 
-// ReadExchanges adds a reader of all queries with their messages, as [seen.Recorder.ReadExchanges] does.
-func (s *Server) ReadExchanges(onDrop func(messages int)) *seen.Exchanges {
-	return s.handler.seen.ReadExchanges(seen.All(), onDrop)
+// ReadMessages adds a reader of all queries with their messages, as [seen.Recorder.ReadMessages] does.
+func (s *Server) ReadMessages(onDrop func(messages int)) *seen.Reader {
+	return s.handler.seen.ReadMessages(seen.All(), onDrop)
 }
 
 // Load replaces shards of the table and puts the new table into use. The argument maps the number of a shard

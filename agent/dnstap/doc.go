@@ -8,7 +8,7 @@
 //	metrics.go  the metrics
 //
 // Each query makes two messages, CLIENT_QUERY and CLIENT_RESPONSE, whether the table, the cache or a nameserver answers
-// it. A query without a response makes only the first. Messages wait in the queue of [seen.Exchanges]. While the queue is
+// it. A query without a response makes only the first. Messages wait in the queue of a [seen.Reader]. While the queue is
 // full, because the receiver is slow or away, further messages are dropped and counted; no query waits.
 //
 // This package does not use the libraries of the dnstap project: their last release was in 2021.

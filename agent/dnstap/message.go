@@ -72,8 +72,8 @@ type encoder struct {
 	outer             []byte // reused memory for a Dnstap
 }
 
-// append appends the frames of an exchange to b.
-func (e *encoder) append(b []byte, x *seen.Exchange) []byte {
+// append appends the frames of a query to b.
+func (e *encoder) append(b []byte, x *seen.Record) []byte {
 	from := client{UID: x.UID, Unit: x.Unit, Cgroup: x.Cgroup}
 	b = e.frame(b, x, clientQuery, from)
 	if x.Messages() == 1 {
@@ -85,7 +85,7 @@ func (e *encoder) append(b []byte, x *seen.Exchange) []byte {
 }
 
 // frame appends a frame with one message.
-func (e *encoder) frame(b []byte, x *seen.Exchange, kind uint64, extra any) []byte {
+func (e *encoder) frame(b []byte, x *seen.Record, kind uint64, extra any) []byte {
 	e.inner = appendMessage(e.inner[:0], x, kind)
 	out := appendBytes(e.outer[:0], dnstapIdentity, []byte(e.identity))
 	out = appendBytes(out, dnstapVersion, []byte(e.version))
@@ -99,7 +99,7 @@ func (e *encoder) frame(b []byte, x *seen.Exchange, kind uint64, extra any) []by
 }
 
 // appendMessage appends a Message of a kind.
-func appendMessage(b []byte, x *seen.Exchange, kind uint64) []byte {
+func appendMessage(b []byte, x *seen.Record, kind uint64) []byte {
 	family, protocol := uint64(familyIPv4), uint64(protocolUDP)
 	if x.Client.Addr().Is6() {
 		family = familyIPv6

@@ -62,15 +62,15 @@ func New(cfg Config) *Sender {
 // Run sends queries to a receiver until ctx ends. The parameter to is the address of the receiver. Run calls the
 // function read once, to get a reader of the queries. When the reader drops messages, it calls the function lost with
 // their number. Run must not be called again before it has returned.
-func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Exchanges) {
-	exchanges := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
-	defer exchanges.Close()
+func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(messages int)) *seen.Reader) {
+	reader := read(func(messages int) { s.metrics.dropped.Add(float64(messages)) })
+	defer reader.Close()
 	log := s.config.Logger.With("receiver", to)
 	failures := 0
 	var failure logonce.Failure
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := s.connection(ctx, to, exchanges, func() {
+		err := s.connection(ctx, to, reader, func() {
 			s.metrics.connected.Set(1)
 			log.Info("dnstap: the receiver accepts messages")
 		})
@@ -94,7 +94,7 @@ func (s *Sender) Run(ctx context.Context, to Target, read func(lost func(message
 
 // connection sends queries over one connection. It calls the function ready after the handshake. It returns when ctx
 // has ended, or when the connection has failed.
-func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exchanges, ready func()) error {
+func (s *Sender) connection(ctx context.Context, to Target, reader *seen.Reader, ready func()) error {
 	conn, err := s.dial(ctx, to)
 	if err != nil {
 		return err
@@ -121,14 +121,14 @@ func (s *Sender) connection(ctx context.Context, to Target, exchanges *seen.Exch
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetWriteDeadline(time.Now().Add(finishTimeout)) })
 	defer stop()
-	if err := out.sendUntil(serving, exchanges); err != nil {
+	if err := out.sendUntil(serving, reader); err != nil {
 		return err
 	}
 	if ctx.Err() == nil {
 		return context.Cause(serving)
 	}
 	out.timeout = finishTimeout
-	if out.end(exchanges) == nil {
+	if out.end(ctx, reader) == nil {
 		select {
 		case <-finished:
 		case <-time.After(finishTimeout):
@@ -173,46 +173,41 @@ type stream struct {
 }
 
 // sendUntil sends queries until ctx ends. If the connection fails, it returns the error.
-func (o *stream) sendUntil(ctx context.Context, exchanges *seen.Exchanges) error {
-	for {
-		x, err := exchanges.Next(ctx)
-		if err != nil {
-			return nil //nolint:nilerr // the end of ctx
-		}
-		for ; x != nil; x = exchanges.Poll() {
-			if err := o.add(x); err != nil {
-				return err
-			}
-			if ctx.Err() != nil {
-				break
-			}
-		}
-		if err := o.flush(); err != nil {
+func (o *stream) sendUntil(ctx context.Context, reader *seen.Reader) error {
+	for ctx.Err() == nil {
+		records, _, _ := reader.Next(ctx) // an error is the end of ctx
+		if err := o.send(records); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
-// end sends the queries that wait, and then STOP.
-func (o *stream) end(exchanges *seen.Exchanges) error {
-	for x := exchanges.Poll(); x != nil; x = exchanges.Poll() {
-		if err := o.add(x); err != nil {
-			return err
-		}
-	}
-	if err := o.flush(); err != nil {
+// end sends the queries that wait when ctx has ended, and then STOP.
+func (o *stream) end(ended context.Context, reader *seen.Reader) error {
+	records, _, _ := reader.Next(ended) // an error if there are none
+	if err := o.send(records); err != nil {
 		return err
 	}
 	_, err := o.conn.Write(control(controlStop))
 	return err
 }
 
-// add adds the frames of a query to those that wait. If fullBuffer bytes wait, it sends all of them.
-func (o *stream) add(x *seen.Exchange) error {
-	o.frames = o.append(o.frames, x)
-	o.count += x.Messages()
-	if len(o.frames) < fullBuffer {
-		return nil
+// send sends the frames of queries, up to fullBuffer bytes and one query at a time. If it fails, the rest is dropped.
+func (o *stream) send(records []seen.Record) (err error) {
+	for i := range records {
+		if err != nil {
+			o.metrics.dropped.Add(float64(records[i].Messages()))
+			continue
+		}
+		o.frames = o.append(o.frames, &records[i])
+		o.count += records[i].Messages()
+		if len(o.frames) >= fullBuffer {
+			err = o.flush()
+		}
+	}
+	if err != nil {
+		return err
 	}
 	return o.flush()
 }

@@ -5,14 +5,13 @@
 // failures. A truncated response becomes noteworthy if its client does not ask again over TCP within 5 s.
 //
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
-// Clients of the agent may have at most 8 readers at a time. [Exchanges] reads queries together with their messages.
+// Clients of the agent may have at most 8 readers at a time. A reader of the agent itself may also get the messages.
 //
 //	query.go      Query: what the query path knows of a query
 //	ring.go       a ring of the queries that were written last
 //	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
-//	exchanges.go  Exchanges: queries with their messages, in a queue
 //	record.go     Record: a query for people and programs
 //	filter.go     which queries a reader wants
 //	client.go     the socket of a client, by sock_diag: its user and its cgroup
@@ -30,7 +29,6 @@
 // client closes its socket. Lookups have a budget of time, which is enough for 2,000 failures a second. If there are
 // more, some records have only the address of the client.
 //
-// A ring has pointers to queries that nobody changes, so its lock is held for some instructions only, and for the copy of
-// its pointers by a reader. If writers overtake a reader, the reader counts what it has lost. A query takes 0.3 KB, and at
-// most 0.8 KB with long texts.
+// A query that is kept, or that a reader wants, is copied, at most 0.8 KB of it, and given to rings and readers by pointer.
+// No writer waits for a reader: each reader has a queue, and if the queue is full, further queries are counted as lost.
 package seen

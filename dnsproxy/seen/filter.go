@@ -1,6 +1,7 @@
 package seen
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -22,8 +23,8 @@ type Filter struct {
 	qtype      *uint16
 	rcode      *uint16
 	source     string
-	server     server
-	minTook    time.Duration // queries that took at least this time; 0 for all
+	server     netip.AddrPort // of a nameserver; with port 0 all of its ports
+	minTook    time.Duration  // queries that took at least this time; 0 for all
 
 	// The client. At most one of addr, uid and unit is set. port may be set if addr is.
 	addr netip.Prefix
@@ -156,47 +157,27 @@ func parseAddr(text string) (addr netip.Addr, port uint16, ok bool) {
 	return addr.Unmap().WithZone(""), port, true
 }
 
-// A server is a nameserver that a filter selects. If port is 0, all of its ports are selected. The zero server
-// selects all nameservers.
-type server struct {
-	addr netip.Addr
-	port uint16
+// parseServer parses the name of a nameserver, in the form of upstream.Spec.String. If the name has no port, the result has
+// the port 0.
+func parseServer(name string) (netip.AddrPort, bool) {
+	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
+	addr, port, ok := parseAddr(name)
+	return netip.AddrPortFrom(addr, port), ok
 }
 
 const tlsScheme = "tls://"
 
-// parseServer parses the name of a nameserver, in the form of upstream.Spec.String. If the name has no port, the
-// result has the port 0. In a filter this means all ports. In the name of a nameserver it means the default port of
-// the protocol.
-func parseServer(name string) (server, bool) {
-	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
-	addr, port, ok := parseAddr(name)
-	return server{addr, port}, ok
-}
-
-// matches reports whether s selects the nameserver with this name.
-func (s server) matches(name string) bool {
-	const dnsPort, tlsPort = 53, 853
+// selectsServer reports whether f selects the nameserver with this name. Without a port, the name has the default port of its
+// protocol, and f selects all ports.
+func (f *Filter) selectsServer(name string) bool {
 	other, ok := parseServer(name)
-	switch {
-	case !ok || other.addr != s.addr:
-		return false
-	case other.port == 0 && strings.HasPrefix(name, tlsScheme):
-		other.port = tlsPort
-	case other.port == 0:
-		other.port = dnsPort
-	}
-	return s.port == 0 || s.port == other.port
+	port := cmp.Or(other.Port(), map[bool]uint16{false: 53, true: 853}[strings.HasPrefix(name, tlsScheme)])
+	return ok && other.Addr() == f.server.Addr() && (f.server.Port() == 0 || f.server.Port() == port)
 }
 
-// occursIn reports whether a text about nameservers has the name of a nameserver that s selects.
-func (s server) occursIn(text string) bool {
-	for word := range strings.FieldsSeq(text) {
-		if s.matches(strings.TrimSuffix(word, ":")) {
-			return true
-		}
-	}
-	return false
+// selectsOneIn reports whether f selects a nameserver that a text names, each as a word.
+func (f *Filter) selectsOneIn(text string) bool {
+	return slices.ContainsFunc(strings.Fields(text), func(word string) bool { return f.selectsServer(strings.TrimSuffix(word, ":")) })
 }
 
 // mayWant reports whether f may select a query. The fields Rows, Reason and Who of the query need not be set yet.
@@ -212,7 +193,7 @@ func (f *Filter) mayWant(q *Query) bool {
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr().WithZone("")),
 		f.port != 0 && q.Client.Port() != f.port,
 		f.rcode != nil && q.Rcode != *f.rcode,
-		f.server.addr.IsValid() && !q.Kind.noteworthy() && !f.server.matches(q.Server):
+		f.server.Addr().IsValid() && !q.Kind.noteworthy() && !f.selectsServer(q.Server):
 		return false
 	}
 	return true
@@ -221,7 +202,7 @@ func (f *Filter) mayWant(q *Query) bool {
 // wants reports whether f selects a query, but does not check the unit. mayWant must have returned true for the
 // query.
 func (f *Filter) wants(q *Query) bool {
-	if f.server.addr.IsValid() && !f.server.matches(q.Server) && !f.server.occursIn(q.Reason) {
+	if f.server.Addr().IsValid() && !f.selectsServer(q.Server) && !f.selectsOneIn(q.Reason) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid

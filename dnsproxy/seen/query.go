@@ -1,6 +1,7 @@
 package seen
 
 import (
+	"bytes"
 	"net/netip"
 	"strings"
 	"time"
@@ -57,7 +58,7 @@ type Query struct {
 	Expired   time.Duration // how long ago a stale reply has expired
 	Who       Who
 
-	// These fields are only for [Exchanges], and are not kept in a ring.
+	// These fields are for readers of messages only, and are not kept otherwise.
 	Local    func() netip.AddrPort // the address of the agent
 	Request  []byte                // the messages, valid until Record returns
 	Response []byte                // empty if there was no response
@@ -84,4 +85,23 @@ func (q *Query) kept() *Query {
 		k.Reason = q.Reason[:maxReason] + "..."
 	}
 	return &k
+}
+
+// withMessages returns a copy of k, the kept copy of q, with copies of the messages of q.
+func (k *Query) withMessages(q *Query) *Query {
+	whole, local := *k, q.Local()
+	whole.Local = func() netip.AddrPort { return local }
+	whole.Request, whole.Response = bytes.Clone(q.Request), bytes.Clone(q.Response)
+	return &whole
+}
+
+// size returns the length of the messages.
+func (q *Query) size() int64 { return int64(len(q.Request) + len(q.Response)) }
+
+// messages returns how many messages a query with this response has.
+func messages(response []byte) int {
+	if len(response) == 0 {
+		return 1
+	}
+	return 2
 }

@@ -33,7 +33,14 @@ type Record struct {
 	Rows       []string       `json:"rows,omitempty"`
 	Took       *float64       `json:"tookSeconds,omitempty"`
 	Noteworthy bool           `json:"noteworthy"`
+
+	// For readers of messages only: the address of the agent, the request, and the response, which is empty if there was none.
+	Local             netip.AddrPort `json:"-"`
+	Request, Response []byte         `json:"-"`
 }
+
+// Messages returns how many messages the record has.
+func (r *Record) Messages() int { return messages(r.Response) }
 
 // record returns the record of a query. path is the path of the client's cgroup.
 func record(q *Query, path string) Record {
@@ -41,7 +48,10 @@ func record(q *Query, path string) Record {
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: UnitOf(path), Transport: "udp",
 		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(max(q.Age, 0) / time.Second), Expired: int(max(q.Expired, 0) / time.Second),
-		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),
+		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(), Request: q.Request, Response: q.Response,
+	}
+	if q.Local != nil {
+		r.Local = q.Local()
 	}
 	if q.TCP {
 		r.Transport = "tcp"

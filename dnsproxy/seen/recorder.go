@@ -13,10 +13,8 @@ import (
 )
 
 const (
-	// recentSize is how many failures, and how many other noteworthy queries, are kept.
-	recentSize = 1000
-	// liveSize is how many queries may wait for a reader.
-	liveSize = 256
+	// queueSize is how many queries may wait for a reader.
+	queueSize = 1024
 	// maxReaders is how many readers clients may have at a time.
 	maxReaders = 8
 )
@@ -40,11 +38,7 @@ type Recorder struct {
 
 // New returns a Recorder.
 func New() *Recorder {
-	r := &Recorder{origin: time.Now(), clients: newClients(), units: newUnits(cgroupRoot())}
-	for kind := range r.recent {
-		r.recent[kind].size = recentSize
-	}
-	return r
+	return &Recorder{origin: time.Now(), clients: newClients(), units: newUnits(cgroupRoot())}
 }
 
 // Run looks up the names of cgroups until ctx ends, because a name can only be found while its cgroup exists. It then
@@ -133,11 +127,7 @@ func (r *Recorder) give(q, kept *Query, to func(*Reader) bool) {
 		if kept == nil {
 			kept = q.kept()
 		}
-		if reader.exchanges != nil {
-			reader.exchanges.put(kept, q)
-		} else {
-			reader.put(kept)
-		}
+		reader.put(kept, q)
 	}
 }
 
@@ -168,19 +158,17 @@ func (r *Recorder) ReadOwn(filter *Filter) *Reader {
 	return reader
 }
 
-// ReadExchanges is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped because
+// ReadMessages is like ReadOwn, but the reader also gets the messages of each query. When messages are dropped because
 // the reader is too slow, onDrop is called with their number, on the goroutine that answers the query.
-func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exchanges {
+func (r *Recorder) ReadMessages(filter *Filter, onDrop func(messages int)) *Reader {
 	reader := newReader(r, filter)
-	reader.exchanges = newExchanges(reader, onDrop)
+	reader.onDrop = onDrop
 	r.add(reader)
-	return reader.exchanges
+	return reader
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1)}
-	reader.live.size = liveSize
-	return reader
+	return &Reader{recorder: r, filter: filter, queue: make(chan *Query, queueSize)}
 }
 
 // add adds a reader after all others.

@@ -1,36 +1,35 @@
 package seen
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
+
+// recentSize is how many failures, and how many other noteworthy queries, are kept.
+const recentSize = 1000
 
 // A ring holds the queries that were kept last.
 type ring struct {
-	size uint64
-
-	mu    sync.Mutex
-	slots []*Query // allocated by the first writer
-	next  uint64   // the number of the next query
+	mu      sync.Mutex
+	queries []*Query
+	oldest  int // the index of the query to replace, once there are recentSize
 }
 
-// put adds a query, which nobody may change any more, and returns its number.
-func (r *ring) put(q *Query) (number uint64) {
+// put adds a query, which nobody may change any more.
+func (r *ring) put(q *Query) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.slots == nil {
-		r.slots = make([]*Query, r.size)
+	if len(r.queries) < recentSize {
+		r.queries = append(r.queries, q)
+		return
 	}
-	number = r.next
-	r.slots[number%r.size] = q
-	r.next++
-	return number
+	r.queries[r.oldest] = q
+	r.oldest = (r.oldest + 1) % recentSize
 }
 
-// from returns the queries from the number first on, and the number of the next query that will be added. Those that
-// others have replaced are left out.
-func (r *ring) from(first uint64) (all []*Query, next uint64) {
+// all returns the queries, in any order.
+func (r *ring) all() []*Query {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for number := max(first, r.next-min(r.next, r.size)); number < r.next; number++ {
-		all = append(all, r.slots[number%r.size])
-	}
-	return all, r.next
+	return slices.Clone(r.queries)
 }

@@ -2,13 +2,13 @@ package seen
 
 import (
 	"encoding/binary"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -30,36 +30,40 @@ func TestKept(t *testing.T) { // R13
 	}
 }
 
-// A reader gets each query that is still there, in order, and counts the others, while writers overtake it.
+// The last 1,000 failures are kept.
 func TestRing(t *testing.T) { // R13
 	t.Parallel()
-	const writers, each = 4, 5_000
-	reader := newReader(New(), All())
-	var writing sync.WaitGroup
-	for writer := range uint64(writers) {
-		writing.Go(func() {
-			for i := range uint64(each) {
-				reader.put(&Query{id: writer*each + i + 1})
-			}
-		})
+	var r ring
+	for id := range uint64(2*recentSize + 3) {
+		r.put(&Query{id: id})
 	}
-	done := make(chan struct{})
-	go func() { writing.Wait(); close(done) }()
-	got := uint64(0)
-	for running := true; running; {
-		select {
-		case <-done:
-			running = false
-		default:
-		}
-		got += uint64(len(reader.drain()))
+	ids := map[uint64]bool{}
+	for _, q := range r.all() {
+		ids[q.id] = q.id >= recentSize+3
 	}
-	if got+reader.lost != writers*each || got == 0 {
-		t.Errorf("%d were read and %d lost, of %d", got, reader.lost, writers*each)
+	if len(ids) != recentSize || slices.Contains(slices.Collect(maps.Values(ids)), false) {
+		t.Errorf("%d are kept, of them %v", len(ids), ids)
 	}
-	reader.put(&Query{id: 1})
-	if last := reader.drain(); len(last) != 1 {
-		t.Errorf("%+v", last)
+}
+
+// A reader gets queries in their order. Those for which its queue has no room are lost, and counted.
+func TestQueue(t *testing.T) { // R13
+	t.Parallel()
+	r := New()
+	reader := r.ReadOwn(All())
+	defer reader.Close()
+	q := Query{Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Source: "table"}
+	for range queueSize + 7 {
+		q.Type++
+		r.Record(&q)
+	}
+	records, lost, err := reader.Next(t.Context())
+	if len(records) != queueSize || lost != 7 || err != nil || records[0].Type != "A" || records[1].Type != "NS" {
+		t.Errorf("%d read, %d lost, %v", len(records), lost, err)
+	}
+	reader.miss()
+	if records, lost, err := reader.Next(t.Context()); len(records) > 0 || lost != 1 || err != nil {
+		t.Errorf("%d read, %d lost, %v", len(records), lost, err)
 	}
 }
 
@@ -326,16 +330,16 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 
 // The queue of messages is bounded by its length and by the bytes in it. What it drops is counted, and what was read
 // makes room again. Its readers do not count as clients.
-func TestExchangesBounds(t *testing.T) { // R20
+func TestMessages(t *testing.T) { // R20
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := New()
 		for range maxReaders {
 			defer r.Read(&Filter{failures: true}).Close()
 		}
-		for size, room := range map[int]int{10: maxExchanges, 32 << 10: maxExchangeBytes / (64 << 10)} {
+		for size, room := range map[int]int{10: queueSize, 32 << 10: maxBytes / (64 << 10)} {
 			lost := 0
-			x := r.ReadExchanges(All(), func(messages int) { lost += messages })
+			x := r.ReadMessages(All(), func(messages int) { lost += messages })
 			q := Query{Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Local: func() netip.AddrPort { return netip.AddrPort{} }, Request: make([]byte, size), Response: make([]byte, size)}
 			for round := range 2 {
 				for i := range room + 5 {
@@ -345,16 +349,20 @@ func TestExchangesBounds(t *testing.T) { // R20
 				if want := 10 * (round + 1); lost != want {
 					t.Errorf("%d messages of %d bytes are lost, want %d", lost, size, want)
 				}
-				for i := range room {
-					got, err := x.Next(t.Context())
-					if err != nil || got.Request[0] != byte(i) || got.Response[0] != byte(i+1) || len(got.Request) != size || got.Messages() != 2 {
-						t.Fatalf("%+v, %v", got, err)
+				records, _, err := x.Next(t.Context())
+				if len(records) != room || err != nil {
+					t.Fatalf("%d records, %v", len(records), err)
+				}
+				for i, got := range records {
+					if got.Request[0] != byte(i) || got.Response[0] != byte(i+1) || len(got.Request) != size || got.Messages() != 2 {
+						t.Fatalf("%+v", got)
 					}
 				}
 			}
 			q.Response = nil
-			if r.Record(&q); x.Poll().Messages() != 1 || x.Poll() != nil {
-				t.Error("a query without a response")
+			r.Record(&q)
+			if records, _, err := x.Next(t.Context()); len(records) != 1 || records[0].Messages() != 1 || err != nil {
+				t.Errorf("a query without a response: %+v, %v", records, err)
 			}
 			r.Record(&q)
 			if x.Close(); lost != 21 {

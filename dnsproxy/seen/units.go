@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 const (
@@ -66,7 +67,7 @@ func (u *units) want(id uint64) {
 	chans.Wake(u.wanted)
 }
 
-// run walks over all cgroups whenever the name of a cgroup is wanted, until ctx ends.
+// run walks over all cgroups when the name of a cgroup is wanted, until ctx ends.
 func (u *units) run(ctx context.Context) {
 	for {
 		select {
@@ -75,54 +76,32 @@ func (u *units) run(ctx context.Context) {
 			return
 		}
 		u.mu.Lock()
-		wait := walkInterval - time.Since(u.walked)
-		u.mu.Unlock()
-		timer := time.NewTimer(max(wait, 0))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return
-		}
-		u.mu.Lock()
 		u.walkLocked()
 		u.mu.Unlock()
+		if !clock.Sleep(ctx, walkInterval) {
+			return
+		}
 	}
 }
 
 // path returns the path of the cgroup that a client's socket was in at the time of q, such as
-// /system.slice/gitea.service. It returns "" if the path is unknown. It may wait for walkInterval.
+// /system.slice/gitea.service. It returns "" if the path is unknown. It may wait for walkInterval; queries do not wait
+// for the lock.
 func (u *units) path(q *Query) string {
-	id, asked := q.Who.Cgroup, q.Time
+	id := q.Who.Cgroup
 	if u.root == "" || id == 0 {
 		return ""
 	}
-	for {
-		path, known, wait := u.tryPath(id, asked)
-		if known {
-			return path
-		}
-		time.Sleep(wait)
-	}
-}
-
-// tryPath is like path, but does not wait. If it would have to wait, known is false, and wait is how long.
-func (u *units) tryPath(id uint64, asked time.Time) (path string, known bool, wait time.Duration) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if path, known = u.paths[id]; known {
-		return path, true, 0
-	}
-	if !u.walked.After(asked) {
-		if wait = walkInterval - time.Since(u.walked); wait > 0 {
-			return "", false, wait
-		}
+	path, known := u.paths[id]
+	if !known && !u.walked.After(q.Time) {
+		time.Sleep(walkInterval - time.Since(u.walked))
 		u.walkLocked()
+		path = u.paths[id]
+		u.paths[id] = path // if it is "", the cgroup has ended, or belongs to another namespace: it is not looked for again
 	}
-	if path, known = u.paths[id]; !known {
-		u.paths[id] = "" // the cgroup has ended, or belongs to another namespace
-	}
-	return path, true, 0
+	return path
 }
 
 // walkLocked adds the paths of all cgroups that exist now.
