@@ -59,8 +59,7 @@ func (c change) apply(n *yaml.Node, before, want any) {
 
 // mapping returns the children of a mapping that gets the value want. What << adds to it becomes keys of its own.
 func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node {
-	others := maps.Clone(want)
-	var content []*yaml.Node
+	others, content := maps.Clone(want), []*yaml.Node{}
 	for pair := range slices.Chunk(n.Content, 2) {
 		key := target(pair[0]).Value
 		if v, stays := want[key]; stays {
