@@ -3,11 +3,9 @@ package upstream
 
 import (
 	"bytes"
-	"context"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -45,13 +43,6 @@ func rtt(base time.Duration) behaviour {
 // steady is a server whose replies take the same time.
 func steady(delay time.Duration) behaviour {
 	return func(*rand.Rand, time.Duration) (time.Duration, int, bool) { return delay, dns.RcodeSuccess, false }
-}
-
-func lossy(b behaviour, share float64) behaviour {
-	return func(random *rand.Rand, at time.Duration) (time.Duration, int, bool) {
-		delay, code, lost := b(random, at)
-		return delay, code, lost || random.Float64() < share
-	}
 }
 
 func deadWhile(b behaviour, dead func(at time.Duration) bool) behaviour {
@@ -126,66 +117,6 @@ const deadZone = "\x04dead\x07example"
 var simQuery = binary.BigEndian.AppendUint32(append([]byte{0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0},
 	"\x03www\x07example\x00"...), 1<<16|1)
 
-// A result is what came of the queries of a scenario.
-type result struct {
-	times    []time.Duration // sorted
-	failures int
-	perQuery float64 // how often servers were asked for each query
-	// Of queries asked after the scenario's mark:
-	late     time.Duration // longest time
-	lateFail int           // failures
-}
-
-func (r result) quantile(q float64) time.Duration { return r.times[int(q*float64(len(r.times)-1))] }
-
-type scenario struct {
-	name    string
-	servers []behaviour
-	mark    time.Duration
-}
-
-const (
-	simQueries = 2000
-	simPause   = 50 * time.Millisecond // mean, between queries
-)
-
-// simulate asks 2,000 queries, about 20 a second.
-func simulate(t *testing.T, sc scenario, options Options) (r result) {
-	t.Helper()
-	synctest.Test(t, func(*testing.T) {
-		c := NewClient(Config{})
-		defer c.Close()
-		random := rand.New(rand.NewPCG(1, 2))
-		start := time.Now()
-		g, all := group(c, options, sc.servers...)
-		var mu sync.Mutex
-		var asking sync.WaitGroup
-		for range simQueries {
-			time.Sleep(time.Duration(random.ExpFloat64() * float64(simPause)))
-			asking.Go(func() {
-				at := time.Since(start)
-				reply, _, err := g.Exchange(context.Background(), simQuery, UDPOnly)
-				took, failed := time.Since(start)-at, err != nil || rcode(reply) != dns.RcodeSuccess
-				mu.Lock()
-				defer mu.Unlock()
-				r.times = append(r.times, took)
-				r.failures += count(failed)
-				if at >= sc.mark {
-					r.late = max(r.late, took)
-					r.lateFail += count(failed)
-				}
-			})
-		}
-		asking.Wait()
-		time.Sleep(time.Minute) // the last replies
-		for _, v := range all {
-			r.perQuery += float64(v.asked()) / simQueries
-		}
-	})
-	slices.Sort(r.times)
-	return r
-}
-
 // simulated returns a client for a test in a bubble, and lets the last replies come when the test ends.
 func simulated(t *testing.T, config Config) *Client {
 	t.Helper()
@@ -208,62 +139,6 @@ func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
 		specs, all = append(specs, spec), append(all, v)
 	}
 	return c.Group(specs, options), all
-}
-
-// F3, F4: the effect of the rules on the times of queries.
-func TestSimulation(t *testing.T) {
-	t.Parallel()
-	const ms = time.Millisecond
-	near, far := rtt(2*ms), rtt(5*ms)
-	dead := func(b behaviour) behaviour {
-		return deadWhile(b, func(at time.Duration) bool { return at > time.Second })
-	}
-	outage := func(at time.Duration) bool { return at > 10*time.Second && at < 40*time.Second }
-	const slow, back = "one slow (250 ms)", "both dead for 30 s"
-	scenarios := []scenario{
-		{"healthy", []behaviour{near, far}, 0},
-		{"one server only", []behaviour{near}, 0},
-		{slow, []behaviour{rtt(250 * ms), near}, time.Second},
-		{"5 % lost", []behaviour{lossy(near, .05), lossy(far, .05)}, 0},
-		{"30 % lost", []behaviour{lossy(near, .3), lossy(far, .3)}, 0},
-		{"30 % lost, one server", []behaviour{lossy(near, .3)}, 0},
-		{"one dead", []behaviour{dead(near), far}, 2 * time.Second},
-		{"one dead from the start", []behaviour{deadWhile(near, func(time.Duration) bool { return true }), far}, 0},
-		{"flapping, 5 s", []behaviour{deadWhile(near, func(at time.Duration) bool { return at/(5*time.Second)%2 == 1 }), far}, 0},
-		{"one REFUSED", []behaviour{says(near, dns.RcodeRefused), far}, 0},
-		{back, []behaviour{deadWhile(near, outage), deadWhile(far, outage)}, 45 * time.Second}, // normal again after 5 s
-	}
-	p99 := map[string]time.Duration{
-		"30 % lost": 1200 * ms, "one dead": 300 * ms, "one dead from the start": 300 * ms,
-		"flapping, 5 s": 300 * ms, slow: 300 * ms, "5 % lost": 300 * ms,
-	}
-	for _, sc := range scenarios {
-		for _, options := range []Options{{}, {Fastest: true}} {
-			r, name := simulate(t, sc, options), fmt.Sprintf("%s, fastest %v", sc.name, options.Fastest)
-			t.Logf("%s: median %v, p99 %v, longest %v, %.3f queries sent for each", name, r.quantile(.5), r.quantile(.99), r.quantile(1), r.perQuery)
-			if sc.name != back && r.failures > 0 {
-				t.Errorf("%s: %d queries of %d failed", name, r.failures, simQueries)
-			}
-			if r.quantile(1) > defaultTimeout+wheelTick {
-				t.Errorf("%s: a query took %v", name, r.quantile(1))
-			}
-			bound, bounded := p99[sc.name]
-			hedged := sc.name == slow && !options.Fastest // the first server keeps its place, the second is a hedge
-			if hedged {
-				bound = maxLate + 50*ms
-			}
-			if got := r.quantile(.99); bounded && got > bound {
-				t.Errorf("%s: p99 is %v, want %v at most", name, got, bound)
-			}
-			few := sc.name == "healthy" || sc.name == "one server only" || sc.name == slow && !hedged
-			if few && r.perQuery > 1.04 {
-				t.Errorf("%s: %.3f queries sent for each", name, r.perQuery)
-			}
-			if sc.name == back && (r.late > maxLate || r.lateFail > 0) {
-				t.Errorf("%s: 5 s after the servers are back %d failed, one took %v", name, r.lateFail, r.late)
-			}
-		}
-	}
 }
 
 // F4: by time, a server that is not asked is measured by probes, and asked once it is among the fastest.
