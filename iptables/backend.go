@@ -47,9 +47,7 @@ func (s *side) unclear() bool {
 }
 
 // place returns the place of a family's rules in this backend.
-func (s *side) place(f family.Family, attempts int) place {
-	return place{family: f, tools: s.tools[f], attempts: attempts}
-}
+func (s *side) place(f family.Family) place { return place{family: f, tools: s.tools[f]} }
 
 // hasOwn reports whether the backend has rules of nametap.
 func (s *side) hasOwn() bool {
@@ -92,15 +90,21 @@ func knownEmpty(b Backend, f family.Family) bool {
 }
 
 // A machine has what both backends have in the kernel. plainBackend is the backend that the tool named
-// iptables-restore uses.
+// iptables-restore uses. renewed is true if an agent renews the lease of rules.
 type machine struct {
 	nft, legacy  *side
 	plainBackend Backend
+	renewed      bool
 }
 
 // inspectAll reads both backends.
 func inspectAll(ctx context.Context, cfg Config) machine {
-	return machine{inspect(ctx, cfg, NFT), inspect(ctx, cfg, Legacy), newToolbox(cfg).plainBackend(ctx)}
+	m := machine{nft: inspect(ctx, cfg, NFT), legacy: inspect(ctx, cfg, Legacy), plainBackend: newToolbox(cfg).plainBackend(ctx)}
+	for _, f := range family.All() {
+		leased, err := Leased(f)
+		m.renewed = m.renewed || leased && err == nil
+	}
+	return m
 }
 
 // side returns what one backend has.
@@ -134,7 +138,11 @@ func (m machine) choose(configured Backend) (*side, string, error) {
 		return legacy, "this process has no other backend", nil
 	}
 	n, l := nft.foreign(), legacy.foreign()
-	switch {
+	switch own := nft.hasOwn(); { // an agent that runs has made its choice, and may not be able to read the other backend
+	case m.renewed && own && !legacy.hasOwn():
+		return nft, "an agent keeps its rules in it", nil
+	case m.renewed && !own && legacy.hasOwn():
+		return legacy, "an agent keeps its rules in it", nil
 	case n > l:
 		return nft, fmt.Sprintf("other programs have %d rules and chains in it, and %d in legacy", n, l), nil
 	case l > n:

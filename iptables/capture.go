@@ -41,7 +41,6 @@ type Capture struct {
 	installer
 	phase    phase         // what this process knows of the kernel
 	due      time.Time     // the earliest time of the next step
-	attempts int           // how often the next installation may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
 	tries    int           // how often the present step of a removal has failed
 	failure  error         // its last failure; nil if the last step did not fail
@@ -261,7 +260,7 @@ func (c *Capture) restart() {
 	if c.phase != phaseUnhooked || c.goal.On || c.failure != nil {
 		c.due = time.Time{} // in the other cases the chains stay for replies in flight
 	}
-	c.attempts, c.lacksDue = patient, time.Time{}
+	c.lacksDue = time.Time{}
 	c.logged.Forget()
 	c.failure, c.tries = nil, 0
 }
@@ -323,8 +322,8 @@ func (c *Capture) step(ctx context.Context) error {
 	case c.goal.On:
 		c.read = began
 		c.firewall.start(c.inst.backend != "", c.watch.lastChange())
-		changed, err := c.apply(ctx, c.attempts)
-		c.due, c.attempts = c.nextCheck(began), brief
+		changed, err := c.apply(ctx)
+		c.due = c.nextCheck(began)
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
 			c.settle, c.remains, c.tries = 0, nil, 0
@@ -386,7 +385,7 @@ func (c *Capture) repair(ctx context.Context) error {
 		c.firewall.record(s, c.inst)
 		return err
 	}
-	changed, err := c.apply(ctx, brief)
+	changed, err := c.apply(ctx)
 	switch {
 	case err != nil && !errors.Is(err, ErrIncomplete):
 	case len(drifts) > 0:

@@ -32,19 +32,18 @@ func newInstaller(log *slog.Logger) installer {
 	return installer{log: log, placed: make(map[family.Family]bool), entries: newEntries(log)}
 }
 
-// apply installs the rules of the goal, and reports whether that changed anything. The parameter attempts is how often
-// rules may be written until the kernel has them. The first time, it chooses the backend, and removes the rules of
-// nametap in the other backend.
-func (i *installer) apply(ctx context.Context, attempts int) (changed bool, err error) {
+// apply installs the rules of the goal, and reports whether that changed anything. The first time, it chooses the
+// backend, and removes the rules of nametap in the other backend.
+func (i *installer) apply(ctx context.Context) (changed bool, err error) {
 	if err := checkMapped(i.goal.Config); err != nil {
 		return false, err
 	}
 	if i.backend == "" {
-		changed, err = i.choose(ctx, attempts)
+		changed, err = i.choose(ctx)
 	} else {
-		changed, err = i.install(ctx, inspect(ctx, i.goal.Config, i.backend), attempts)
+		changed, err = i.install(ctx, inspect(ctx, i.goal.Config, i.backend))
 		if i.inst.elsewhere != nil && i.inst.backend != "" {
-			cleared, otherErr := i.clear(ctx, inspect(ctx, i.goal.Config, i.backend.other()), attempts)
+			cleared, otherErr := i.clear(ctx, inspect(ctx, i.goal.Config, i.backend.other()))
 			changed, err = changed || cleared, errors.Join(err, otherErr)
 		}
 	}
@@ -56,7 +55,7 @@ func (i *installer) apply(ctx context.Context, attempts int) (changed bool, err 
 
 // choose chooses the backend and installs the rules in it. If this machine lacks what the rules need in the backend that it
 // would prefer, it takes the other one.
-func (i *installer) choose(ctx context.Context, attempts int) (changed bool, err error) {
+func (i *installer) choose(ctx context.Context) (changed bool, err error) {
 	cfg := i.goal.Config
 	m := inspectAll(ctx, cfg)
 	chosen, reason, err := m.choose(cfg.Backend)
@@ -65,12 +64,12 @@ func (i *installer) choose(ctx context.Context, attempts int) (changed bool, err
 	}
 	other := m.side(chosen.backend.other())
 	i.reason = reason
-	changed, err = i.install(ctx, chosen, attempts)
+	changed, err = i.install(ctx, chosen)
 	if cfg.Backend == Auto && errors.Is(err, errMissing) && !errors.Is(err, ErrIncomplete) && other.usable() {
 		chosen, other = other, chosen
 		first := err
 		i.reason = "this machine lacks what the rules need in " + string(other.backend)
-		if changed, err = i.install(ctx, chosen, attempts); err != nil {
+		if changed, err = i.install(ctx, chosen); err != nil {
 			err = errors.Join(err, first)
 		}
 	}
@@ -81,17 +80,17 @@ func (i *installer) choose(ctx context.Context, attempts int) (changed bool, err
 		return changed, err
 	}
 	i.backend = chosen.backend
-	cleared, otherErr := i.clear(ctx, other, attempts)
+	cleared, otherErr := i.clear(ctx, other)
 	return changed || cleared, errors.Join(err, otherErr)
 }
 
 // clear removes the rules of nametap in the other backend. After a failure, apply tries again.
-func (i *installer) clear(ctx context.Context, other *side, attempts int) (changed bool, err error) {
+func (i *installer) clear(ctx context.Context, other *side) (changed bool, err error) {
 	var errs []error
 	for f, inKernel := range other.saved {
 		if inKernel.hasOwn() {
 			changed = true
-			_, _, err := other.place(f, attempts).converge(ctx, inKernel, Rules{})
+			_, _, err := other.place(f).converge(ctx, inKernel, Rules{})
 			errs = append(errs, err)
 		}
 	}
@@ -103,13 +102,13 @@ func (i *installer) clear(ctx context.Context, other *side, attempts int) (chang
 
 // install installs the rules in one backend. If the rules of one family fail, it keeps the rules of the other
 // family. If both fail, each has the rules that it had before, or none.
-func (i *installer) install(ctx context.Context, s *side, attempts int) (changed bool, err error) {
+func (i *installer) install(ctx context.Context, s *side) (changed bool, err error) {
 	inst := installation{backend: s.backend, elsewhere: i.inst.elsewhere,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
 	for _, f := range family.All() {
 		did, err := false, s.reason[f]
 		if err == nil {
-			did, err = i.installFamily(ctx, s, s.place(f, attempts), inst)
+			did, err = i.installFamily(ctx, s, s.place(f), inst)
 		}
 		changed = changed || did
 		if err != nil && (s.reason[f] == nil || i.goal.wants(f)) {
@@ -223,7 +222,7 @@ func (i *installer) eachOwn(ctx context.Context, do func(place, saved) error) (f
 			err := s.reason[f]
 			if s.saved[f].hasOwn() {
 				found = true
-				err = do(s.place(f, patient), s.saved[f])
+				err = do(s.place(f), s.saved[f])
 			}
 			switch {
 			case err == nil || s.reason[f] != nil && knownEmpty(b, f):

@@ -13,19 +13,15 @@ import (
 
 // place is where rules are written to: one family in one backend.
 type place struct {
-	family   family.Family
-	tools    tools
-	attempts int    // how often to write, 1 or more
-	spare    string // a table that is not written; "" for none
+	family family.Family
+	tools  tools
+	spare  string // a table that is not written; "" for none
 }
 
-// Values of place.attempts. One attempt may not be enough, because other programs may change rules between
-// reading and writing, and tools may fail for reasons that pass. With the pauses between them, all attempts
-// of patient take about 2 s.
-const (
-	patient = 12
-	brief   = 4 // for rules that are tried again after Config.Interval
-)
+// attempts is how often rules are written until the kernel has them. One attempt may not be enough, because other programs
+// may change rules between reading and writing, and tools may fail for reasons that pass. With the pauses between them, all
+// attempts take about 2 s.
+const attempts = 12
 
 // applied is the result of applying rules to one family.
 type applied struct {
@@ -81,7 +77,7 @@ func (p place) write(ctx context.Context, inKernel saved, repair func(saved) str
 		switch {
 		case text == "":
 			return inKernel, n > 0, nil
-		case n >= p.attempts || lasting > 1 || n > 0 && time.Since(began) >= p.tools.limit: // a tool may have waited for a lock
+		case n >= attempts || lasting > 1 || n > 0 && time.Since(began) >= p.tools.limit: // a tool may have waited for a lock
 			return nil, changed, err
 		case n > 0 && !clock.Sleep(ctx, backOff(n)):
 			return nil, true, fmt.Errorf("%w; previous error: %v", ctx.Err(), err) //nolint:errorlint // the end of ctx is what counts
