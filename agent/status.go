@@ -42,6 +42,10 @@ type statusServer struct {
 	public  []*statusPart
 	private *statusPart // nil without a directory for its socket
 
+	reading sync.Mutex     // held while the state of capture is read
+	capture *CaptureStatus // guarded by reading: as it was read last
+	read    time.Time      // guarded by reading: when that was
+
 	ending context.Context // ends before Run waits for the requests in flight
 	end    context.CancelFunc
 }
@@ -290,7 +294,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		Upstreams: upstreams(c.proxy), XDS: c.client.Status(),
 	}
 	if c.capture != nil {
-		status.Capture = c.capture.status(r.Context())
+		status.Capture = s.captureStatus(r.Context())
 	} else if status.OnlyNameserverOf = OnlyNameserverOf(c.config.DNS.Forward.ResolvConf, addrPorts(c.proxy)); status.OnlyNameserverOf == "" {
 		status.Redirected = probe.Redirections(r.Context(), slices.DeleteFunc(family.All(), func(f family.Family) bool {
 			return !slices.ContainsFunc(addrPorts(c.proxy), func(at netip.AddrPort) bool { return family.Of(at.Addr()) == f })
@@ -309,6 +313,17 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		status.Egress = &carried
 	}
 	writeJSON(w, status)
+}
+
+// captureStatus reads the state of capture, once for all requests of a second: it runs programs. The end of ctx does not
+// end the reading, because other requests may wait for it.
+func (s *statusServer) captureStatus(ctx context.Context) *CaptureStatus {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if s.capture == nil || time.Since(s.read) >= time.Second {
+		s.capture, s.read = s.core.capture.status(context.WithoutCancel(ctx)), time.Now()
+	}
+	return s.capture
 }
 
 // upstreams returns the state of every nameserver.

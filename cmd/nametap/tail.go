@@ -48,9 +48,9 @@ type tailCommand struct {
 	shown   int
 	header  bool
 	colour  bool
-	recent  map[string]*repeats // the repeats of each printed query; the key is what was printed
-	hidden  int                 // queries that were not printed
-	reasons bool                // reasons were printed
+	recent  map[string]time.Time // when a query was printed; the key is what was printed
+	hidden  int                  // queries that were not printed
+	reasons bool                 // reasons were printed
 	counts  counts
 	drawn   time.Time // when the counts were last shown on a terminal
 }
@@ -210,9 +210,13 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	return nil
 }
 
-// printEnd prints how many queries were shown and how many were lost. If w is no terminal, it prints only how many
-// were lost, if any were.
+// printEnd prints how many queries were shown, and how many were not. If w is no terminal, it prints only the latter, if
+// there are any.
 func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
+	hidden := ""
+	if t.hidden > 0 {
+		hidden = fmt.Sprintf("%d repeats within a second are not shown", t.hidden)
+	}
 	switch {
 	case isTerminal(w):
 		text, since := "", t.began.Add(-t.since)
@@ -225,8 +229,8 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 			text += fmt.Sprintf("-- %d queries since %s; %d lost",
 				t.shown, strings.TrimSuffix(timeOfDay(since), since.Local().Format(".000")), t.lost)
 		}
-		if t.hidden > 0 {
-			text += fmt.Sprintf("; %d repeats within a second are not shown", t.hidden)
+		if hidden != "" {
+			text += "; " + hidden
 		}
 		if t.reasons {
 			text += "; `nametap explain F4` explains [F4]"
@@ -234,6 +238,8 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 		printError(w, text+"\n")
 	case t.lost > 0:
 		printError(w, fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
+	case hidden != "":
+		printError(w, hidden+"\n")
 	}
 }
 
@@ -280,39 +286,26 @@ const (
 	maxRecent  = 1000
 )
 
-// repeats counts the queries that are like a printed one.
-type repeats struct {
-	printed time.Time
-	count   int
-}
-
-// isRepeat reports whether r is a repeat, and counts it if it is. If r is no repeat, skipped is the number of repeats
-// since a query like r was last printed.
-func (t *tailCommand) isRepeat(r *seen.Record) (repeat bool, skipped int) {
+// isRepeat reports whether r is a repeat, and counts it if it is.
+func (t *tailCommand) isRepeat(r *seen.Record) bool {
 	if !r.Noteworthy {
-		return false, 0
+		return false
 	}
 	key := fmt.Sprint(t.names.nameOf(r), r.Question(), tailResult(r), tailFrom(r), r.Rows)
-	last := t.recent[key]
-	if last != nil && r.Time.Sub(last.printed).Abs() < repeatTime {
-		last.count++
+	if last, printed := t.recent[key]; printed && r.Time.Sub(last).Abs() < repeatTime {
 		t.hidden++
-		return true, 0
-	}
-	if last != nil {
-		skipped = last.count
+		return true
 	}
 	if t.recent == nil || len(t.recent) >= maxRecent {
-		t.recent = map[string]*repeats{}
+		t.recent = map[string]time.Time{}
 	}
-	t.recent[key] = &repeats{printed: r.Time}
-	return false, skipped
+	t.recent[key] = r.Time
+	return false
 }
 
 // print prints a query in one line. If there is a reason, it prints that in another line.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
-	repeat, skipped := t.isRepeat(r)
-	if repeat {
+	if t.isRepeat(r) {
 		return nil
 	}
 	var text strings.Builder
@@ -321,8 +314,7 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 		t.header = true
 	}
 	result := t.coloured(fmt.Sprintf("%-*s", resultColumn, tailResult(r)), tailColour(r))
-	fmt.Fprintf(&text, tailRow, timeOfDay(r.Time), t.names.nameOf(r), r.Question(), result, tailFrom(r),
-		tailTook(r)+repeatText(skipped))
+	fmt.Fprintf(&text, tailRow, timeOfDay(r.Time), t.names.nameOf(r), r.Question(), result, tailFrom(r), tailTook(r))
 	if r.Reason != "" {
 		t.reasons = true
 		fmt.Fprintf(&text, "%14s%s\n", "",
@@ -330,14 +322,6 @@ func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
 	}
 	_, err := io.WriteString(w, text.String())
 	return err
-}
-
-// repeatText returns the end of the line of a query, such as ", 3 more before", if repeats came before the query.
-func repeatText(skipped int) string {
-	if skipped == 0 {
-		return ""
-	}
-	return fmt.Sprintf(", %d more before", skipped)
 }
 
 // timeOfDay returns t as text: the time of day or, if t is not today, the date and the time of day.

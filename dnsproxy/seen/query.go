@@ -87,9 +87,9 @@ func (q *Query) kept() *Query {
 	return &k
 }
 
-// withMessages returns a copy of k, the kept copy of q, with copies of the messages of q.
-func (k *Query) withMessages(q *Query) *Query {
-	whole, local := *k, q.Local()
+// withMessages returns a copy of kept, which is the kept copy of q, with copies of the messages.
+func (q *Query) withMessages(kept *Query) *Query {
+	whole, local := *kept, q.Local()
 	whole.Local = func() netip.AddrPort { return local }
 	whole.Request, whole.Response = bytes.Clone(q.Request), bytes.Clone(q.Response)
 	return &whole

@@ -45,7 +45,7 @@ func (r *Reader) put(kept, q *Query) {
 			r.drop(q)
 			return
 		}
-		kept = kept.withMessages(q)
+		kept = q.withMessages(kept)
 	}
 	select {
 	case r.queue <- kept:
