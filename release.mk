@@ -49,6 +49,7 @@ install: $(BIN)/nametap $(PAGE) ## install the agent and its units for a VM, bel
 	install -D -m 644 deploy/systemd/nametap.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.socket'
 	install -D -m 644 deploy/systemd/nametap.service  '$(DESTDIR)$(LIBDIR)/systemd/system/nametap.service'
 	install -D -m 644 deploy/systemd/nametap-rules.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-rules.service'
+	install -D -m 644 deploy/systemd/nametap-captured.target '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-captured.target'
 	install -D -m 755 deploy/systemd/back-off '$(DESTDIR)$(PREFIX)/libexec/nametap/back-off'
 	install -D -m 644 deploy/systemd/nametap-resolved.socket   '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved.socket'
 	install -D -m 644 deploy/systemd/nametap-resolved@.service '$(DESTDIR)$(LIBDIR)/systemd/system/nametap-resolved@.service'

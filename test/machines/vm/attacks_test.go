@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -64,13 +65,13 @@ func attacks() []attack {
 			container.Run(func() { fd, _ = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW) })
 			defer unix.Close(fd)
 			every(ctx, 5*time.Millisecond, func() {
-				source := netip.MustParseAddr(bridgeNet + fmt.Sprint(3+rand.IntN(250)))
+				source := netip.MustParseAddr(bridgeNet + strconv.Itoa(3+rand.IntN(250)))
 				to := netip.MustParseAddr(lab.Named)
 				_ = unix.Sendto(fd, datagram(source, to, mesh), 0, &unix.SockaddrInet4{Addr: to.As4()})
 			})
 		}},
 		{"connections whose answers are not read", 1, func(ctx context.Context, m *lab.Machine, _ *netns.NS) {
-			connects(ctx, m.Net, lab.Named+":53", 500, 5*time.Millisecond, batch)
+			connects(ctx, m.Net, lab.Named+":53", batch)
 		}},
 		{"updates", 1, func(ctx context.Context, m *lab.Machine, _ *netns.NS) {
 			conn, err := m.Net.Dial(ctx, "udp", lab.Named+":53")
@@ -86,16 +87,13 @@ func attacks() []attack {
 		}},
 		{"unread requests of the status", 1, func(ctx context.Context, m *lab.Machine, _ *netns.NS) {
 			request := "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
-			connects(ctx, &lab.Place{NS: m.World.NS, TB: m.Net.TB}, lab.Self+":15020", 700, 5*time.Millisecond, []byte(strings.Repeat(request, 50)))
+			connects(ctx, &lab.Place{NS: m.World.NS, TB: m.Net.TB}, lab.Self+":15020", []byte(strings.Repeat(request, 50)))
 		}},
 		{"parts of requests of the status", 1, func(ctx context.Context, m *lab.Machine, _ *netns.NS) {
-			connects(ctx, &lab.Place{NS: m.World.NS, TB: m.Net.TB}, lab.Self+":15020", 700, 5*time.Millisecond, []byte("GET /healthz/live HTTP/1.1\r\nHost: x\r\nX: "))
+			connects(ctx, &lab.Place{NS: m.World.NS, TB: m.Net.TB}, lab.Self+":15020", []byte("GET /healthz/live HTTP/1.1\r\nHost: x\r\nX: "))
 		}},
 		{"long beginnings of connections to VIPs", 4, func(ctx context.Context, m *lab.Machine, _ *netns.NS) {
-			head := "GET / HTTP/1.1\r\n"
-			for n := range 6000 {
-				head += fmt.Sprintf("X%d: y\r\n", n)
-			}
+			head := "GET / HTTP/1.1\r\n" + strings.Repeat("X: y\r\n", 6000)
 			hello := clientHello(60_000, 23)
 			for first := true; ctx.Err() == nil; first = !first {
 				port, text := ":443", hello
@@ -129,10 +127,11 @@ func every(ctx context.Context, pause time.Duration, f func()) {
 	}
 }
 
-// connects opens a connection after each pause, sends text on it, and reads nothing. It keeps the newest.
-func connects(ctx context.Context, from *lab.Place, to string, kept int, pause time.Duration, text []byte) {
+// connects opens 200 connections a second, sends text on each, and reads nothing. It keeps the newest.
+func connects(ctx context.Context, from *lab.Place, to string, text []byte) {
+	const kept = 700
 	var conns []net.Conn
-	every(ctx, pause, func() {
+	every(ctx, 5*time.Millisecond, func() {
 		conn, err := from.Dial(ctx, "tcp", to)
 		if err != nil {
 			return

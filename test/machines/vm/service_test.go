@@ -39,6 +39,7 @@ func TestService(t *testing.T) {
 		{"administration", testAdministration},
 		{"other users", testOtherUsers},
 		{"stops", testStops},
+		{"stops in restarts", testStopsInRestarts}, // V4
 		{"hang", testHang},
 		{"no next agent", testNoNext},
 		{"fail closed", testFailClosed},
@@ -215,6 +216,19 @@ func testStops(t *testing.T, m *lab.Machine) {
 				m.Run("systemctl", "isolate", "multi-user.target")
 			}
 		})
+	}
+}
+
+// testStopsInRestarts stops the agent while it restarts, earlier and later. If no agent starts any more, systemd removes the
+// rules of the one before.
+func testStopsInRestarts(t *testing.T, m *lab.Machine) {
+	for round := range time.Duration(8) {
+		m.Run("systemctl", "start", "nametap.service")
+		m.AwaitMesh()
+		m.Run("systemctl", "--no-block", "restart", "nametap.service")
+		time.Sleep(round * round * 5 * time.Millisecond) //nolint:forbidigo // the moment of the stop
+		m.Run("systemctl", "stop", "nametap.service")
+		wait.Until(t, "no rules are left", func() bool { return !m.Captured() })
 	}
 }
 

@@ -198,7 +198,7 @@ func dies(t *testing.T, m *lab.Machine) {
 // wantActive fails the test unless all units of a running agent are active.
 func wantActive(t *testing.T, m *lab.Machine, when string) {
 	t.Helper()
-	all := append(lab.Units(), "nametap-rules.service", "nametap-resolved.socket")
+	all := append(lab.Units(), "nametap-rules.service", "nametap-captured.target", "nametap-resolved.socket")
 	if states, err := m.Try("systemctl", append([]string{"is-active"}, all...)...); err != nil {
 		t.Errorf("%s, the states of %v are:\n%s", when, all, states)
 	}
