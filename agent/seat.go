@@ -39,11 +39,12 @@ type seat struct {
 }
 
 // take waits until this agent has the seat, and returns a function that gives it up. It also returns if a user who
-// cannot have the seat uses its name, to listen or only to bind a socket. If ctx ends first, the result is nil.
+// cannot have the seat uses its name, to listen or only to bind a socket. If another agent has it until ctx ends, the
+// result is nil.
 func (s *seat) take(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var logged logonce.Failure
-	for refused := 0; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
+	for refused := 0; ; clock.Sleep(ctx, 50*time.Millisecond) {
 		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
 			var serving sync.WaitGroup
@@ -53,6 +54,10 @@ func (s *seat) take(ctx context.Context) (release func()) {
 				_ = listener.Close()
 				serving.Wait()
 			}
+		}
+		if ctx.Err() != nil {
+			cancel()
+			return nil
 		}
 		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
@@ -74,8 +79,6 @@ func (s *seat) take(ctx context.Context) (release func()) {
 			return cancel
 		}
 	}
-	cancel()
-	return nil
 }
 
 // serve accepts the connections of agents that wait, until ctx ends and listener is closed.
@@ -116,7 +119,7 @@ func (s *seat) others() []string {
 // describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
 // as this process may see them. If the process may not have the seat, describe closes conn and returns an error.
 func (s *seat) describe(conn net.Conn) (string, error) {
-	peer, err := peerOf(conn.(*net.UnixConn))
+	peer, err := peerOf(conn)
 	own := uint32(os.Getuid()) //nolint:gosec // a user
 	if err == nil && peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) {
 		err = fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
@@ -138,9 +141,9 @@ func (s *seat) describe(conn net.Conn) (string, error) {
 	return text, nil
 }
 
-// peerOf returns the process and the user at the other end of conn.
-func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
-	raw, err := conn.SyscallConn()
+// peerOf returns the process and the user at the other end of conn, a unix socket.
+func peerOf(conn net.Conn) (peer *unix.Ucred, err error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
 		return nil, err
 	}
