@@ -69,6 +69,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 		renew: c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(to map[family.Family][]netip.Prefix) { c.tryChange(func(in *inputs) { in.passing = to }) },
 	}
+	c.ways.status.Store(new([]Way))
 	return c, nil
 }
 

@@ -59,26 +59,30 @@ func (s *seat) take(ctx context.Context) (release func()) {
 			cancel()
 			return nil
 		}
-		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
-		if err == nil {
-			var holder string
-			if holder, err = s.describe(conn); err == nil {
-				if logged.Differs(errors.New(holder)) {
-					s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
-				}
-				if !chans.Closed(s.waits) {
-					close(s.waits)
-				}
-				s.follow(ctx, conn, holder)
-			}
-		}
-		if refused++; err == nil {
+		refused++
+		switch conn, holder, err := s.holder(); {
+		case err == nil:
 			refused = 0
-		} else if !errors.Is(err, unix.ECONNREFUSED) || refused == 5 { // refused: it has just ended, or it never listens
+			if logged.Differs(errors.New(holder)) {
+				s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
+			}
+			if !chans.Closed(s.waits) {
+				close(s.waits)
+			}
+			s.follow(ctx, conn, holder)
+		case !errors.Is(err, unix.ECONNREFUSED) || refused == 5: // refused: it has just ended, or it never listens
 			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
 			return cancel
 		}
 	}
+}
+
+// holder connects to the agent that has the seat, and describes it.
+func (s *seat) holder() (conn net.Conn, text string, err error) {
+	if conn, err = net.Dial("unix", seatName); err == nil { //nolint:noctx // does not block
+		text, err = s.describe(conn)
+	}
+	return conn, text, err
 }
 
 // serve accepts the connections of agents that wait, until ctx ends and listener is closed.
