@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -70,6 +69,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 		renew: c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(to map[family.Family][]netip.Prefix) { c.tryChange(func(in *inputs) { in.passing = to }) },
 	}
+	c.ways.status.Store(new([]Way))
 	return c, nil
 }
 
@@ -161,27 +161,19 @@ func (c *capture) awaitListening(ctx context.Context) {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
 	}
-	for logged := ""; ctx.Err() == nil; {
-		var errs []string
+	_ = until(ctx, c.log, "DNS is not captured yet: no listener answers", func() (silent error) {
 		for _, f := range c.current().Config.Families() {
 			if c.listenError(f) != nil {
 				continue
 			}
 			r := c.probeListener(ctx, f, "udp")
 			if r.Answered() {
-				return
+				return nil
 			}
-			errs = append(errs, r.Err().Error())
+			silent = errors.Join(silent, r.Err())
 		}
-		if len(errs) == 0 {
-			return // there is no listener to wait for
-		}
-		if silent := strings.Join(errs, "; "); silent != logged {
-			logged = silent
-			c.log.Warn("DNS is not captured yet: no listener answers", "error", silent)
-		}
-		clock.Sleep(ctx, time.Second/4)
-	}
+		return silent
+	})
 }
 
 // probeListener probes the listener to which the rules of family f redirect queries over network, which is udp or tcp.

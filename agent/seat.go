@@ -48,25 +48,18 @@ func (s *seat) take(ctx context.Context) (release func()) {
 		if release = s.open(ctx, cancel); release != nil || ctx.Err() != nil {
 			return release
 		}
-		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
-		if err == nil {
-			var holder string
-			if holder, err = s.describe(conn); err == nil {
-				if logged.Differs(errors.New(holder)) {
-					s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
-				}
-				if !chans.Closed(s.waits) {
-					close(s.waits)
-				}
-				s.follow(ctx, conn, holder)
-			}
-		}
-		switch {
+		refused++
+		switch conn, holder, err := s.holder(); {
 		case err == nil:
 			refused = 0
-		case errors.Is(err, unix.ECONNREFUSED) && refused < 4: // it has just ended, or it never listens
-			refused++
-		default:
+			if logged.Differs(errors.New(holder)) {
+				s.log.Error("this agent captures nothing, because another agent captures DNS in this network namespace: end one of the two", "other", holder)
+			}
+			if !chans.Closed(s.waits) {
+				close(s.waits)
+			}
+			s.follow(ctx, conn, holder)
+		case !errors.Is(err, unix.ECONNREFUSED) || refused == 5: // refused: it has just ended, or it never listens
 			s.log.Warn("a second agent in this network namespace would not be noticed", "error", err)
 			return cancel
 		}
@@ -86,6 +79,14 @@ func (s *seat) open(ctx context.Context, cancel context.CancelFunc) (release fun
 		_ = listener.Close()
 		serving.Wait()
 	}
+}
+
+// holder connects to the agent that has the seat, and describes it.
+func (s *seat) holder() (conn net.Conn, text string, err error) {
+	if conn, err = net.Dial("unix", seatName); err == nil { //nolint:noctx // does not block
+		text, err = s.describe(conn)
+	}
+	return conn, text, err
 }
 
 // serve accepts the connections of agents that wait, until ctx ends and listener is closed.
@@ -126,7 +127,7 @@ func (s *seat) others() []string {
 // describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
 // as this process may see them. If the process may not have the seat, describe closes conn and returns an error.
 func (s *seat) describe(conn net.Conn) (string, error) {
-	peer, err := peerOf(conn.(*net.UnixConn))
+	peer, err := peerOf(conn)
 	own := uint32(os.Getuid()) //nolint:gosec // a user
 	if err == nil && peer.Uid != 0 && peer.Uid != own && !slices.Contains(s.users, peer.Uid) {
 		err = fmt.Errorf("process %d of user %d uses the abstract socket %s", peer.Pid, peer.Uid, seatName)
@@ -148,9 +149,9 @@ func (s *seat) describe(conn net.Conn) (string, error) {
 	return text, nil
 }
 
-// peerOf returns the process and the user at the other end of conn.
-func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
-	raw, err := conn.SyscallConn()
+// peerOf returns the process and the user at the other end of conn, a unix socket.
+func peerOf(conn net.Conn) (peer *unix.Ucred, err error) {
+	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
 		return nil, err
 	}

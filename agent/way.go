@@ -213,8 +213,7 @@ func (w *ways) ask(ctx context.Context, nameserver netip.Addr, networks []string
 			found.answered = time.Now()
 		}
 		switch {
-		case state == WayReached:
-		case network == "tcp" && (state == WayUnknown || state == WaySilent): // no free port, or the agent accepts no connection
+		case state == WayReached, network == "tcp" && (state == WayUnknown || state == WaySilent): // no free port, or no connection is accepted
 		case state == WaySilent:
 			found.State, found.Detail = state, direct.Error
 			return found
@@ -375,9 +374,4 @@ func passing(ways []Way) map[family.Family][]netip.Prefix {
 func everywhere(f family.Family) netip.Prefix { return netip.PrefixFrom(f.Loopback(), 0).Masked() }
 
 // states returns the states of all ways, by nameserver.
-func (w *ways) states() []Way {
-	if all := w.status.Load(); all != nil {
-		return *all
-	}
-	return nil
-}
+func (w *ways) states() []Way { return *w.status.Load() }
