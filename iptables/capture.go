@@ -124,7 +124,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
 func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
 	restarted, emptied, err := c.lease.renew(f)
-	if restarted { // a check drops the entries of connections to VIPs that began without a lease
+	if restarted { // a check drops the entries of queries and connections that began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
@@ -409,7 +409,7 @@ func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 
 // unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.inst, c.entries.leftovers, c.verified, c.firewall = installation{}, nil, fingerprint{}, filterRepair{}
+	c.inst, c.verified, c.firewall = installation{}, fingerprint{}, filterRepair{}
 	for _, f := range family.All() {
 		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -500,7 +500,7 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if len(c.firewall.lacks) > 0 {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	if c.watch.isRunning() && c.inst.backend == NFT && c.inst.complete() && !c.entries.needsSweep() {
+	if c.watch.isRunning() && c.inst.backend == NFT && c.inst.complete() && !c.entries.needsSweep() && c.verified != (fingerprint{}) {
 		return stepStart.Add(quietInterval)
 	}
 	return stepStart.Add(max(interval, 2*took))

@@ -16,85 +16,46 @@ import (
 
 // entries drops conntrack entries that keep sockets on the path of previous rules: to the agent, or past the agent.
 type entries struct {
-	log       *slog.Logger
-	leftovers map[string]time.Time // when each entry that is to be dropped later was first seen, by the entry's key
-	replies   time.Time            // until this time, replies may arrive whose entries were dropped; zero if none may
-	closing   time.Time            // until this time, connections from before the last change may be reset
-	logged    map[family.Family]*logonce.Failure
-	failed    bool // the last sweep failed
+	log    *slog.Logger
+	due    time.Time // when to sweep again after the last change of rules; zero if that was done
+	failed bool      // the last sweep failed
+	logged map[family.Family]*logonce.Failure
 }
 
 func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
-// needsSweep reports whether a sweep is due although the rules have not changed since the last sweep.
-func (e *entries) needsSweep() bool {
-	return e.failed || len(e.leftovers) > 0 || !e.replies.IsZero() || time.Now().Before(e.closing)
-}
+// needsSweep reports whether a sweep is still to come although the rules have not changed since the last sweep.
+func (e *entries) needsSweep() bool { return e.failed || !e.due.IsZero() }
 
-// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover (see
-// [sweep.leftover]) is dropped when the settle time has passed since a sweep first saw it. After a failure, the next
-// check sweeps again. For [closingTime] after a change, every check sweeps.
+// sweep drops entries that let queries bypass the agent: after a change of rules, and once more when the settle time has
+// passed. No reply is in flight any more then, so the second sweep also drops leftovers (see [sweep.leftover]), and the
+// entries of replies that arrived after the first sweep. Between the two, sweep does nothing. After a failure, the next
+// check sweeps again.
 func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	now := time.Now()
-	changed = changed || e.failed
-	recent := e.recentChange(now, changed)
-	previous := e.leftovers
-	e.leftovers, e.failed = make(map[string]time.Time), false
+	switch changed = changed || e.failed; {
+	case changed:
+		e.due = now.Add(cfg.Settle)
+	case now.Before(e.due):
+		return
+	default:
+		e.due = time.Time{}
+	}
+	e.failed = false
 	for f, v := range inst.families {
-		if !changed && !recent && len(previous) == 0 {
-			continue
-		}
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
-		dropped, ok := e.drop(f, s.bypassing(changed, func(leftover conntrack.Entry) bool {
-			return e.settled(leftover.Key(), previous, now.Add(-cfg.Settle))
-		}))
+		ok := e.drop(f, s.bypassing(changed))
+		if ok && changed && cfg.hasVIPs(f) {
+			ok = e.drop(f, bypassingVIPs(cfg))
+		}
 		e.failed = e.failed || !ok
-		if changed && dropped > 0 {
-			e.replies = now.Add(cfg.Settle)
-		}
-		if changed && cfg.hasVIPs(f) {
-			_, ok := e.drop(f, bypassingVIPs(cfg))
-			e.failed = e.failed || !ok
-		}
 	}
 }
 
-// closingTime is the time after a change of rules in which older connections may still be reset. No client waits
-// longer than that for a reply.
-const closingTime = 30 * time.Second
-
-// recentChange reports whether a sweep is due because rules changed not long ago. If changed is true, they have just
-// changed.
-func (e *entries) recentChange(now time.Time, changed bool) bool {
-	if changed {
-		e.closing = now.Add(closingTime)
-	}
-	recent := !e.replies.IsZero() || now.Before(e.closing)
-	if now.After(e.replies) {
-		e.replies = time.Time{}
-	}
-	return recent
-}
-
-// settled reports whether the leftover with this key was first seen no later than limit. Otherwise it records the
-// leftover for the next sweep. The map previous has the leftovers of the last sweep.
-func (e *entries) settled(key string, previous map[string]time.Time, limit time.Time) bool {
-	seen, ok := previous[key]
-	if !ok {
-		seen = time.Now()
-	}
-	if !seen.After(limit) {
-		return true
-	}
-	e.leftovers[key] = seen
-	return false
-}
-
-// drop drops the entries of family f in class c, and returns how many it dropped. After a failure, ok is false. A
-// failure that repeats is logged once.
-func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
+// drop drops the entries of family f in class c. After a failure, ok is false. A failure that repeats is logged once.
+func (e *entries) drop(f family.Family, c class) (ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
@@ -103,7 +64,7 @@ func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	if dropped > 0 {
 		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
-	return dropped, err == nil
+	return err == nil
 }
 
 // A class is a set of conntrack entries: all entries that pass one of the filters and for which match returns true.
@@ -144,30 +105,29 @@ type sweep struct {
 }
 
 // bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
-// to it. After a change of rules, changed is true and the class has more entries. The class has a leftover if
-// settled returns true for it.
-func (s sweep) bypassing(changed bool, settled func(conntrack.Entry) bool) class {
+// to it. changed is true after a change of rules, and false when the settle time has passed.
+func (s sweep) bypassing(changed bool) class {
+	filters := []conntrack.Filter{
+		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
+		{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // bypassed
+	}
+	if !changed {
+		filters = append(filters, conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort}) // ofReply
+	}
 	return class{
-		filters: []conntrack.Filter{
-			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
-			{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},      // ofReply
-			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // bypassed
-		},
+		filters: filters,
 		match: func(e conntrack.Entry) bool {
 			stale := (changed || s.zone != 0) && s.stale(e)
-			return ofReply(e) || stale || s.bypassed(e, changed) || s.leftover(e) && settled(e)
+			return ofReply(e) || stale || s.bypassed(e, changed) || !changed && s.leftover(e)
 		},
 	}
 }
 
-// captured returns the class of DNS entries that are redirected to the agent and for which match returns true. The
-// agent's port is not 53, so the kernel has replaced the destination of each such entry, and its status has the bit
-// DstNAT.
+// captured returns the class of DNS entries that are redirected to the agent and for which match returns true.
 func (s sweep) captured(match func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
-			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
-			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
+			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, {Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
 		},
 		match: func(e conntrack.Entry) bool { return s.redirected(e) && match(e) },
 	}
@@ -176,11 +136,12 @@ func (s sweep) captured(match func(conntrack.Entry) bool) class {
 // orphans returns the class of entries that have to be dropped after rules were removed.
 func (s sweep) orphans() class { return s.captured(s.orphaned) }
 
-// bypassingVIPs returns the class of entries that let packets to VIPs bypass the agent.
+// bypassingVIPs returns the class of entries that let connections to VIPs bypass the agent.
 func bypassingVIPs(cfg Config) class {
-	return class{filters: []conntrack.Filter{{StatusMask: conntrack.SeenReply}}, match: func(e conntrack.Entry) bool {
-		return bypassesVIPs(cfg, e)
-	}}
+	return class{
+		filters: []conntrack.Filter{{Protocol: unix.IPPROTO_TCP, Unreplied: true}},
+		match:   func(e conntrack.Entry) bool { return bypassesVIPs(cfg, e) },
+	}
 }
 
 // stale reports whether an entry has to be dropped after rules were installed.
@@ -220,7 +181,7 @@ func reset(e conntrack.Entry) bool { return isDNS(e, unix.IPPROTO_TCP) && e.TCP 
 // `nft flush ruleset`. They stay for five minutes, and further connections from the same port take them over. If the
 // entry is dropped but the connection still exists, the next packet makes the entry again.
 func pickedUp(e conntrack.Entry) bool {
-	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied()
+	return isDNS(e, unix.IPPROTO_TCP) && e.TCP == conntrack.TCPEstablished && !e.Replied
 }
 
 // bypassed reports whether an entry has to be dropped because its TCP connection is not redirected, and the next
@@ -230,15 +191,14 @@ func (s sweep) bypassed(e conntrack.Entry, changed bool) bool {
 	return !s.redirected(e) && (reset(e) || pickedUp(e) || changed && unanswered(e))
 }
 
-// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of rules: it is not
-// redirected and has no reply. A client that connected before the rules were installed repeats its SYN, or its first
-// packets of QUIC, for two minutes, and the entry decides the path of all these packets.
+// bypassesVIPs reports whether an entry of a connection to a VIP has to be dropped after a change of rules: it is not
+// redirected and has no reply. A client that connected before the rules were installed repeats its SYN for two
+// minutes, and the entry decides the path of each SYN. A flow of UDP is refused when its entry has ended, 30 s after
+// its last packet.
 func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
-	to := e.Original.Destination
+	to, from := e.Original.Destination, e.Reply.Source.Port()
 	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
-	connects := e.Original.Protocol == unix.IPPROTO_TCP || e.Original.Protocol == unix.IPPROTO_UDP
-	from := e.Reply.Source.Port()
-	return vip && connects && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort && !e.Replied()
+	return vip && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort
 }
 
 // isDNS reports whether an entry belongs to a flow of a protocol to port 53.

@@ -69,7 +69,7 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 	}
 	removed, otherErr := other.remove(ctx, attempts, i.ownTables)
 	changed = changed || removed
-	if changed {
+	if changed && i.unleased { // otherwise the rules match only when the lease begins anew
 		i.entries.sweep(cfg, i.inst, true)
 	}
 	if otherErr == nil {
