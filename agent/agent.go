@@ -66,7 +66,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		changed:  changed,
 		ready:    make(chan struct{}),
 	}
-	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
+	cfg.XDS.Resolver = controlResolver(proxy.Ready(), proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
 	cfg.XDS.Handled = func() { a.memory.postpone() }
 	a.client, err = nds.New(cfg.XDS, proxy.Load)

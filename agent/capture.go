@@ -96,7 +96,7 @@ func (c *capture) run(ctx context.Context) error {
 	followers.Go(func() { c.ways.run(ctx, alive) })
 	defer followers.Wait()
 	defer stop()
-	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	followers.Go(func() { c.followServers(ctx) })
@@ -299,7 +299,7 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	case handOver && (c.kernel.Leased() || !chans.Closed(c.kernel.Begun())):
 		c.kernel.SetEnding(iptables.Leave)
 		return true
-	case drains || !c.kernel.Captured():
+	case drains, !c.kernel.Captured() && chans.Closed(c.kernel.Begun()):
 		return false
 	}
 	c.kernel.SetEnding(iptables.Soon)

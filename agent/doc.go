@@ -7,7 +7,7 @@
 //	statuspart.go     a part of the status server, whose listener is opened again when it fails
 //	diagnose.go       what is wrong: reading the conditions of all parts; resources that can run out
 //	systemd.go        notifications to systemd, and heartbeats to the supervisor
-//	readings.go       the state of the kernel, read once for all requests of a second
+//	readings.go       the state of the kernel, for a request of the status
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends

@@ -285,9 +285,6 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
-		if f.State == iptables.InPlace && !f.Zone && len(f.Without) == 0 {
-			text += ", without a conntrack zone"
-		}
 		if len(f.Without) > 0 {
 			text += ", without " + strings.Join(f.Without, ", ")
 		}
@@ -416,7 +413,7 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 
 // printInstalled prints the rules. It does not ask the agent, which may start later.
 func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error {
-	status, err := c.capture.Applied()
+	status, err := c.capture.Status(ctx)
 	if err != nil {
 		return err
 	}
