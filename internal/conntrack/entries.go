@@ -162,11 +162,6 @@ func (f Filter) tuple() []byte {
 // perhaps more than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that
 // the kernel returns. For each filter the kernel walks through its whole table.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
-	c, err := Dial()
-	if err != nil {
-		return fmt.Errorf("listing conntrack entries: %w", err)
-	}
-	defer c.Close()
 	for _, f := range filters {
 		request := Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: f.attributes()}
 		passed := func(b []byte) {
@@ -175,10 +170,10 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 				visit(e)
 			}
 		}
-		err := c.Exchange(passed, request)
+		err := Exchange(passed, request)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // the kernel refuses the filter
 			request.Attributes = nil
-			err = c.Exchange(passed, request)
+			err = Exchange(passed, request)
 		}
 		if err != nil {
 			return fmt.Errorf("listing conntrack entries: %w", err)
@@ -190,16 +185,8 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 // Delete deletes entries of a family and returns how many it deleted. It does not count entries that have ended in
 // the meantime.
 func Delete(family uint8, entries []Entry) (deleted int, err error) {
-	if len(entries) == 0 {
-		return 0, nil
-	}
-	c, err := Dial()
-	if err != nil {
-		return 0, fmt.Errorf("deleting a conntrack entry: %w", err)
-	}
-	defer c.Close()
 	for _, e := range entries {
-		err := c.Exchange(func([]byte) {}, Request{Type: messageDelete, Flags: unix.NLM_F_ACK, Family: family, Attributes: e.key})
+		err := Exchange(func([]byte) {}, Request{Type: messageDelete, Flags: unix.NLM_F_ACK, Family: family, Attributes: e.key})
 		switch {
 		case err == nil:
 			deleted++
