@@ -16,7 +16,6 @@ import (
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/egress"
-	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/statedir"
@@ -179,14 +178,6 @@ const (
 	// ResolvConfServers captures queries to the nameservers of resolv.conf.
 	ResolvConfServers CaptureServers = "resolv-conf"
 )
-
-// MarshalText returns the text that UnmarshalText reads.
-func (s CaptureServers) MarshalText() ([]byte, error) { return []byte(s), nil }
-
-// UnmarshalText reads one of the values.
-func (s *CaptureServers) UnmarshalText(text []byte) error {
-	return choice.Parse(s, text, AllServers, ResolvConfServers)
-}
 
 // A RecordsConfig says which queries are logged, and where dnstap messages are sent.
 type RecordsConfig struct {

@@ -116,7 +116,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
 func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
 	restarted, emptied, err := c.lease.renew(f)
-	if restarted { // a check looks for the rules, and drops the entries of connections to VIPs that began without a lease
+	if restarted { // a check looks for the rules, and drops the entries of what began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
@@ -322,7 +322,7 @@ func (c *Capture) step(ctx context.Context) error {
 	case c.goal.On:
 		c.read = began
 		c.firewall.start(c.inst.backend != "", c.watch.lastChange())
-		changed, err := c.apply(ctx)
+		changed, err := c.apply(ctx, c.captured)
 		c.due = c.nextCheck(began)
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
@@ -346,7 +346,7 @@ func (c *Capture) step(ctx context.Context) error {
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
 	c.firewall.look(c.watch.lastChange())
-	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep(c.goal.Config) {
+	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
 	if !c.retryDue() && !c.firewall.due() && time.Now().Before(c.readDue()) {
@@ -385,7 +385,7 @@ func (c *Capture) repair(ctx context.Context) error {
 		c.firewall.record(s, c.inst)
 		return err
 	}
-	changed, err := c.apply(ctx)
+	changed, err := c.apply(ctx, c.captured)
 	switch {
 	case err != nil && !errors.Is(err, ErrIncomplete):
 	case len(drifts) > 0:
@@ -495,7 +495,7 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if !c.inst.complete() && c.lacksDue.Before(due) {
 		due = c.lacksDue
 	}
-	if c.inst.failed() || c.entries.needsSweep(c.goal.Config) || due.Before(soon) {
+	if c.inst.failed() || c.entries.needsSweep() || due.Before(soon) {
 		return soon
 	}
 	return due

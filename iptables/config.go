@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -202,8 +201,8 @@ func (c Config) validateModes() error {
 	if c.Lease && c.FailClosed {
 		return errors.New("capture with both Lease and FailClosed: want at most one of them")
 	}
-	if err := new(Backend).UnmarshalText([]byte(c.Backend)); c.Backend != "" && err != nil {
-		return fmt.Errorf("iptables backend %q: %w", c.Backend, err)
+	if !slices.Contains([]Backend{"", Auto, NFT, Legacy}, c.Backend) {
+		return fmt.Errorf("iptables backend %q: want auto, nft or legacy", c.Backend)
 	}
 	if c.Interval < 0 || c.Settle < 0 || c.Patience < 0 {
 		return fmt.Errorf("reconcile interval %v, settle time %v, patience %v: want 0 or more for all", c.Interval, c.Settle, c.Patience)
@@ -261,13 +260,4 @@ func (b Backend) other() Backend {
 		return Legacy
 	}
 	return NFT
-}
-
-// MarshalText returns what UnmarshalText reads.
-func (b Backend) MarshalText() ([]byte, error) { return []byte(b), nil }
-
-// UnmarshalText reads "auto", "nft" or "legacy". The error says only what was expected,
-// so the caller adds the setting and its value.
-func (b *Backend) UnmarshalText(text []byte) error {
-	return choice.Parse(b, text, Auto, NFT, Legacy)
 }

@@ -16,43 +16,41 @@ import (
 
 // entries drops conntrack entries that keep sockets on the path of previous rules: to the agent, or past the agent.
 type entries struct {
-	log     *slog.Logger
-	changed time.Time // when the rules last changed
-	logged  map[family.Family]*logonce.Failure
-	failed  bool // the last sweep failed
+	log    *slog.Logger
+	due    time.Time // when to sweep again after the last change of rules; zero if that was done
+	failed bool      // the last sweep failed
+	logged map[family.Family]*logonce.Failure
 }
 
 func newEntries(log *slog.Logger) entries {
 	return entries{log: log, logged: map[family.Family]*logonce.Failure{family.IPv4: {}, family.IPv6: {}}}
 }
 
-// closingTime is the least time after a change of rules for which every check sweeps: older connections may still be
-// reset, and replies may arrive whose entries were dropped. No client waits longer than that for a reply.
-const closingTime = 30 * time.Second
+// needsSweep reports whether a sweep is still to come although the rules have not changed since the last sweep.
+func (e *entries) needsSweep() bool { return e.failed || !e.due.IsZero() }
 
-// needsSweep reports whether a sweep is due although the rules have not changed since the last sweep.
-func (e *entries) needsSweep(cfg Config) bool {
-	return e.failed || time.Since(e.changed) < max(closingTime, cfg.Settle)+cfg.Interval
-}
-
-// sweep drops entries that let queries bypass the agent. changed is true after a change of rules. A leftover (see
-// [sweep.leftover]) is dropped when the settle time has passed since the change. After a failure, the next check sweeps
-// again.
+// sweep drops entries that let queries bypass the agent: after a change of rules, and once more when the settle time has
+// passed. No reply is in flight any more then, so the second sweep also drops leftovers (see [sweep.leftover]), and the
+// entries of replies that arrived after the first sweep. Between the two, sweep does nothing. After a failure, the next
+// check sweeps again.
 func (e *entries) sweep(cfg Config, inst installation, changed bool) {
-	if changed {
-		e.changed = time.Now()
+	now := time.Now()
+	switch changed = changed || e.failed; {
+	case changed:
+		e.due = now.Add(cfg.Settle)
+	case now.Before(e.due):
+		return
+	default:
+		e.due = time.Time{}
 	}
-	changed = changed || e.failed
-	settled := time.Since(e.changed) >= cfg.Settle
 	e.failed = false
 	for f, v := range inst.families {
-		classes := []class{sweep{ports: []uint16{cfg.Port}, zone: v.zone}.bypassing(changed, settled)}
-		if changed && cfg.hasVIPs(f) {
-			classes = append(classes, bypassingVIPs(cfg))
+		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
+		ok := e.drop(f, s.bypassing(changed))
+		if ok && changed && cfg.hasVIPs(f) {
+			ok = e.drop(f, bypassingVIPs(cfg))
 		}
-		for _, c := range classes {
-			e.failed = !e.drop(f, c) || e.failed
-		}
+		e.failed = e.failed || !ok
 	}
 }
 
@@ -107,29 +105,29 @@ type sweep struct {
 }
 
 // bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
-// to it. After a change of rules, changed is true and the class has more entries. If settled is true, it has leftovers.
-func (s sweep) bypassing(changed, settled bool) class {
+// to it. changed is true after a change of rules, and false when the settle time has passed.
+func (s sweep) bypassing(changed bool) class {
+	filters := []conntrack.Filter{
+		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
+		{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // ended
+	}
+	if !changed {
+		filters = append(filters, conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort}) // ofReply
+	}
 	return class{
-		filters: []conntrack.Filter{
-			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
-			{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort},      // ofReply
-			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // ended
-		},
+		filters: filters,
 		match: func(e conntrack.Entry) bool {
 			stale := (changed || s.zone != 0) && s.stale(e)
-			return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || settled && s.leftover(e)
+			return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || !changed && s.leftover(e)
 		},
 	}
 }
 
-// captured returns the class of DNS entries that are redirected to the agent and for which match returns true. The
-// agent's port is not 53, so the kernel has replaced the destination of each such entry, and its status has the bit
-// DstNAT.
+// captured returns the class of DNS entries that are redirected to the agent and for which match returns true.
 func (s sweep) captured(match func(conntrack.Entry) bool) class {
 	return class{
 		filters: []conntrack.Filter{
-			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
-			{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort, Status: conntrack.DstNAT, StatusMask: conntrack.DstNAT},
+			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, {Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
 		},
 		match: func(e conntrack.Entry) bool { return s.redirected(e) && match(e) },
 	}
@@ -138,11 +136,12 @@ func (s sweep) captured(match func(conntrack.Entry) bool) class {
 // orphans returns the class of entries that have to be dropped after rules were removed.
 func (s sweep) orphans() class { return s.captured(s.orphaned) }
 
-// bypassingVIPs returns the class of entries that let packets to VIPs bypass the agent.
+// bypassingVIPs returns the class of entries that let connections to VIPs bypass the agent.
 func bypassingVIPs(cfg Config) class {
-	return class{filters: []conntrack.Filter{{StatusMask: conntrack.SeenReply}}, match: func(e conntrack.Entry) bool {
-		return bypassesVIPs(cfg, e)
-	}}
+	return class{
+		filters: []conntrack.Filter{{Protocol: unix.IPPROTO_TCP, Unreplied: true}},
+		match:   func(e conntrack.Entry) bool { return bypassesVIPs(cfg, e) },
+	}
 }
 
 // stale reports whether an entry has to be dropped after rules were installed.
@@ -171,18 +170,17 @@ func ofReply(e conntrack.Entry) bool {
 // `nft flush ruleset`. Such entries stay for up to five minutes. If unanswered is false, the connection may also be one whose
 // SYN has no reply yet, as of the agent to a nameserver, and is not reported.
 func ended(e conntrack.Entry, unanswered bool) bool {
-	return isDNS(e, unix.IPPROTO_TCP) && (e.TCP == conntrack.TCPClose || !e.Replied() && (unanswered || e.TCP != conntrack.TCPSynSent))
+	return isDNS(e, unix.IPPROTO_TCP) && (e.TCP == conntrack.TCPClose || !e.Replied && (unanswered || e.TCP != conntrack.TCPSynSent))
 }
 
-// bypassesVIPs reports whether an entry of a packet to a VIP has to be dropped after a change of rules: it is not
-// redirected and has no reply. A client that connected before the rules were installed repeats its SYN, or its first
-// packets of QUIC, for two minutes, and the entry decides the path of all these packets.
+// bypassesVIPs reports whether an entry of a connection to a VIP has to be dropped after a change of rules: it is not
+// redirected and has no reply. A client that connected before the rules were installed repeats its SYN for two
+// minutes, and the entry decides the path of each SYN. A flow of UDP is refused when its entry has ended, 30 s after
+// its last packet.
 func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
-	to := e.Original.Destination
+	to, from := e.Original.Destination, e.Reply.Source.Port()
 	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
-	connects := e.Original.Protocol == unix.IPPROTO_TCP || e.Original.Protocol == unix.IPPROTO_UDP
-	from := e.Reply.Source.Port()
-	return vip && connects && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort && !e.Replied()
+	return vip && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort
 }
 
 // isDNS reports whether an entry belongs to a flow of a protocol to port 53.

@@ -33,8 +33,8 @@ func newInstaller(log *slog.Logger) installer {
 }
 
 // apply installs the rules of the goal, and reports whether that changed anything. The first time, it chooses the
-// backend, and removes the rules of nametap in the other backend.
-func (i *installer) apply(ctx context.Context) (changed bool, err error) {
+// backend, and removes the rules of nametap in the other backend. captured says whether the rules captured before.
+func (i *installer) apply(ctx context.Context, captured bool) (changed bool, err error) {
 	if err := checkMapped(i.goal.Config); err != nil {
 		return false, err
 	}
@@ -47,7 +47,8 @@ func (i *installer) apply(ctx context.Context) (changed bool, err error) {
 			changed, err = changed || cleared, errors.Join(err, otherErr)
 		}
 	}
-	if i.changes = i.changes || changed; changed && i.inst.backend != "" {
+	// The first rules with a lease match when the lease begins, and then a check sweeps.
+	if i.changes = i.changes || changed; changed && i.inst.backend != "" && (captured || i.inst.unleased()) {
 		i.entries.sweep(i.goal.Config, i.inst, true)
 	}
 	return changed, err

@@ -8,11 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/internal/choice"
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -144,10 +144,8 @@ func (c Config) checkCertificates() error {
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return fmt.Errorf("client certificate %q with key %q: want both files or none (--xds-cert, --xds-key)", c.CertFile, c.KeyFile)
 	}
-	if c.WorkloadCert != "" {
-		if err := new(WorkloadCert).UnmarshalText([]byte(c.WorkloadCert)); err != nil {
-			return fmt.Errorf("workload certificate %q: %w", c.WorkloadCert, err)
-		}
+	if !slices.Contains([]WorkloadCert{"", WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff}, c.WorkloadCert) {
+		return fmt.Errorf("workload certificate %q: want auto, on or off", c.WorkloadCert)
 	}
 	if c.CAAddr == "" {
 		return nil
@@ -203,12 +201,3 @@ const (
 	// WorkloadCertOff never exchanges the token.
 	WorkloadCertOff WorkloadCert = "off"
 )
-
-// MarshalText returns the text that UnmarshalText parses.
-func (w WorkloadCert) MarshalText() ([]byte, error) { return []byte(w), nil }
-
-// UnmarshalText parses "auto", "on" or "off". The error names the three values; the caller
-// adds the name of the setting and its value.
-func (w *WorkloadCert) UnmarshalText(text []byte) error {
-	return choice.Parse(w, text, WorkloadCertAuto, WorkloadCertOn, WorkloadCertOff)
-}

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"net"
 	"strings"
 	"testing"
 
@@ -9,8 +8,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// E1, E11: a client that connected to a VIP before the rules were installed reaches the host with its next SYN,
-// and the next UDP packet of such a client is refused.
+// E1: a client that connected to a VIP before the rules were installed reaches the host with its next SYN.
 func TestEgressBefore(t *testing.T) {
 	t.Parallel()
 	netns.Need(t, "conntrack")
@@ -31,26 +29,12 @@ func TestEgressBefore(t *testing.T) {
 					return strings.Contains(e.Exec("conntrack", "-L", "-f", family, "-p", "tcp", "-d", vip), "SYN_SENT")
 				})
 			}
-			var quic net.Conn
-			var err error
-			e.Run(func() { quic, err = net.Dial("udp", net.JoinHostPort(vipA, "4433")) })
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer quic.Close()
-			if _, err := quic.Write([]byte("hello")); err != nil {
-				t.Fatal(err)
-			}
 			e.capture()
 			for vip, greeting := range greetings {
 				if got := wait.For(t, "the connection ends", greeting); got != "220 one" {
 					t.Errorf("%s: %q", vip, got)
 				}
 			}
-			wait.Until(t, "UDP is refused", func() bool {
-				_, err := quic.Write([]byte("hello"))
-				return isRefused(err)
-			})
 		})
 	}
 }

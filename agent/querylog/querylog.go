@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
-	"github.com/nametap/nametap/internal/choice"
 )
 
 // A Mode says which queries are logged.
@@ -30,14 +29,6 @@ const (
 	// All logs all queries.
 	All Mode = "all"
 )
-
-// MarshalText returns the mode as a text for [Mode.UnmarshalText].
-func (m Mode) MarshalText() ([]byte, error) { return []byte(m), nil }
-
-// UnmarshalText reads one of the modes. The error names the modes.
-func (m *Mode) UnmarshalText(text []byte) error {
-	return choice.Parse(m, text, Off, Failed, All)
-}
 
 // Filter returns the filter that selects the queries to log.
 func (m Mode) Filter() *seen.Filter {

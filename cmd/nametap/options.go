@@ -12,12 +12,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/iptables"
+	"github.com/nametap/nametap/nds"
 )
 
 // options are the settings of the agent. Most go straight into the Configs of the packages
@@ -118,7 +120,7 @@ func (o *options) declareControlPlane(g settings.Group) {
 	g.String(&xds.CertFile, "xds-cert",
 		"PEM `file` with a client certificate for the control plane; read on every connect")
 	g.String(&xds.KeyFile, "xds-key", "PEM `file` with the key of that certificate")
-	g.Text(&xds.WorkloadCert, "workload-cert",
+	g.Var(settings.OneOf(&xds.WorkloadCert, nds.WorkloadCertAuto, nds.WorkloadCertOn, nds.WorkloadCertOff), "workload-cert",
 		"when to exchange the token for a certificate that outlives it: auto (unless kubelet renews the token), on or off")
 	g.String(&xds.CAAddr, "ca-addr",
 		"certificate authority for that exchange, `host:port` (default --xds-addr)").Env("CA_ADDR")
@@ -173,7 +175,8 @@ func (o *options) declareCapture(g settings.Group) {
 	g.Bool(&o.installRules, "capture", "redirect port 53 of this host to the agent while it runs; needs CAP_NET_ADMIN")
 	g.Bool(&o.capture.On, enabledFlag,
 		"switch of capture; with false neither --capture nor 'nametap capture apply' installs rules").Env("ISTIO_META_DNS_CAPTURE")
-	g.Text(&o.capture.Servers, "capture-servers", "capture queries to all nameservers, or only to those of resolv-conf")
+	g.Var(settings.OneOf(&o.capture.Servers, agent.AllServers, agent.ResolvConfServers), "capture-servers",
+		"capture queries to all nameservers, or only to those of resolv-conf")
 	g.Var(settings.List(&cfg.AgentUIDs, settings.ParseUint[uint32]), "capture-agent-uid",
 		"`uid` of the agent; its queries are not captured; may be repeated")
 	g.Var(settings.List(&cfg.AgentGIDs, settings.ParseUint[uint32]), "capture-agent-gid",
@@ -222,7 +225,7 @@ func (o *options) declareProcess(g settings.Group) {
 		"query is redirected to the agent any more")
 	g.Bool(&o.supervise, "supervise",
 		"hold the DNS sockets in a small process that restarts the agent if it dies or hangs; for pods")
-	g.Text(&o.agent.Records.QueryLog, "query-log", "which queries to log, in one line a minute for each cause: "+
+	g.Var(settings.OneOf(&o.agent.Records.QueryLog, querylog.Off, querylog.Failed, querylog.All), "query-log", "which queries to log, in one line a minute for each cause: "+
 		"off, failed (those without an answer, or with a stale one) or all")
 	g.Text(&o.agent.Records.Dnstap, "dnstap",
 		"send queries and responses to a `receiver` of dnstap: unix:///PATH or tcp://HOST:PORT")

@@ -104,7 +104,13 @@ func property(text, name string) string {
 func readUnit(ctx context.Context) (unit unitSettings) {
 	files := unitFiles()
 	if text := showUnit(ctx, "Environment,EnvironmentFiles,MainPID"); text != "" {
-		unit.environ, files = parseUnit(text)
+		unit.environ, files = settings.ParseEnvironment(property(text, "Environment")), nil
+		for line := range strings.Lines(text) {
+			if file, found := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "EnvironmentFiles="); found {
+				file, _, _ = strings.Cut(file, " (ignore_errors=")
+				files = append(files, file)
+			}
+		}
 		unit.pid, _ = strconv.Atoi(property(text, "MainPID"))
 	}
 	for _, pattern := range files {
@@ -125,19 +131,4 @@ func readUnit(ctx context.Context) (unit unitSettings) {
 		}
 	}
 	return unit
-}
-
-// parseUnit reads the output of `systemctl show`: variables, and files whose variables win over them.
-func parseUnit(text string) (environ, files []string) {
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "=")
-		switch name {
-		case "Environment":
-			environ = append(environ, settings.ParseEnvironment(value)...)
-		case "EnvironmentFiles":
-			file, _, _ := strings.Cut(value, " (ignore_errors=")
-			files = append(files, file)
-		}
-	}
-	return environ, files
 }

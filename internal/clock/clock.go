@@ -9,7 +9,6 @@
 //
 //	clock.go  the Clock
 //	ticks.go  the ticks of a Clock, and the polls that are called at ticks
-//	alarm.go  the timer of the ticks: of the kernel, or of Go
 //
 // Which clock measures what:
 //
@@ -61,8 +60,7 @@ func ForPolling(tick time.Duration) *Clock {
 // From returns a clock for tests. The clock calls the function asleep to find out how long the machine has been
 // suspended since some time in the past.
 func From(asleep func() time.Duration) *Clock {
-	now := time.Now()
-	return &Clock{origin: now, asleep: asleep, asleepBefore: asleep(), ticker: ticker{origin: now, length: Tick}}
+	return &Clock{origin: time.Now(), asleep: asleep, asleepBefore: asleep(), ticker: ticker{length: Tick}}
 }
 
 // Now returns a time to compare with other times of this clock. The differences of these times include the time
@@ -95,10 +93,10 @@ func (c *Clock) sleptAt(now time.Time) time.Duration {
 	}
 }
 
-// Poll calls the function look at ticks of the clock, until stop has returned. The time between two calls is interval,
-// rounded down to whole ticks, but at least one tick. When look returns true, the channel found gets a value; it has
-// a buffer of one. look must be quick, because all polls of the clock run one after the other: a poll that waits for
-// a disk delays all of them. look must not call stop.
+// Poll calls the function look at ticks of the clock, which begin with its first poll, until stop has returned. The
+// time before each call is interval, rounded down to whole ticks, but at least one tick. When look returns true, the
+// channel found gets a value; it has a buffer of one. look must be quick, because all polls of the clock run one after
+// the other: a poll that waits for a disk delays all of them. look must not call stop.
 func (c *Clock) Poll(interval time.Duration, look func() bool) (found <-chan struct{}, stop func()) {
 	p := c.ticker.add(interval, look)
 	return p.found, func() { c.ticker.remove(p) }

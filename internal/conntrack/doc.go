@@ -1,7 +1,7 @@
 // Package conntrack uses the kernel's connection tracking: it lists and deletes entries
 // ([Dump], [Delete]) and finds the original destination of captured traffic ([UDP],
-// [OriginalTCP]), which REDIRECT and DNAT have replaced. A [Conn] also carries requests to
-// the other subsystems of netfilter, such as nf_tables.
+// [OriginalTCP]), which REDIRECT and DNAT have replaced. [Exchange] also carries requests
+// to the other subsystems of netfilter, such as nf_tables.
 //
 // The original destination of a TCP connection is a socket option of the connection. A UDP socket has many peers,
 // so its packets are looked up over netlink, which needs CAP_NET_ADMIN. Both lookups use the reply direction, from

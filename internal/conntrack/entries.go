@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -16,16 +15,14 @@ const (
 	messageNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_NEW // an entry
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
-	messageStats  = unix.NFNL_SUBSYS_CTNETLINK<<8 | 5 // IPCTNL_MSG_CT_GET_STATS
 
-	// Constants without a name in the library: CTA_STATS_GLOBAL_ENTRIES; CTA_FILTER, CTA_STATUS_MASK,
-	// CTA_TUPLE_ZONE, CTA_FILTER_ORIG_FLAGS, CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT),
-	// (CTA_PROTO_DST_PORT).
-	statsEntries                                 = 1
+	// Constants without a name in the library: CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE, CTA_FILTER_ORIG_FLAGS,
+	// CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT), IPS_SEEN_REPLY.
 	entryFilter, entryStatusMask                 = 25, 26
 	tupleZone                                    = 3
 	filterOriginal                               = 1
 	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
+	seenReply                                    = 1 << 1
 )
 
 // An Entry is a flow that the kernel tracks. Original has the source and the destination of its first packet, and
@@ -33,21 +30,11 @@ const (
 // reverse of the other.
 type Entry struct {
 	Original, Reply Tuple
-	Zone            uint16 // the zone of the original direction, 0 by default
-	Status          Status
+	Zone            uint16   // the zone of the original direction, 0 by default
+	Replied         bool     // whether a packet in the reply direction was seen
 	TCP             TCPState // the state of a TCP connection
 	key             []byte   // the attributes by which the kernel finds the entry
 }
-
-// A Status is a set of bits of enum ip_conntrack_status in linux/netfilter/nf_conntrack_common.h,
-// of which only some have a name here.
-type Status uint32
-
-// Some of the bits.
-const (
-	SeenReply Status = 1 << 1 // a packet in the reply direction was seen
-	DstNAT    Status = 1 << 5 // the destination was replaced
-)
 
 // A TCPState is the state of a tracked TCP connection. Its values are the values of enum
 // tcp_conntrack in linux/netfilter/nf_conntrack_tcp.h, of which only some have a name here.
@@ -66,12 +53,6 @@ type Tuple struct {
 	Source, Destination netip.AddrPort
 }
 
-// Key returns a text that no other entry has.
-func (e Entry) Key() string { return string(e.key) }
-
-// Replied reports whether a packet in the reply direction was seen.
-func (e Entry) Replied() bool { return e.Status&SeenReply != 0 }
-
 // parseEntry reads the attributes of an entry, without the key. Fields that are missing or
 // malformed stay zero.
 func parseEntry(b []byte) Entry {
@@ -83,7 +64,7 @@ func parseEntry(b []byte) Entry {
 		e.TCP = TCPState(state[0])
 	}
 	if status := FindAttribute(b, nl.CTA_STATUS); len(status) == 4 {
-		e.Status = Status(binary.BigEndian.Uint32(status))
+		e.Replied = binary.BigEndian.Uint32(status)&seenReply != 0
 	}
 	return e
 }
@@ -134,8 +115,7 @@ func uint16Of(b []byte) uint16 {
 type Filter struct {
 	Protocol                    uint8
 	SourcePort, DestinationPort uint16 // ports of the original direction; only with a protocol
-	// An entry passes if its status equals Status in the bits of StatusMask.
-	Status, StatusMask Status
+	Unreplied                   bool   // only entries without a packet in the reply direction
 }
 
 // passes reports whether an entry passes the filter.
@@ -143,7 +123,7 @@ func (f Filter) passes(e Entry) bool {
 	return (f.Protocol == 0 || e.Original.Protocol == f.Protocol) &&
 		(f.SourcePort == 0 || e.Original.Source.Port() == f.SourcePort) &&
 		(f.DestinationPort == 0 || e.Original.Destination.Port() == f.DestinationPort) &&
-		e.Status&f.StatusMask == f.Status&f.StatusMask
+		(!f.Unreplied || !e.Replied)
 }
 
 // attributes returns the filter as attributes of a request. Kernels ignore attributes that they do not know:
@@ -152,9 +132,9 @@ func (f Filter) attributes() (b []byte) {
 	if f.Protocol != 0 {
 		b = append(b, f.tuple()...)
 	}
-	if f.StatusMask != 0 {
-		b = append(b, nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(uint32(f.Status))).Serialize()...)
-		b = append(b, nl.NewRtAttr(entryStatusMask, nl.BEUint32Attr(uint32(f.StatusMask))).Serialize()...)
+	if f.Unreplied {
+		b = append(b, nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)).Serialize()...)
+		b = append(b, nl.NewRtAttr(entryStatusMask, nl.BEUint32Attr(seenReply)).Serialize()...)
 	}
 	return b
 }
@@ -180,28 +160,20 @@ func (f Filter) tuple() []byte {
 
 // Dump calls the function visit for every entry of a family (AF_INET or AF_INET6) that passes one of the filters,
 // perhaps more than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that
-// the kernel returns. For each filter the kernel walks through its whole hash table, which takes some ms even if the
-// table has few entries. So if there are few entries, Dump gets all of them in one walk, and the kernel does not
-// filter.
+// the kernel returns. For each filter the kernel walks through its whole table.
 func Dump(family uint8, visit func(Entry), filters ...Filter) error {
-	c, err := Dial()
-	if err != nil {
-		return fmt.Errorf("listing conntrack entries: %w", err)
-	}
-	defer c.Close()
-	switch entries, err := c.count(); {
-	case err == nil && entries == 0:
-		return nil
-	case err == nil && entries < fewEntries && len(filters) > 1:
-		if err := c.dump(family, visit, nil, filters...); err != nil {
-			return fmt.Errorf("listing conntrack entries: %w", err)
-		}
-		return nil
-	}
 	for _, f := range filters {
-		err := c.dump(family, visit, f.attributes(), f)
+		request := Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: f.attributes()}
+		passed := func(b []byte) {
+			if e := parseEntry(b); f.passes(e) {
+				e.key = entryKey(b)
+				visit(e)
+			}
+		}
+		err := Exchange(passed, request)
 		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // the kernel refuses the filter
-			err = c.dump(family, visit, nil, f)
+			request.Attributes = nil
+			err = Exchange(passed, request)
 		}
 		if err != nil {
 			return fmt.Errorf("listing conntrack entries: %w", err)
@@ -210,45 +182,11 @@ func Dump(family uint8, visit func(Entry), filters ...Filter) error {
 	return nil
 }
 
-// fewEntries is a number of entries that the kernel returns in less time than it needs for one more walk through
-// its hash table.
-const fewEntries = 4096
-
-// count returns how many entries this network namespace has, of all families.
-func (c *Conn) count() (entries uint32, err error) {
-	err = c.Exchange(func(b []byte) {
-		if value := FindAttribute(b, statsEntries); len(value) == 4 {
-			entries = binary.BigEndian.Uint32(value)
-		}
-	}, Request{Type: messageStats, Flags: unix.NLM_F_ACK})
-	return entries, err
-}
-
-// dump calls visit for the entries of a family that pass one of filters. attributes is the filter in the form for
-// the kernel; nil for none.
-func (c *Conn) dump(family uint8, visit func(Entry), attributes []byte, filters ...Filter) error {
-	return c.Exchange(func(b []byte) {
-		e := parseEntry(b)
-		if slices.ContainsFunc(filters, func(f Filter) bool { return f.passes(e) }) {
-			e.key = entryKey(b)
-			visit(e)
-		}
-	}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: attributes})
-}
-
 // Delete deletes entries of a family and returns how many it deleted. It does not count entries that have ended in
 // the meantime.
 func Delete(family uint8, entries []Entry) (deleted int, err error) {
-	if len(entries) == 0 {
-		return 0, nil
-	}
-	c, err := Dial()
-	if err != nil {
-		return 0, fmt.Errorf("deleting a conntrack entry: %w", err)
-	}
-	defer c.Close()
 	for _, e := range entries {
-		err := c.Exchange(func([]byte) {}, Request{Type: messageDelete, Flags: unix.NLM_F_ACK, Family: family, Attributes: e.key})
+		err := Exchange(func([]byte) {}, Request{Type: messageDelete, Flags: unix.NLM_F_ACK, Family: family, Attributes: e.key})
 		switch {
 		case err == nil:
 			deleted++

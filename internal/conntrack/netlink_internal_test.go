@@ -147,7 +147,7 @@ func TestParseEntry(t *testing.T) {
 	} {
 		e := parseEntry(test.attributes)
 		text := func(t Tuple) string { return t.Source.String() + " " + t.Destination.String() }
-		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp || e.Replied() != test.replied {
+		if text(e.Original) != original || text(e.Reply) != reply || e.Original.Protocol != unix.IPPROTO_UDP || e.Zone != test.zone || e.TCP != test.tcp || e.Replied != test.replied {
 			t.Errorf("%s: %+v", test.name, e)
 		}
 		if key := string(entryKey(test.attributes)); key == keys[len(keys)-1] {

@@ -18,25 +18,16 @@ import (
 // A link-local IPv6 address has no zone: the kernel does not say which interface was
 // meant.
 func OriginalTCP(conn *net.TCPConn) (original netip.AddrPort, ok bool, err error) {
+	address, _ := conn.LocalAddr().(*net.TCPAddr)
+	local := canonical(address.AddrPort()) // not valid if conn is closed
 	raw, err := conn.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", err)
-	}
-	controlErr := raw.Control(func(fd uintptr) {
-		original, ok, err = originalOf(int(fd), addrPort(conn.LocalAddr())) //nolint:gosec // a descriptor
-	})
-	if controlErr != nil {
-		return netip.AddrPort{}, false, fmt.Errorf("finding a connection's original destination: %w", controlErr)
-	}
-	return original, ok, err
-}
-
-// originalOf does the same as OriginalTCP for a descriptor. local is the local address of the connection.
-func originalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool, err error) {
-	if local = canonical(local); local.Addr().Is4() {
-		original, err = original4(fd)
-	} else {
-		original, err = original6(fd)
+	if err == nil {
+		read := original6
+		if local.Addr().Is4() {
+			read = original4
+		}
+		controlErr := raw.Control(func(fd uintptr) { original, err = read(int(fd)) }) //nolint:gosec // a descriptor
+		err = errors.Join(controlErr, err)
 	}
 	switch {
 	// ENOENT: there is no entry. ENOPROTOOPT: the kernel's modules are missing, so no rule
@@ -49,15 +40,6 @@ func originalOf(fd int, local netip.AddrPort) (original netip.AddrPort, ok bool,
 		return netip.AddrPort{}, false, nil
 	}
 	return original, true, nil
-}
-
-// addrPort returns a TCP address without its zone. It returns an IPv4-mapped address as IPv4.
-func addrPort(addr net.Addr) netip.AddrPort {
-	tcp, ok := addr.(*net.TCPAddr)
-	if !ok {
-		return netip.AddrPort{}
-	}
-	return canonical(tcp.AddrPort())
 }
 
 // canonical returns an address without its zone, and an IPv4-mapped address as IPv4: connection tracking has neither

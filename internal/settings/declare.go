@@ -70,54 +70,33 @@ func (s Setting) DiscoveryAddress() Setting {
 	return s
 }
 
-// VisitGroups calls visit for each visible flag with the heading of its group, in the order
-// in which groups and flags were declared. Flags without a group come first, with the heading
-// "Flags".
-func VisitGroups(flags *pflag.FlagSet, visit func(title string, flag *pflag.Flag)) {
-	const ungrouped = "Flags"
+// Usages returns the help of the visible flags, below the headings of their groups and in the order in which they were
+// declared. Flags without a group come first.
+func Usages(flags *pflag.FlagSet) string {
+	const ungrouped, width = "Flags", 110
 	titles := []string{ungrouped}
-	groups := map[string][]*pflag.Flag{}
+	groups := map[string]*pflag.FlagSet{}
 	flags.VisitAll(func(flag *pflag.Flag) {
-		if flag.Hidden {
-			return
-		}
 		title := cmp.Or(strings.Join(flag.Annotations[annotationGroup], ""), ungrouped)
 		if !slices.Contains(titles, title) {
 			titles = append(titles, title)
 		}
-		groups[title] = append(groups[title], flag)
-	})
-	for _, title := range titles {
-		for _, flag := range groups[title] {
-			visit(title, flag)
-		}
-	}
-}
-
-// Usages returns the help of the flags, below the headings of their groups and in the
-// order in which they were declared. Flags without a group come first.
-func Usages(flags *pflag.FlagSet) string {
-	const width = 110
-	var usages strings.Builder
-	title, group := "", new(pflag.FlagSet)
-	end := func() {
-		if group.HasFlags() {
-			usages.WriteString("\n" + title + ":\n" + group.FlagUsagesWrapped(width))
-		}
-	}
-	VisitGroups(flags, func(heading string, flag *pflag.Flag) {
-		if heading != title {
-			end()
-			title, group = heading, pflag.NewFlagSet(heading, pflag.ContinueOnError)
-			group.SortFlags = false
+		if groups[title] == nil {
+			groups[title] = pflag.NewFlagSet(title, pflag.ContinueOnError)
+			groups[title].SortFlags = false
 		}
 		shown := *flag
 		if shown.DefValue == "[]" {
 			shown.DefValue = "" // pflag prints no empty default
 		}
-		group.AddFlag(&shown)
+		groups[title].AddFlag(&shown)
 	})
-	end()
+	var usages strings.Builder
+	for _, title := range titles {
+		if group := groups[title]; group != nil && group.HasAvailableFlags() {
+			usages.WriteString("\n" + title + ":\n" + group.FlagUsagesWrapped(width))
+		}
+	}
 	return usages.String()
 }
 

@@ -335,22 +335,9 @@ func TestNoPermission(t *testing.T) {
 // K8: a kernel that does not reply does not block the caller forever.
 func TestNoReply(t *testing.T) {
 	t.Parallel()
-	for what, exchange := range map[string]func(*conntrack.Conn, conntrack.Request) error{
-		"exchange": func(c *conntrack.Conn, r conntrack.Request) error { return c.Exchange(func([]byte) {}, r) },
-		"batch":    func(c *conntrack.Conn, r conntrack.Request) error { return c.Batch(r) },
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			var c *conntrack.Conn
-			var err error
-			netns.New(t).Run(func() { c, err = conntrack.Dial() })
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			if err := exchange(c, conntrack.Request{Type: unix.NLMSG_NOOP}); !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
-			}
-		})
+	var err error
+	netns.New(t).Run(func() { err = conntrack.Exchange(func([]byte) {}, conntrack.Request{Type: unix.NLMSG_NOOP}) })
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%v, want %v", err, os.ErrDeadlineExceeded)
 	}
 }

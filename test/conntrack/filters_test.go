@@ -43,11 +43,6 @@ func TestFilters(t *testing.T) {
 		return entries, strings.Join(found, " ")
 	}
 	queries := conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: 53}
-	with := func(change func(*conntrack.Filter)) conntrack.Filter {
-		f := queries
-		change(&f)
-		return f
-	}
 	for name, test := range map[string]struct {
 		filter conntrack.Filter
 		want   string
@@ -57,15 +52,9 @@ func TestFilters(t *testing.T) {
 		"destination port": {queries, "1 2 3 4 5"},
 		"source port":      {conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: 53}, "6"},
 		"port alone":       {conntrack.Filter{SourcePort: 53}, "6"},
-		"no reply":         {conntrack.Filter{StatusMask: conntrack.SeenReply}, "1 2 5 8"},
-		"no DNAT":          {with(func(f *conntrack.Filter) { f.StatusMask = conntrack.DstNAT }), "1 3 5"},
-		"DNAT":             {with(func(f *conntrack.Filter) { f.Status, f.StatusMask = conntrack.DstNAT, conntrack.DstNAT }), "2 4"},
-		"DNAT without a reply": {with(func(f *conntrack.Filter) {
-			f.Status, f.StatusMask = conntrack.DstNAT, conntrack.DstNAT|conntrack.SeenReply
-		}), "2"},
-		"everything": {with(func(f *conntrack.Filter) {
-			f.SourcePort, f.Status, f.StatusMask = 1000, conntrack.DstNAT, conntrack.DstNAT
-		}), "2 4"},
+		"no reply":         {conntrack.Filter{Unreplied: true}, "1 2 5 8"},
+		"TCP, no reply":    {conntrack.Filter{Protocol: unix.IPPROTO_TCP, Unreplied: true}, "8"},
+		"everything":       {conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: 1000, DestinationPort: 53, Unreplied: true}, "1 2 5"},
 	} {
 		// Without a family the kernel refuses ports, so Dump filters alone.
 		for _, family := range []uint8{unix.AF_INET, unix.AF_UNSPEC} {

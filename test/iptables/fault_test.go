@@ -182,7 +182,7 @@ func TestQuietReconcile(t *testing.T) {
 			}
 		}
 		l.tools(scripts)
-		c := l.apply(quick)
+		c := l.apply(busy)
 		l.keep(c)
 		count := func() int { return len(l.sh("cat %s", runs)) }
 		looks := func(more uint64) {

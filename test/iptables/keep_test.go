@@ -29,13 +29,19 @@ func (l *lab) keep(c *iptables.Capture) {
 
 func quick(c *iptables.Config) { c.Interval = 100 * time.Millisecond }
 
+// busy makes a Capture check every interval until the test ends, because it has yet to sweep.
+func busy(c *iptables.Config) {
+	quick(c)
+	c.Settle = time.Hour
+}
+
 // K10
 func TestDrift(t *testing.T) {
 	t.Parallel()
 	labs(t, diagonal(), func(l *lab) {
 		t := l.t
 		l.agent()
-		c := l.apply(quick)
+		c := l.apply(busy)
 		l.keep(c)
 		conn := l.socket()
 		l.wantOn(conn, "AU")
@@ -117,7 +123,7 @@ func TestKeepAndSwitch(t *testing.T) {
 		for _, working := range broken {
 			working()
 		}
-		wait.Until(t, "the rules are in", func() bool { return c.Captured() && c.Stats().Checks > 2 })
+		wait.Until(t, "the rules are in", func() bool { return c.Captured() && c.Stats().Checks > 0 })
 		if n := l.log.Count("DNS is captured"); l.holders() == "" || n != 1 || c.Stats().Repairs != 0 {
 			t.Errorf("rules in %q, logged %d times, %+v", l.holders(), n, c.Stats())
 		}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -18,12 +17,12 @@ import (
 // Missing lists the visible commands and flags that the pages and the completion of a command
 // lack. It calls newRoot several times, and uses each command that newRoot returns only once.
 func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
-	if err := manual.Write(newRoot(), dir, time.Time{}); err != nil {
+	if err := manual.Write(newRoot(), dir); err != nil {
 		return nil, err
 	}
 	var missing []string
-	for _, command := range manual.Commands(newRoot()) {
-		path := filepath.Join(dir, "man/man1", manual.PageName(command)+".1")
+	for _, command := range commands(newRoot()) {
+		path := filepath.Join(dir, "man/man1", pageName(command)+".1")
 		page, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
@@ -50,6 +49,22 @@ func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 	return missing, nil
 }
 
+// commands returns a command and all visible commands below it.
+func commands(command *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{command}
+	for _, sub := range command.Commands() {
+		if sub.IsAvailableCommand() {
+			all = append(all, commands(sub)...)
+		}
+	}
+	return all
+}
+
+// pageName returns the name of a command's page, such as nametap-capture-apply.
+func pageName(command *cobra.Command) string {
+	return strings.ReplaceAll(command.CommandPath(), " ", "-")
+}
+
 func missingFlags(command *cobra.Command, page, completed string) []string {
 	if command.DisableFlagParsing { // another program defines the flags
 		return nil
@@ -60,7 +75,7 @@ func missingFlags(command *cobra.Command, page, completed string) []string {
 		if flag.Hidden {
 			return
 		}
-		if !strings.Contains(page, fmt.Sprintf("\\fB\\-\\-%s\\fR", roff(flag.Name))) {
+		if !strings.Contains(page, `\fB--`+flag.Name+`\fP`) {
 			missing = append(missing, fmt.Sprintf("page of %s: --%s", command.CommandPath(), flag.Name))
 		}
 		if !strings.Contains("\n"+completed, "\n--"+flag.Name+"\t") {
@@ -76,7 +91,7 @@ func missingCommands(command *cobra.Command, page, completed string) []string {
 		if !sub.IsAvailableCommand() {
 			continue
 		}
-		if !strings.Contains(page, roff(manual.PageName(sub))+`\fR(1)`) {
+		if !strings.Contains(page, pageName(sub)+"(1)") {
 			missing = append(missing, fmt.Sprintf("page of %s: %s", command.CommandPath(), sub.Name()))
 		}
 		if !strings.Contains("\n"+completed, "\n"+sub.Name()+"\t") {
@@ -96,6 +111,3 @@ func complete(root *cobra.Command, args []string) (string, error) {
 	err := root.Execute()
 	return out.String(), err
 }
-
-// roff returns a name as a page has it.
-func roff(name string) string { return strings.ReplaceAll(name, "-", `\-`) }
