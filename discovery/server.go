@@ -6,6 +6,7 @@ import (
 	"iter"
 	"maps"
 	"net"
+	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -224,6 +225,7 @@ func (s *Server) publish(all source.Reading) {
 		s.waitFor("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)
+		debug.FreeOSMemory() // the texts of all lists are garbage now, and Go would keep their memory for minutes
 	}
 }
 
