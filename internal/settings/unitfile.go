@@ -31,8 +31,7 @@ func ParseEnvironmentFile(text string) []string {
 		for _, part := range quoted.FindAllStringSubmatch(match[2], -1) {
 			parts = append(parts, part[1], unescape(escapeInQuotes, part[2]))
 		}
-		parts = append(parts, unescape(escape, strings.TrimRight(match[3], " \t")))
-		found = append(found, strings.Join(parts, ""))
+		found = append(found, strings.Join(parts, "")+unescape(escape, strings.TrimRight(match[3], " \t")))
 	}
 	return found
 }
