@@ -104,21 +104,20 @@ func (b bus) running(ctx context.Context) (owned bool, err error) {
 	return owned, nil
 }
 
-// call calls a method of systemd-resolved, and stores its result in values. It does not start systemd-resolved.
-func (b bus) call(ctx context.Context, path dbus.ObjectPath, method string, args []any, values ...any) error {
-	call := b.conn.Object(serviceName, path).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...)
-	return explain(call.Store(values...))
+// call calls a method of systemd-resolved. It does not start systemd-resolved.
+func (b bus) call(ctx context.Context, path dbus.ObjectPath, method string, args ...any) *dbus.Call {
+	return b.conn.Object(serviceName, path).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...)
 }
 
 // registered reports whether systemd-resolved has a registration.
 func (b bus) registered(ctx context.Context, r Registration) (bool, error) {
 	var path dbus.ObjectPath
-	if err := b.call(ctx, managerPath, managerMethod+"GetLink", []any{int32(r.Link)}, &path); err != nil { //nolint:gosec // an index is an int32
-		return false, err
+	if err := b.call(ctx, managerPath, managerMethod+"GetLink", int32(r.Link)).Store(&path); err != nil { //nolint:gosec // an index is an int32
+		return false, explain(err)
 	}
 	var sent map[string]dbus.Variant
-	if err := b.call(ctx, path, "org.freedesktop.DBus.Properties.GetAll", []any{linkInterface}, &sent); err != nil {
-		return false, err
+	if err := b.call(ctx, path, "org.freedesktop.DBus.Properties.GetAll", linkInterface).Store(&sent); err != nil {
+		return false, explain(err)
 	}
 	for _, p := range r.properties() {
 		if !p.in(sent) {
@@ -132,8 +131,8 @@ func (b bus) registered(ctx context.Context, r Registration) (bool, error) {
 // never set, and the default may change.
 func (b bus) register(ctx context.Context, r Registration) error {
 	for _, p := range r.properties() {
-		if err := b.call(ctx, managerPath, managerMethod+"SetLink"+p.name, []any{int32(r.Link), p.value}); err != nil { //nolint:gosec // an index is an int32
-			return err
+		if err := b.call(ctx, managerPath, managerMethod+"SetLink"+p.name, int32(r.Link), p.value).Err; err != nil { //nolint:gosec // an index is an int32
+			return explain(err)
 		}
 	}
 	return nil

@@ -8,8 +8,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/nametap/nametap/internal/chans"
 )
 
 // Tick is the time between the ticks of a clock that [New] has made. It is short enough that a changed file is used
@@ -80,7 +78,10 @@ func (t *ticker) call() {
 		}
 		p.left = p.interval
 		if p.look() {
-			chans.Wake(p.found)
+			select {
+			case p.found <- struct{}{}:
+			default:
+			}
 		}
 	}
 }

@@ -27,11 +27,11 @@ var (
 func ParseEnvironmentFile(text string) []string {
 	var found []string
 	for _, match := range assignment.FindAllStringSubmatch(text, -1) {
-		variable := strings.TrimRight(match[1], " \t") + "="
+		parts := []string{strings.TrimRight(match[1], " \t"), "="}
 		for _, part := range quoted.FindAllStringSubmatch(match[2], -1) {
-			variable += part[1] + unescape(escapeInQuotes, part[2])
+			parts = append(parts, part[1], unescape(escapeInQuotes, part[2]))
 		}
-		found = append(found, variable+unescape(escape, strings.TrimRight(match[3], " \t")))
+		found = append(found, strings.Join(parts, "")+unescape(escape, strings.TrimRight(match[3], " \t")))
 	}
 	return found
 }

@@ -79,11 +79,11 @@ type fake struct {
 	tb   testing.TB
 	conn *dbus.Conn
 
-	mu      sync.Mutex
-	blind   bool
-	deny    bool
-	links   map[int32]*prop.Properties
-	calls   []string // methods that change something
+	mu    sync.Mutex
+	blind bool
+	deny  bool
+	links map[int32]*prop.Properties
+	calls []string // methods that change something
 }
 
 // startFake starts a fake on the system's bus of the test.
