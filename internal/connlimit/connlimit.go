@@ -24,8 +24,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/nametap/nametap/internal/sockets"
 )
 
 const (
@@ -47,7 +45,7 @@ type Limit struct {
 	maxConns int
 	maxBytes int64
 	origin   time.Time // elapsed counts from here
-	reserve  *sockets.Reserve
+	reserve  reserve
 	evicted  atomic.Int64
 	held     atomic.Int64 // bytes that all places hold, those of evicted connections included
 
@@ -79,13 +77,16 @@ type Place struct {
 // caller must call [Limit.Close] in the end.
 func New(server string, maxConns int, maxBytes int64) *Limit {
 	return &Limit{
-		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: sockets.NewReserve(reserved),
+		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: newReserve(reserved),
 		clients: map[netip.Prefix]*client{},
 	}
 }
 
 // Close releases the reserve of descriptors. The places stay usable.
-func (l *Limit) Close() { l.reserve.Close() }
+func (l *Limit) Close() {
+	for l.reserve.spend() {
+	}
+}
 
 // Metric returns the metric, which docs/metrics.md and docs/discovery-reference.md list.
 func (l *Limit) Metric() prometheus.Collector {
@@ -130,7 +131,7 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 	freed = l.evict(nil, false, spareTime)
-	reserved = !freed && l.reserve.Spend()
+	reserved = !freed && l.reserve.spend()
 	return freed || reserved, reserved
 }
 
@@ -188,7 +189,7 @@ func (p *Place) Leave() {
 	p.limit.mu.Lock()
 	p.limit.removeLocked(p)
 	p.limit.mu.Unlock()
-	p.limit.reserve.Refill()
+	p.limit.reserve.refill()
 }
 
 // evict closes a connection as evictLocked says. It reports whether there was one.
