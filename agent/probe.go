@@ -19,7 +19,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -194,7 +194,7 @@ func listenerQuestions(name string, listeners ...dnsproxy.Addr) (questions []que
 func ask(ctx context.Context, q question) (text string, err error) {
 	if q.asProgram && os.Geteuid() == 0 {
 		q.asProgram = false
-		err = sockets.AsUser(ProgramUser, ProgramUser, func() error {
+		err = listen.AsUser(ProgramUser, ProgramUser, func() error {
 			text, err = ask(ctx, q)
 			return err
 		})

@@ -23,7 +23,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/connlimit"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // tcpTimeouts are the timeouts of a client's connection.
@@ -81,7 +81,7 @@ type tcpListener struct {
 	listener *net.TCPListener
 	limit    *connlimit.Limit
 	stopped  chan struct{} // closed by stop
-	errors   *sockets.Pacer
+	errors   *listen.Pacer
 	serving  sync.WaitGroup
 
 	mu       sync.Mutex
@@ -89,9 +89,8 @@ type tcpListener struct {
 	stopping bool
 }
 
-// newTCPListener returns the listener of an open socket; limit bounds its connections.
-func newTCPListener(h *front, listener *net.TCPListener, limit *connlimit.Limit) *tcpListener {
-	address := Addr{Network: "tcp", Address: listener.Addr().String()}
+// newTCPListener returns the listener of a socket; limit bounds its connections.
+func newTCPListener(h *front, socket *listen.Socket, listener *net.TCPListener, limit *connlimit.Limit) *tcpListener {
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
 			// Accepted connections inherit both options. Errors are ignored, because the agent works without the
@@ -102,16 +101,14 @@ func newTCPListener(h *front, listener *net.TCPListener, limit *connlimit.Limit)
 	}
 	return &tcpListener{
 		handler:  h,
-		address:  address,
+		address:  socket.Addr,
 		listener: listener,
 		limit:    limit,
 		stopped:  make(chan struct{}),
-		errors:   newPacer(h, address),
+		errors:   newPacer(h, socket.Addr),
 		open:     map[*tcpConn]struct{}{},
 	}
 }
-
-func (l *tcpListener) addr() Addr { return l.address }
 
 // serve accepts connections until stop is called. It returns when every query is answered. It retries
 // after temporary errors, and frees a descriptor when the process has none left.
@@ -130,7 +127,7 @@ func (l *tcpListener) serve() error {
 			return nil
 		default:
 		}
-		if sockets.Dead(err) {
+		if listen.Dead(err) {
 			return fmt.Errorf("the DNS listener on %s failed: %w", l.address, err)
 		}
 		reserved = l.afterError(err)
@@ -140,9 +137,9 @@ func (l *tcpListener) serve() error {
 // afterError waits, after an error of accept, until accept may be called again. It reports whether the next connection
 // gets a reserved descriptor.
 func (l *tcpListener) afterError(err error) (reserved bool) {
-	if sockets.OutOfDescriptors(err) {
+	if listen.OutOfDescriptors(err) {
 		// accept returns this error even if no client waits for a connection.
-		if !sockets.Waiting(l.listener, tcpDrainTime) {
+		if !listen.Waiting(l.listener, tcpDrainTime) {
 			return false
 		}
 		if freed, reserved := l.limit.FreeDescriptor(); freed {
@@ -195,9 +192,6 @@ func (l *tcpListener) stop() {
 		c.drain()
 	}
 }
-
-// close closes a socket on which serve was not called.
-func (l *tcpListener) close() { _ = l.listener.Close() }
 
 // arrival returns the arrival of a connection's queries. The original destination of the
 // connection is looked up once.
@@ -553,7 +547,7 @@ func (c *tcpConn) busy() bool {
 		return true
 	}
 	conn, ok := c.conn.(syscall.Conn)
-	return ok && sockets.Waiting(conn, 0)
+	return ok && listen.Waiting(conn, 0)
 }
 
 // drain ends the connection after the queries that have already arrived are answered.

@@ -14,12 +14,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // A Server carries connections to automatic VIPs. Make one with [New] and start it with
@@ -27,7 +26,7 @@ import (
 type Server struct {
 	config    Config
 	log       *slog.Logger
-	listeners *listeners
+	listeners *listen.Set
 	metrics   *metrics
 	dialer    *dialer
 	copier    *copier
@@ -78,8 +77,15 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s := &Server{config: cfg, log: cfg.Logger, conns: map[*conn]bool{}, copier: newCopier()}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.dying, s.die = context.WithCancelCause(context.WithoutCancel(ctx))
-	s.listeners = &listeners{config: &s.config}
-	if err := s.listeners.open(ctx); err != nil {
+	var err error
+	s.listeners, err = listen.New(listen.Spec{
+		Name: "connections to VIPs", Setting: addrSetting, Addr: cfg.Addr, Networks: []string{"tcp"},
+		FreeBind: true, Keep: true, Opened: cfg.Opened, Log: cfg.Logger,
+	}, cfg.Inherited)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.listeners.Open(ctx); err != nil {
 		return nil, err
 	}
 	limit := descriptorLimit()
@@ -117,10 +123,10 @@ func testMark(mark uint32) error {
 }
 
 // Addrs returns the addresses that the server listens on.
-func (s *Server) Addrs() []netip.AddrPort { return s.listeners.addrs() }
+func (s *Server) Addrs() []netip.AddrPort { return s.listeners.AddrPorts() }
 
-// Unserved returns, for each listener that could not be opened but may be opened later, a text with the reason.
-func (s *Server) Unserved() []string { return s.listeners.texts() }
+// Listeners returns the listeners.
+func (s *Server) Listeners() *listen.Set { return s.listeners }
 
 // Open reports whether connections are open.
 func (s *Server) Open() bool { return s.metrics.open.Load() > 0 }
@@ -143,15 +149,14 @@ func (s *Server) End(drain bool) {
 }
 
 // Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more connections, waits up to
-// [Config.Drain] for the open connections, and resets the rest. When it returns, its goroutines have ended. The error
-// is nil unless a listener failed. Run makes the runtime use at least two processors.
+// [Config.Drain] for the open connections, and resets the rest. When it returns, its goroutines have ended. A
+// listener that fails is opened again. Run makes the runtime use at least two processors.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.limit.Close()
 	if runtime.GOMAXPROCS(0) == 1 { // DNS queries need a processor beside a connection that copies
 		runtime.GOMAXPROCS(2)
 	}
 	defer context.AfterFunc(ctx, s.end)()
-	defer context.AfterFunc(s.ending, s.listeners.close)()
 	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
 	defer tick.Stop()
 	var sweeping sync.WaitGroup
@@ -164,17 +169,7 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	})
-	var group errgroup.Group
-	for _, l := range s.listeners.all {
-		group.Go(func() error {
-			if !s.listeners.await(s.ending, l) {
-				return nil
-			}
-			defer s.end()
-			return s.accept(l.TCPListener)
-		})
-	}
-	err := group.Wait()
+	err := s.listeners.Serve(s.ending, s.accept)
 	s.drain()
 	sweeping.Wait()
 	return err
@@ -200,9 +195,11 @@ func (s *Server) open() []*conn {
 	return slices.Collect(maps.Keys(s.conns))
 }
 
-// accept accepts the clients of a listener until the end. It waits for nothing else: each client has a goroutine.
-func (s *Server) accept(l *net.TCPListener) error {
-	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
+// accept accepts the clients of a listener until ctx ends. It waits for nothing else: each client has a goroutine.
+func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
+	l := socket.Conn.(*net.TCPListener)                      //nolint:forcetypeassert // of network tcp
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends AcceptTCP
+	pacer := &listen.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
 	for refused := error(nil); ; {
 		client, err := l.AcceptTCP()
 		switch {
@@ -210,13 +207,13 @@ func (s *Server) accept(l *net.TCPListener) error {
 			why := refused // the goroutine may begin after the next line
 			s.running.Go(func() { s.serve(client, why) })
 			refused = nil
-		case s.ending.Err() != nil:
-			return nil //nolint:nilerr // the listener is closed
-		case sockets.Dead(err):
-			return fmt.Errorf("the listener for connections to VIPs egress %s failed: %w", l.Addr(), err)
-		case sockets.OutOfDescriptors(err) && !sockets.Waiting(l, 0):
-			sockets.Waiting(l, acceptWait) // accept(2) fails even if no client waits; there may be descriptors when one comes
-		case sockets.OutOfDescriptors(err):
+		case ctx.Err() != nil:
+			return nil // the listener is closed
+		case listen.Dead(err):
+			return fmt.Errorf("accepting connections to VIPs on %s: %w", l.Addr(), err)
+		case listen.OutOfDescriptors(err) && !listen.Waiting(l, 0):
+			listen.Waiting(l, acceptWait) // accept(2) fails even if no client waits; there may be descriptors when one comes
+		case listen.OutOfDescriptors(err):
 			freed, reserved := s.limit.FreeDescriptor()
 			if reserved { // the next client gets a reset at once instead of waiting in the queue of the listener
 				refused = refuse(ReasonDescriptor, "accepting a connection: no descriptors are left")
@@ -226,7 +223,7 @@ func (s *Server) accept(l *net.TCPListener) error {
 			}
 			fallthrough
 		default:
-			pacer.Wait(err, s.ending.Done())
+			pacer.Wait(err, ctx.Done())
 		}
 	}
 }

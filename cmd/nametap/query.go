@@ -22,7 +22,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clip"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -214,7 +214,7 @@ func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err er
 	if a.user == nil || a.user.uid == os.Geteuid() {
 		err = dial()
 	} else {
-		err = sockets.AsUser(a.user.uid, a.user.gid, dial)
+		err = listen.AsUser(a.user.uid, a.user.gid, dial)
 	}
 	return conn, err
 }
