@@ -66,13 +66,10 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		changed:  changed,
 		ready:    make(chan struct{}),
 	}
-	cfg.XDS.Resolver = controlResolver(proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
+	cfg.XDS.Resolver = controlResolver(proxy.Ready(), proxy.Upstreams, func() []netip.AddrPort { return addrPorts(proxy) })
 	a.records = newRecords(&cfg, registry)
 	cfg.XDS.Handled = func() { a.memory.postpone() }
-	a.client, err = nds.New(cfg.XDS, func(shards map[int][]byte) error {
-		defer a.noteTable()
-		return proxy.Load(shards)
-	})
+	a.client, err = nds.New(cfg.XDS, proxy.Load)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +80,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		if a.capture, err = newCapture(cfg, proxy, pollClock); err != nil {
 			return nil, err
 		}
-		a.capture.registrar = newRegistrar(a.core, cfg.Capture.Config.Interval)
+		a.capture.registrar = newRegistrar(a.core, a.capture, cfg.Capture.Config.Interval)
 	}
 	registry.MustRegister(captureMetrics{a.capture})
 	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
@@ -95,13 +92,6 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	registry.MustRegister(a.diagnosis)
 	return a, cfg.Inherited.Close(cfg.Logger)
-}
-
-// noteTable is called after the table has changed. It lets the registrar read the names again.
-func (a *Agent) noteTable() {
-	if a.capture != nil {
-		a.capture.registrar.Note()
-	}
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then Run drains: it removes
@@ -263,15 +253,7 @@ func (a *Agent) endSoon() bool {
 }
 
 // Configure changes the settings of the query path: see [dnsproxy.Server.Configure].
-func (a *Agent) Configure(cfg dnsproxy.Config) error {
-	if err := a.proxy.Configure(cfg); err != nil {
-		return err
-	}
-	if a.capture != nil {
-		a.capture.registrar.Note() // the local-only suffixes may have changed
-	}
-	return nil
-}
+func (a *Agent) Configure(cfg dnsproxy.Config) error { return a.proxy.Configure(cfg) }
 
 // SetCapture changes which queries are redirected to the agent. It has no effect on an agent that was made without a
 // CaptureConfig, or if cfg equals the current CaptureConfig. It returns an error, for example, if the agent listens

@@ -96,7 +96,7 @@ func (c *capture) run(ctx context.Context) error {
 	followers.Go(func() { c.ways.run(ctx, alive) })
 	defer followers.Wait()
 	defer stop()
-	if err := c.begin(ctx); err != nil || ctx.Err() != nil {
+	if err := c.begin(ctx); err != nil {
 		return err
 	}
 	followers.Go(func() { c.followServers(ctx) })
@@ -107,7 +107,7 @@ func (c *capture) run(ctx context.Context) error {
 	if c.kernel.Captured() { // the rules and the registration stay
 		return err
 	}
-	return errors.Join(err, c.registrar.Remove(context.WithoutCancel(ctx)))
+	return errors.Join(err, c.registrar.Remove())
 }
 
 // takeOver renews the lease of the rules that the previous agent has left. The queries that they redirect wait in the
@@ -299,7 +299,7 @@ func (c *capture) endSoon(handOver, drains bool) bool {
 	case handOver && (c.kernel.Leased() || !chans.Closed(c.kernel.Begun())):
 		c.kernel.SetEnding(iptables.Leave)
 		return true
-	case drains || !c.kernel.Captured():
+	case drains, !c.kernel.Captured() && chans.Closed(c.kernel.Begun()):
 		return false
 	}
 	c.kernel.SetEnding(iptables.Soon)
@@ -314,7 +314,6 @@ func (c *capture) change(edit func(in *inputs)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	edit(&c.inputs)
-	c.registrar.Set(c.inputs.On && c.inputs.Resolved)
 	d, err := c.inputs.desired()
 	if err != nil || !c.begun {
 		return err

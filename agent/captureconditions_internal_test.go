@@ -18,6 +18,7 @@ func TestRepairs(t *testing.T) {
 		"a firewall is loaded":   {time.Second, 8, false},
 		"each hour":              {time.Hour, 8, false},
 		"each minute, for hours": {time.Minute, 200, true},
+		"each 90 s, for hours":   {90 * time.Second, 200, false},
 	} {
 		var r repairs
 		now, again := time.Unix(1_000_000, 0), false

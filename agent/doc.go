@@ -6,7 +6,7 @@
 //	status.go         the status server: probes, metrics, /debug/..., and a request that empties the cache
 //	diagnose.go       what is wrong: reading the conditions of all parts; resources that can run out
 //	systemd.go        notifications to systemd, and the end of an agent that hangs
-//	readings.go       the state of the kernel, read once for all requests of a second
+//	readings.go       the state of the kernel, for a request of the status
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends

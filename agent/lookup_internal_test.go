@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"testing"
@@ -9,7 +11,8 @@ import (
 )
 
 // TestControlResolver checks that the control plane is looked up at the agent's nameservers, in
-// turn, if resolv.conf names the agent, and at the nameservers of resolv.conf otherwise.
+// turn, if resolv.conf names the agent, and at the nameservers of resolv.conf otherwise. It is looked up only once the
+// agent's listeners are open, because before, the agent would ask itself, and hold its own query for 2 s.
 func TestControlResolver(t *testing.T) { // C6, I11
 	t.Parallel()
 	at := func(addr string) upstream.Spec { return upstream.Spec{Addr: netip.MustParseAddrPort(addr)} }
@@ -26,7 +29,14 @@ func TestControlResolver(t *testing.T) { // C6, I11
 		{"127.0.0.1:53", []upstream.Spec{tls}, []string{"127.0.0.1:53"}},
 		{"127.0.0.1:53", nil, []string{"127.0.0.1:53"}},
 	} {
-		r := controlResolver(func() []upstream.Spec { return slices.Clone(test.nameservers) }, func() []netip.AddrPort { return listeners })
+		open := make(chan struct{})
+		r := controlResolver(open, func() []upstream.Spec { return slices.Clone(test.nameservers) }, func() []netip.AddrPort { return listeners })
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := r.Dial(ended, "udp", test.server); !errors.Is(err, context.Canceled) {
+			t.Errorf("before the listeners are open: %v", err)
+		}
+		close(open)
 		for _, want := range test.want {
 			conn, err := r.Dial(t.Context(), "udp", test.server) // sends nothing
 			if err != nil {

@@ -27,7 +27,7 @@ func TestLocalOnlyNames(t *testing.T) { // R10
 		if err := a.Configure(cfg); err != nil {
 			t.Fatal(err)
 		}
-		if names := names(a.core).Required; !slices.Equal(names, []string{"cluster.local", "svc", want}) {
+		if names := domains(proxy); !slices.Equal(names, []string{"cluster.local", want, "local", "svc"}) {
 			t.Errorf("the names are %q", names)
 		}
 	}

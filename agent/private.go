@@ -47,16 +47,20 @@ func SocketPaths(dirs []string, statusAddr string) []string {
 	return paths
 }
 
-// DialPrivate connects to the first of paths at which an agent accepts this user. If there is no such agent, and this
-// user has no permission for one of the sockets, the error is [fs.ErrPermission].
+// DialPrivate connects to the first of paths at which an agent of this container accepts this user. If there is no such
+// agent, and this user has no permission for one of the sockets, the error is [fs.ErrPermission]; if there is no socket,
+// it is [fs.ErrNotExist].
 func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	var dialer net.Dialer
 	var refused, forbidden error
 	for _, path := range paths {
 		conn, err := dialer.DialContext(ctx, "unix", path)
 		switch {
-		case err == nil:
+		case err == nil && !inOtherContainer(conn):
 			return conn, nil
+		case err == nil:
+			_ = conn.Close()
+			refused = cmp.Or(refused, fmt.Errorf("%s is the socket of an agent in another container", path))
 		case errors.Is(err, fs.ErrPermission):
 			forbidden = cmp.Or(forbidden, fmt.Errorf("only root and the user of the agent may use %s: %w", path, err))
 		case !errors.Is(err, fs.ErrNotExist):
@@ -66,11 +70,18 @@ func DialPrivate(ctx context.Context, paths []string) (net.Conn, error) {
 	if err := cmp.Or(forbidden, refused); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("there is no socket at %s", strings.Join(paths, " or "))
+	return nil, fmt.Errorf("there is no socket at %s: %w", strings.Join(paths, " or "), fs.ErrNotExist)
 }
 
-// listenPrivate opens a socket at the first of paths whose directory this user can write to. It replaces the socket
-// of an agent that was killed.
+// inOtherContainer reports whether the process at the other end of a unix socket is in a process namespace that this
+// process does not see: containers may share the directory of the socket.
+func inOtherContainer(conn net.Conn) bool {
+	peer, err := peerOf(conn)
+	return err == nil && peer.Pid == 0
+}
+
+// listenPrivate opens a socket at the first of paths whose directory this user can write to, unless an agent in another
+// container has it. It replaces the socket of an agent that was killed.
 func listenPrivate(paths []string) (net.Listener, error) {
 	var errs []error
 	for _, path := range paths {
@@ -91,7 +102,10 @@ func listenAt(path string) (net.Listener, error) {
 	conn, err := net.Dial("unix", path) //nolint:noctx // does not block
 	switch {
 	case err == nil:
-		_ = conn.Close()
+		defer conn.Close()
+		if inOtherContainer(conn) {
+			return nil, fmt.Errorf("an agent in another container serves %s", path)
+		}
 		return nil, fmt.Errorf("another agent serves %s: %w", path, unix.EADDRINUSE)
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, fs.ErrPermission): // the socket is left from an agent that has ended, perhaps of another user
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {

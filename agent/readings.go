@@ -1,10 +1,6 @@
 package agent
 
-import (
-	"context"
-	"sync"
-	"time"
-)
+import "context"
 
 // A reading is the part of the status that comes from outside the process: from iptables and
 // test queries.
@@ -15,31 +11,7 @@ type reading struct {
 	redirected       []Probe
 }
 
-// readingAge is how long a reading is kept.
-const readingAge = time.Second
-
-// readings takes one reading at a time. All requests that wait for a reading, and all requests of the next second, get
-// that reading. So the cost does not grow with the number of requests.
-type readings struct {
-	take func(ctx context.Context) reading
-
-	mu      sync.Mutex
-	latest  reading   // guarded by mu
-	takenAt time.Time // guarded by mu
-}
-
-// current returns a reading that is at most readingAge old. If there is no such reading, it takes one. The end of
-// ctx does not end the reading, because other requests may wait for it.
-func (r *readings) current(ctx context.Context) reading {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.takenAt.IsZero() || time.Since(r.takenAt) >= readingAge {
-		r.latest, r.takenAt = r.take(context.WithoutCancel(ctx)), time.Now()
-	}
-	return r.latest
-}
-
-// read takes a reading for c.
+// read takes a reading for c. Only root and the user of the agent can ask for one.
 func read(ctx context.Context, c *core) reading {
 	found := reading{silent: silentTexts(probeAll(ctx, listenerQuestions(askID, c.proxy.Addrs()...), nil))}
 	if c.capture != nil {

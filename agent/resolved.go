@@ -2,59 +2,39 @@ package agent
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
-	"github.com/miekg/dns"
-
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/egress"
 )
 
-// virtualReverse returns the domains of the PTR names of automatic VIPs.
-func virtualReverse() []string {
-	var domains []string
-	for _, vips := range egress.VIPs() {
-		name, _ := dns.ReverseAddr(vips.Addr().String()) // never fails for an address
-		labels, bits := dns.SplitDomainName(name), 8
-		if vips.Addr().Is6() {
-			bits = 4
-		}
-		const suffix = 2 // in-addr.arpa or ip6.arpa
-		domains = append(domains, strings.Join(labels[len(labels)-suffix-vips.Bits()/bits:], "."))
-	}
-	return domains
-}
-
 // newRegistrar returns the registrar that registers the agent with systemd-resolved.
-func newRegistrar(c *core, interval time.Duration) *resolved.Registrar {
+func newRegistrar(c *core, capture *capture, interval time.Duration) *resolved.Registrar {
 	return resolved.New(resolved.Config{
-		Server: func() netip.AddrPort { return loopbackListener(c.proxy.Addrs()) },
-		Names:  func() resolved.Names { return names(c) }, Returned: c.proxy.SetReturned, Interval: interval, Logger: c.log,
+		Enabled: func() bool {
+			in := capture.current()
+			return in.On && in.Resolved
+		},
+		Server:  func() netip.AddrPort { return loopbackListener(c.proxy.Addrs()) },
+		Domains: func() []string { return domains(c.proxy) }, Returned: c.proxy.SetReturned, Interval: interval, Logger: c.log,
 	})
 }
 
-// names returns the names for which systemd-resolved should query the agent.
-func names(c *core) resolved.Names {
-	found := resolved.Names{Required: []string{c.proxy.ClusterDomain(), "svc"}}
-	if c.config.XDS.Node.AutoAllocate {
-		found.Required = append(found.Required, virtualReverse()...)
+// domains returns the domains for which systemd-resolved should query the agent, whatever is in the table. It sends no
+// query for names below .local, except to nameservers that are registered for them.
+func domains(proxy *dnsproxy.Server) []string {
+	all := []string{proxy.ClusterDomain(), "svc", "local"}
+	for _, suffix := range proxy.LocalOnly() {
+		all = append(all, suffix.String())
 	}
-	for _, suffix := range c.proxy.LocalOnly() {
-		found.Required = append(found.Required, trimDot(suffix.String()))
+	for i, name := range all {
+		all[i] = strings.ToLower(strings.TrimSuffix(name, "."))
 	}
-	if table := c.proxy.Table(); table != nil {
-		domains, fingerprint := table.Domains()
-		found.Fingerprint = fingerprint
-		for _, domain := range domains {
-			found.Domains = append(found.Domains, trimDot(domain.String()))
-		}
-	}
-	return found
+	slices.Sort(all)
+	return slices.Compact(all)
 }
-
-func trimDot(name string) string { return strings.TrimSuffix(name, ".") }
 
 // loopbackListener returns an address of a UDP listener that programs of this host can reach, preferably an IPv4
 // address. If there is none, the address is invalid.

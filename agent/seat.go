@@ -39,11 +39,12 @@ type seat struct {
 }
 
 // take waits until this agent has the seat, and returns a function that gives it up. It also returns if a user who
-// cannot have the seat uses its name, to listen or only to bind a socket. If ctx ends first, the result is nil.
+// cannot have the seat uses its name, to listen or only to bind a socket. If another agent has it until ctx ends, the
+// result is nil.
 func (s *seat) take(ctx context.Context) (release func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var logged logonce.Failure
-	for refused := 0; ctx.Err() == nil; clock.Sleep(ctx, 50*time.Millisecond) {
+	for refused := 0; ; clock.Sleep(ctx, 50*time.Millisecond) {
 		listener, err := net.Listen("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
 			var serving sync.WaitGroup
@@ -53,6 +54,10 @@ func (s *seat) take(ctx context.Context) (release func()) {
 				_ = listener.Close()
 				serving.Wait()
 			}
+		}
+		if ctx.Err() != nil {
+			cancel()
+			return nil
 		}
 		conn, err := net.Dial("unix", seatName) //nolint:noctx // does not block
 		if err == nil {
@@ -74,8 +79,6 @@ func (s *seat) take(ctx context.Context) (release func()) {
 			return cancel
 		}
 	}
-	cancel()
-	return nil
 }
 
 // serve accepts the connections of agents that wait, until ctx ends and listener is closed.

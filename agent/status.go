@@ -35,7 +35,6 @@ import (
 type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
-	readings  readings
 	dumps     dumps
 	public    *statusPart // on the status address
 	private   *statusPart // nil without a directory for its socket
@@ -49,7 +48,6 @@ type statusServer struct {
 func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Registry) (*statusServer, error) {
 	c := d.core
 	s := &statusServer{core: c, diagnosis: d, dumps: newDumps()}
-	s.readings.take = func(ctx context.Context) reading { return read(ctx, c) }
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
@@ -315,7 +313,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has(ParamAsk) {
 		c.proxy.AskNameservers(r.Context())
 	}
-	read := s.readings.current(r.Context())
+	read := read(r.Context(), c)
 	status := Status{
 		Reason: c.notReady(), Uptime: (time.Since(c.started) + c.clock.Slept()).Round(time.Second).Seconds(),
 		Version: c.config.DNS.Version, DNS: c.proxy.Addrs(),

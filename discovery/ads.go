@@ -68,31 +68,19 @@ type adsServer struct {
 
 // newADSServer returns a server whose certificate is in tls. The caller must set the fields push and memory before it
 // calls listen.
-func newADSServer(cfg Config, tls *auth.Server) (*adsServer, error) {
+func newADSServer(cfg Config, tls *auth.Server) *adsServer {
 	s := &adsServer{
 		cfg: cfg, tls: tls, refusals: rate.Sometimes{First: maxRefusals, Interval: time.Second},
 		addresses: perAddress{most: cfg.MaxClientsPerAddress, taken: map[netip.Addr]int{}},
 		conns:     connlimit.New("discovery", cfg.MaxClients, maxUnread), patience: patience,
 	}
-	var err error
-	s.identities, err = newIdentities(cfg)
-	return s, err
-}
-
-// newIdentities returns the clients that may connect over TLS; nil without TLS.
-func newIdentities(cfg Config) (*auth.Clients, error) {
-	if cfg.TLSAddr == "" {
-		return nil, nil //nolint:nilnil // documented
-	}
-	clients := &auth.Clients{TrustDomain: cfg.TrustDomain, Cluster: cfg.ClusterID}
-	if cfg.Kubernetes != nil {
-		review, err := cfg.Kubernetes.Reviewer(cfg.TokenAudience)
-		if err != nil {
-			return nil, err
+	if cfg.TLSAddr != "" {
+		s.identities = &auth.Clients{TrustDomain: cfg.TrustDomain, Cluster: cfg.ClusterID}
+		if cfg.Kubernetes != nil {
+			s.identities.Tokens = auth.NewTokens(cfg.Kubernetes.Reviewer(cfg.TokenAudience))
 		}
-		clients.Tokens = auth.NewTokens(review)
 	}
-	return clients, nil
+	return s
 }
 
 // An adsPort is an address on which ADS is served.

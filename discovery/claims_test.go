@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/push"
@@ -27,10 +26,31 @@ func tableOf(t *testing.T, yaml string, of hosts.View) map[string]string {
 	return show(tableIn(t, allOf(parse(t, yaml)), of))
 }
 
+// read returns the objects in a file of a directory, and the errors in them.
+func read(t *testing.T, yaml string) (objects []object.Object, errs []object.Error) {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir, "f.yaml", yaml)
+	in, err := newInputs(Config{ConfigDir: dir, AllowEmpty: true}.withDefaults(), nil, func(string, error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	errs, err = in.readAll(t.Context(), func(changes ...hosts.Change) hosts.Update {
+		for _, c := range changes {
+			objects = append(objects, c.Updated...)
+		}
+		return hosts.Update{}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return objects, errs
+}
+
 // parse returns the objects in a file.
 func parse(t *testing.T, yaml string) []object.Object {
 	t.Helper()
-	objects, errs := files.Parse("t.yaml", []byte(yaml))
+	objects, errs := read(t, yaml)
 	if len(errs) > 0 {
 		t.Fatalf("errors: %v", errs)
 	}
@@ -40,7 +60,7 @@ func parse(t *testing.T, yaml string) []object.Object {
 // allOf returns the hosts of objects.
 func allOf(objects []object.Object) *hosts.Hosts {
 	all := hosts.New(defaultClusterDomain, 1)
-	all.Update(hosts.Change{Updated: objects, Whole: true})
+	all.Update(hosts.Change{Updated: objects})
 	return all
 }
 

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/discovery/files"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/examples"
@@ -28,7 +27,7 @@ func FuzzParse(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		objects, errs := files.Parse("f.yaml", []byte(text))
+		objects, errs := read(t, text)
 		lines := strings.Count(text, "\n") + 2
 		for _, e := range errs {
 			if e.File != "f.yaml" || e.Document < 1 || e.Document > lines || e.Msg == "" {

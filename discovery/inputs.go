@@ -16,14 +16,9 @@ import (
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// maxPending is how many changes may wait before they are merged. Changes wait while the server is not ready, which
-// may last for days, for example if the server lacks a permission.
-const maxPending = 100
-
 // inputs are the configured sources. If several sources have the same object, the object of the first source is used.
 type inputs struct {
-	all      []*input
-	kube     source.Source     // nil without the Kubernetes API
+	all      []source.Source
 	clusters source.Clusters   // nil without other clusters
 	missing  map[string]string // why other clusters have no objects in use, by name of the cluster
 	changed  chan struct{}     // has an element when a source may have changed
@@ -49,42 +44,28 @@ func newInputs(cfg Config, state *statedir.Dir, result func(step string, err err
 		if err != nil {
 			return nil, err
 		}
-		in.all = append(in.all, &input{Source: dir})
+		in.all = append(in.all, dir)
 	}
 	if cfg.Kubernetes == nil {
 		return in, nil
 	}
 	from := source.ObjectsConfig{RootNamespace: cfg.RootNamespace, Changed: changed, Logger: cfg.Logger}
-	var err error
 	if cfg.ClustersNamespace != "" {
-		if in.clusters, err = newClusters(cfg, state, result, changed); err != nil {
-			return nil, err
-		}
+		in.clusters = cfg.Kubernetes.NewClusters(source.ClustersConfig{
+			Namespace: cfg.ClustersNamespace, RootNamespace: cfg.RootNamespace, Own: cmp.Or(cfg.ClusterID, defaultClusterID), TokenAudience: cfg.TokenAudience,
+			Wait: cfg.ClusterTimeout, Changed: changed, Logger: cfg.Logger,
+		})
 		from.NetworkOf, from.Selected = cfg.RootNamespace, in.clusters.Select
 	}
-	if in.kube, err = cfg.Kubernetes.NewObjects(from); err != nil {
-		return nil, err
-	}
-	in.all = append(in.all, &input{Source: in.kube})
+	in.all = append(in.all, cfg.Kubernetes.NewObjects(from))
 	if in.clusters != nil {
-		in.all = append(in.all, &input{Source: in.clusters})
+		in.all = append(in.all, in.clusters)
 	}
 	return in, nil
 }
 
 // defaultClusterID is the name that agents give their cluster by default.
 const defaultClusterID = "Kubernetes"
-
-// newClusters makes the other clusters.
-func newClusters(cfg Config, state *statedir.Dir, result func(step string, err error), changed func()) (source.Clusters, error) {
-	if state == nil {
-		cfg.Logger.Warn("without a state directory, the hosts of a cluster are missing after a restart while its API server is away (--state-dir)")
-	}
-	return cfg.Kubernetes.NewClusters(source.ClustersConfig{
-		Namespace: cfg.ClustersNamespace, RootNamespace: cfg.RootNamespace, Own: cmp.Or(cfg.ClusterID, defaultClusterID), TokenAudience: cfg.TokenAudience,
-		Wait: cfg.ClusterTimeout, State: state, Result: result, Changed: changed, Logger: cfg.Logger,
-	})
-}
 
 // run runs all sources until ctx ends.
 func (in *inputs) run(ctx context.Context) {
@@ -95,14 +76,18 @@ func (in *inputs) run(ctx context.Context) {
 	running.Wait()
 }
 
-// collect reads the sources, and returns one reading of them all. The reading has the changes that were not served yet.
+// collect reads the sources, and returns one reading of them all.
 func (in *inputs) collect() source.Reading {
 	all := source.Reading{Read: true}
 	var errs [][]object.Error
 	for i, one := range in.all {
-		one.take(i)
-		r := one.last
-		all.Changes = append(all.Changes, r.Changes...)
+		r := one.Read()
+		for _, c := range r.Changes {
+			if c.Cluster == "" {
+				c.Source = i
+			}
+			all.Changes = append(all.Changes, c)
+		}
 		errs = append(errs, r.Errors)
 		all.Notes = append(all.Notes, r.Notes...)
 		all.Kept += r.Kept
@@ -125,30 +110,26 @@ func (in *inputs) collect() source.Reading {
 // same reports whether two lists are in the same memory. If they are, they need not be compared.
 func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// readAll runs the sources until all were read once, or ctx ends.
-func (in *inputs) readAll(ctx context.Context) (source.Reading, error) {
+// readAll runs the sources until all were read once, or ctx ends. It calls update with the changes of each reading.
+func (in *inputs) readAll(ctx context.Context, update func(...hosts.Change) hosts.Update) ([]object.Error, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { in.run(ctx) })
 	for {
-		if r := in.collect(); r.Read {
-			return r, nil
-		} else if ctx.Err() != nil {
-			return r, fmt.Errorf("reading %s: %s", strings.Join(in.names(), " and "), r.Waiting)
+		r := in.collect()
+		u := update(r.Changes...)
+		switch {
+		case r.Read:
+			return slices.Concat(r.Errors, u.Problems), nil
+		case ctx.Err() != nil:
+			return nil, fmt.Errorf("reading %s: %s", strings.Join(in.names(), " and "), r.Waiting)
 		}
 		select {
 		case <-in.changed:
 		case <-ctx.Done():
 		}
-	}
-}
-
-// served notes that all changes are served.
-func (in *inputs) served() {
-	for _, one := range in.all {
-		one.last.Changes = nil
 	}
 }
 
@@ -159,26 +140,4 @@ func (in *inputs) names() []string {
 		names = append(names, one.Name())
 	}
 	return names
-}
-
-// An input is a source and its last reading. The Changes of the reading are all changes that were not served yet.
-type input struct {
-	source.Source
-	last source.Reading
-}
-
-// take reads the source. The parameter number is the source's number.
-func (one *input) take(number int) {
-	pending := one.last.Changes
-	one.last = one.Read()
-	for _, c := range one.last.Changes {
-		if c.Cluster == "" {
-			c.Source = number
-		}
-		pending = append(pending, c)
-	}
-	if len(pending) > maxPending {
-		pending = hosts.Merge(pending)
-	}
-	one.last.Changes = pending
 }

@@ -46,7 +46,7 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) (*met
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		builds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "nametap", Subsystem: "discovery",
 			Name: "builds_total", Help: "Times that the tables were built."}),
-		failures: counters("failures_total", "Failures, by step: read, save_objects or save_cluster.", "step"),
+		failures: counters("failures_total", "Failures, by step: read or save_objects.", "step"),
 	}
 	if reg == nil {
 		return m, nil

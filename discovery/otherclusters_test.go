@@ -1,21 +1,14 @@
 package discovery
 
 import (
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/testkit/fakekube"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -227,59 +220,22 @@ func TestTokenOfAnotherCluster(t *testing.T) { // D24, D47
 	}
 }
 
-// TestSavedObjects checks that the hosts of a cluster outlive a restart while its API server is away, and
-// that the saved objects end with the Secret.
-func TestSavedObjects(t *testing.T) { // D28, D29
+// TestClusterLeaves checks that the hosts of a cluster stay while its API server is away, and are missing after a restart.
+func TestClusterLeaves(t *testing.T) { // D29
 	t.Parallel()
 	f := newFleet(t, "east")
-	east, registry := f.others["east"], prometheus.NewRegistry()
-	f.cfg.StateDir, f.cfg.ClusterTimeout = t.TempDir(), time.Millisecond
+	east := f.others["east"]
+	f.cfg.ClusterTimeout = time.Millisecond
 	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.1"))
-	f.own.Put(fakekube.Namespaces, rootYAML("net1"))
-	east.Put(fakekube.Namespaces, rootYAML("net2"))
-	east.Put(fakekube.Services, svcYAML("shop", "web", "10.1.0.1"))
 	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.2"))
-	putHeadless(east, "10.201.0.1")
-	want, theirs := map[string]string{"web": "10.0.0.1", "far": "10.1.0.2"}, map[string]string{"web": "10.1.0.1", "far": "10.1.0.2", "db": "10.201.0.1", "db-0.db": "10.201.0.1"}
 	r := start(t, f.cfg)
-	f.join(r, variantDelta, "mine").want(want)
-	file := filepath.Join(f.cfg.StateDir, "cluster-east.json")
-	wait.Until(t, "the objects are saved", func() bool { _, err := os.Stat(file); return err == nil })
-
-	// The API server leaves: nothing changes, also after a restart.
+	mine := f.join(r, variantDelta, "mine")
+	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.2"})
 	east.Leave()
 	wait.Until(t, "the failure is known", func() bool { return failing(r, "east") })
-	f.join(r, variantSotw, "east").want(theirs)
+	f.own.Put(fakekube.Services, svcYAML("shop", "web", "10.0.0.2"))
+	mine.want(map[string]string{"web": "10.0.0.2", "far": "10.1.0.2"})
 	r.stop()
-	f.cfg.Registerer = registry
 	r = start(t, f.cfg)
-	f.served(r, "east")
-	mine := f.join(r, variantDelta, "mine")
-	mine.want(want)
-	f.join(r, variantDelta, "east").want(theirs)
-	if n := testutil.ToFloat64(r.metrics.kept); n != 5 {
-		t.Errorf("%v objects are kept, want 5", n)
-	}
-	if !slices.ContainsFunc(r.Resources(), func(s source.Status) bool {
-		return s.Resource == "saved objects" && s.Cluster == "east" && s.Objects == 5
-	}) {
-		t.Errorf("%+v", r.Resources())
-	}
-
-	// It returns with other objects.
-	east.Return()
-	east.Put(fakekube.Services, svcYAML("shop", "far", "10.1.0.3"))
-	mine.want(map[string]string{"web": "10.0.0.1", "far": "10.1.0.3"}, "far")
-	wait.Until(t, "no object is kept", func() bool { return testutil.ToFloat64(r.metrics.kept) == 0 })
-	r.stop()
-	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "10.1.0.3") {
-		t.Errorf("saved: %s, %v", text, err)
-	}
-
-	// Without the Secret, there is no cluster.
-	f.own.Remove(fakekube.Secrets, "istio-system/east")
-	f.cfg.Registerer = nil
-	r = start(t, f.cfg)
-	f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.1"})
-	wait.Until(t, "the saved objects are removed", func() bool { _, err := os.Stat(file); return errors.Is(err, fs.ErrNotExist) })
+	f.join(r, variantDelta, "mine").want(map[string]string{"web": "10.0.0.2"})
 }

@@ -59,18 +59,12 @@ func (r *report) result(step string, err error) {
 	r.metrics.failures.WithLabelValues(step).Inc()
 	if !r.logged[step] {
 		r.logged[step] = true
-		r.logger.Error(failureMessage(step)+"; the current tables stay", "error", err)
+		what := "cannot save the last good objects"
+		if step == source.StepRead {
+			what = "cannot read the configuration directory (--config-dir)"
+		}
+		r.logger.Error(what+"; the current tables stay", "error", err)
 	}
-}
-
-func failureMessage(step string) string {
-	switch step {
-	case source.StepRead:
-		return "cannot read the configuration directory (--config-dir)"
-	case source.StepSaveObjects:
-		return "cannot save the last good objects"
-	}
-	return "cannot save the objects of a cluster"
 }
 
 // setWaiting records why the server is not ready, and logs the reason if it has changed.
@@ -187,7 +181,7 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	for _, e := range u.Problems {
 		logNew("problem "+e.Error(), func() { r.logger.Warn("a host is left out", "error", e) })
 	}
-	for _, step := range []string{source.StepRead, source.StepSaveObjects, source.StepSaveCluster} {
+	for _, step := range []string{source.StepRead, source.StepSaveObjects} {
 		if r.logged[step] {
 			logged[step] = true
 		}

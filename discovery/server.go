@@ -60,9 +60,7 @@ func New(cfg Config) (server *Server, err error) {
 	if s.certificate, err = cfg.newCertificate(); err != nil {
 		return nil, err
 	}
-	if s.ads, err = newADSServer(cfg, s.certificate); err != nil {
-		return nil, err
-	}
+	s.ads = newADSServer(cfg, s.certificate)
 	if s.inputs, err = newInputs(cfg, s.state, func(step string, err error) { s.result(step, err) }); err != nil {
 		return nil, err
 	}
@@ -214,20 +212,22 @@ func (s *Server) publish(all source.Reading) {
 		defer s.inputs.readOnce()
 	}
 	s.setErrors(all.Errors) // before a client gets a table of this reading
-	if !s.isServing() && all.Waiting != "" {
-		s.log(all, hosts.Update{})
-		s.waitFor(all.Waiting)
-		return
-	}
+	waits := !s.isServing() && all.Waiting != ""
 	s.setMissing(all.Missing)
 	s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
+		if waits { // what is wrong with hosts may be right when all is read
+			u = hosts.Update{}
+		} else {
+			s.metrics.observe(all.Kept, n)
+		}
 		s.log(all, u)
-		s.metrics.observe(all.Kept, n)
 	})
 	s.proxies.Store(s.push.ProxyMetadata())
-	s.inputs.served()
 	s.push.SetMissing(all.Missing)
-	if !s.isServing() {
+	switch {
+	case waits:
+		s.waitFor(all.Waiting)
+	case !s.isServing():
 		s.waitFor("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)

@@ -3,7 +3,6 @@ package discovery
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -35,14 +34,13 @@ func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []ob
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err := in.readAll(ctx)
+	all := cfg.newHosts(len(in.all))
+	errs, err := in.readAll(ctx, all.Update)
 	if err != nil {
 		return nil, nil, err
 	}
-	all := cfg.newHosts(len(in.all))
-	u := all.Update(r.Changes...)
 	t, err := client.table(all)
-	return t, slices.Concat(r.Errors, u.Problems), err
+	return t, errs, err
 }
 
 // table returns the table of the client.

@@ -94,21 +94,6 @@ func TestCacheKeepsApart(t *testing.T) { // F8
 	})
 }
 
-func TestNegativeAnswersAreKept(t *testing.T) { // F8
-	synctest.Test(t, func(t *testing.T) {
-		bare := fakedns.Answer() // without an SOA it must not be cached: RFC 2308, section 5
-		fake := nameserver(t, except("kept.example.", withSOA(t, "60", bare), bare))
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		for name, asked := range map[string]int{"kept.example": 1, "bare.example": 3} {
-			fake.Reset()
-			for range 3 {
-				p.converse(t, []dialogue{{name + " A", "NXDOMAIN"}})
-			}
-			wantAsked(t, asked, fake)
-		}
-	})
-}
-
 func TestWithoutCache(t *testing.T) { // F8
 	synctest.Test(t, func(t *testing.T) {
 		fake := nameserver(t, fakedns.Truncate(fakedns.Size(2000)))
@@ -166,25 +151,6 @@ func TestQuestionsInFlightAreShared(t *testing.T) { // F8
 	})
 }
 
-func TestFailuresAreShortlyKept(t *testing.T) { // F8
-	t.Parallel()
-	for _, rcode := range []int{dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError} {
-		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				fake := nameserver(t, fakedns.Rcode(rcode))
-				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-				p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
-				fake.Reset()
-				p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
-				wantAsked(t, 0, fake)
-				if n := p.bySource(t, "cached_failure"); n != 1 || p.count(t, "nametap_cache_failures_total") != n {
-					t.Errorf("%v failures of the cache are answered, and %v counted", n, p.count(t, "nametap_cache_failures_total"))
-				}
-			})
-		})
-	}
-}
-
 // A nameserver that refuses connections has failed, too, and is not asked for every query.
 func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 	synctest.Test(t, func(t *testing.T) {
@@ -194,24 +160,6 @@ func TestUnreachableIsShortlyKept(t *testing.T) { // F8
 		}
 		if failed := p.bySource(t, "cached_failure"); failed != 2 {
 			t.Errorf("%v failures came from the cache", failed)
-		}
-	})
-}
-
-// The TTLs of positive and negative answers are bounded.
-func TestTTLsAreBounded(t *testing.T) { // F8
-	synctest.Test(t, func(t *testing.T) {
-		fake := nameserver(t, withSOA(t, "86400", fakedns.Answer("www.example. 9999999 IN A 192.0.2.1")))
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		for range 2 { // from the nameserver, and from the cache
-			p.ask(t, "none.example", dns.TypeA)
-			p.ask(t, "www.example", dns.TypeA)
-		}
-		if ttl := p.ask(t, "www.example", dns.TypeA).Answer[0].Header().Ttl; ttl != 7*86400 {
-			t.Errorf("TTL %d, want 7 days", ttl)
-		}
-		if ttl := p.ask(t, "none.example", dns.TypeA).Ns[0].Header().Ttl; ttl != 3*3600 {
-			t.Errorf("negative TTL %d, want 3 hours", ttl)
 		}
 	})
 }

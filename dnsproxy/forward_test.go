@@ -1,12 +1,10 @@
 package dnsproxy_test
 
 import (
-	"net"
 	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/miekg/dns"
 
@@ -32,40 +30,6 @@ func deadServer(tb testing.TB) upstream.Spec {
 	return servers(fake)[0]
 }
 
-func TestFailuresMoveOn(t *testing.T) { // F3
-	t.Parallel()
-	for _, rcode := range []int{
-		dns.RcodeServerFailure, dns.RcodeRefused, dns.RcodeNotImplemented, dns.RcodeFormatError,
-	} {
-		t.Run(dns.RcodeToString[rcode], func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				good, bad := nameserver(t, fakedns.Answer("www.example. 60 IN A 192.0.2.1")), nameserver(t, fakedns.Rcode(rcode))
-				bare := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg { // a header alone
-					reply := new(dns.Msg).SetRcode(query, rcode)
-					reply.Question = nil
-					return reply
-				})
-				for _, first := range []*fakedns.Server{bad, bare} {
-					p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, good)}})
-					p.converse(t, []dialogue{
-						{"www.example A", "www.example. A 192.0.2.1"},
-						{"none.example A", "NXDOMAIN"},
-					})
-					// There is one more query, without EDNS, which the server may not know (RFC
-					// 6891, section 7).
-					if asked := len(first.Queries()); asked > 4 {
-						t.Errorf("the first server was asked %d times for two queries", asked)
-					}
-				}
-				// All fail: the client gets the best failure.
-				other := nameserver(t, fakedns.Rcode(dns.RcodeNotAuth))
-				p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: append([]upstream.Spec{deadServer(t)}, servers(bad, other)...)}})
-				p.converse(t, []dialogue{{"www.example A", dns.RcodeToString[rcode]}})
-			})
-		})
-	}
-}
-
 // If all servers are dead the query fails at once, even if one is listed twice, and the reason names the server.
 func TestDeadServers(t *testing.T) { // F3
 	synctest.Test(t, func(t *testing.T) {
@@ -82,69 +46,6 @@ func TestDeadServers(t *testing.T) { // F3
 		if asked := p.count(t, "istio_agent_dns_upstream_requests_total"); asked != 1 {
 			t.Errorf("one dead server was asked %v times", asked)
 		}
-	})
-}
-
-// A lost query is sent again.
-func TestLostReply(t *testing.T) { // F4
-	t.Parallel()
-	lost := make(chan struct{}, 2)
-	answer := anywhere("192.0.2.1")
-	fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
-		select {
-		case lost <- struct{}{}:
-			return nil
-		default:
-			return answer(query, network)
-		}
-	})
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-	p.converse(t, []dialogue{{"www.example A", "www.example. A 192.0.2.1"}})
-}
-
-// A query ends when its time is up. A server's failure wins over silence.
-func TestDeadline(t *testing.T) { // F4
-	t.Parallel()
-	silent, refuses := nameserver(t, fakedns.Silence), nameserver(t, fakedns.Rcode(dns.RcodeRefused))
-	const timeout = 2 * time.Second
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: timeout, Upstreams: servers(silent, silent)}})
-	began := time.Now()
-	resp := p.exchange(t, "udp", withEDNS(question("www.example", dns.TypeA), 1232))
-	if e := ede(resp); resp.Rcode != dns.RcodeServerFailure || e == nil || time.Since(began) < timeout {
-		t.Errorf("want SERVFAIL and why, not before the time is up:\n%v", resp)
-	}
-	p = startForwarder(t, dnsproxy.Config{Forward: forward.Config{Timeout: timeout, Upstreams: servers(refuses, silent)}})
-	p.converse(t, []dialogue{{"www.example A", "REFUSED"}})
-}
-
-func TestWrongReplies(t *testing.T) { // F11
-	synctest.Test(t, func(t *testing.T) {
-		fake := rawNameserver(t, func(query *dns.Msg, reply func([]byte)) {
-			send := func(change func(*dns.Msg)) {
-				msg := new(dns.Msg).SetReply(query)
-				msg.Answer = []dns.RR{&dns.A{
-					Hdr: dns.RR_Header{Name: query.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET},
-					A:   net.IPv4(192, 0, 2, 66),
-				}}
-				change(msg)
-				packet, err := msg.Pack()
-				if err != nil {
-					t.Error(err)
-				}
-				reply(packet)
-			}
-			reply(nil)
-			reply([]byte{1})
-			reply([]byte("twelve bytes"))
-			send(func(m *dns.Msg) { m.Id++ })
-			send(func(m *dns.Msg) { m.Question[0].Name = "other.example." })
-			send(func(m *dns.Msg) { m.Question[0].Qtype = dns.TypeAAAA })
-			send(func(m *dns.Msg) { m.Question = nil })
-			send(func(m *dns.Msg) { m.Response = false })
-			send(func(m *dns.Msg) { m.Answer[0].(*dns.A).A = net.IPv4(192, 0, 2, 1) })
-		})
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: []upstream.Spec{fake}}})
-		p.converse(t, []dialogue{{"wWw.example A", "wWw.example. A 192.0.2.1"}})
 	})
 }
 

@@ -23,7 +23,7 @@ func startMesh(t *testing.T, h hosts) (*proxy, *fakedns.Server) {
 	return p, fake
 }
 
-func TestExactNames(t *testing.T) { // N1, N9
+func TestExactNames(t *testing.T) { // N1, N9, A1
 	t.Parallel()
 	p, fake := startMesh(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
@@ -33,6 +33,15 @@ func TestExactNames(t *testing.T) { // N1, N9
 		{"WEB.Shop.SVC.cluster.LOCAL A", "WEB.Shop.SVC.cluster.LOCAL. A 10.0.0.1"},
 		{"api.example.com A", "api.example.com. A 192.0.2.1"},
 	})
+	for i := range 4 { // RD and CD are the client's
+		req := question("api.example.com", dns.TypeAAAA)
+		req.RecursionDesired, req.CheckingDisabled = i&1 > 0, i&2 > 0
+		want := req.MsgHdr
+		want.Response, want.Authoritative, want.RecursionAvailable = true, true, true
+		if resp := p.exchange(t, "udp", req); resp.MsgHdr != want || resp.Answer[0].Header().Ttl != 30 {
+			t.Errorf("want the header %+v and the TTL 30:\n%v", want, resp)
+		}
+	}
 	wantAsked(t, 0, fake)
 	p.converse(t, []dialogue{
 		{"example.com A", "NODATA example.com."},

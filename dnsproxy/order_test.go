@@ -17,29 +17,6 @@ import (
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
-// F4: the first server is asked while it answers, and the second one if it is silent: then also its negative answer is
-// the answer.
-func TestOrder(t *testing.T) {
-	t.Parallel()
-	t.Run("first answers", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			first, second := nameserver(t, anywhere("192.0.2.1")), nameserver(t, anywhere("192.0.2.2"))
-			p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(first, second)}})
-			p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.1"}, {"v.example A", "v.example. A 192.0.2.1"}})
-			wantAsked(t, 0, second)
-			first.Handle(fakedns.Answer()) // an answer, too
-			p.converse(t, []dialogue{{"u.example A", "NXDOMAIN"}})
-			wantAsked(t, 0, second)
-		})
-	})
-	t.Run("first is silent", func(t *testing.T) {
-		t.Parallel()
-		second := fakedns.Answer("w.example. 60 IN A 192.0.2.2")
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(nameserver(t, fakedns.Silence), nameserver(t, second))}})
-		p.converse(t, []dialogue{{"w.example A", "w.example. A 192.0.2.2"}, {"none.example A", "NXDOMAIN"}})
-	})
-}
-
 // F4: while the first server is late, a positive answer of the second one is given. The reply of the first server
 // replaces it in the cache as soon as it comes.
 func TestOrderFirstIsLate(t *testing.T) { // F8
@@ -131,30 +108,6 @@ func TestOrderProvisional(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// F2, F4: a first server whose TCP is blocked is up, and its truncated reply wins over NXDOMAIN of another server.
-func TestOrderFirstWithoutTCP(t *testing.T) {
-	t.Parallel()
-	own := fakedns.Answer("git.example. 60 IN A 10.0.0.1", "big.example. 3600 IN A 10.0.0.2")
-	blocked := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
-		if network == "tcp" {
-			return nil
-		}
-		reply := own(query, network)
-		reply.Truncated = query.Question[0].Name == "big.example."
-		return reply
-	})
-	p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(blocked, nameserver(t, fakedns.Answer()))}})
-	p.converse(t, []dialogue{{"git.example A", "git.example. A 10.0.0.1"}})
-	if resp := p.ask(t, "big.example", dns.TypeA); !resp.Truncated {
-		t.Errorf("want the truncated reply of the first server:\n%v", resp)
-	}
-	for _, status := range p.UpstreamStatus() {
-		if status.State != upstream.Up {
-			t.Errorf("want every server up: %+v", status)
-		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -40,9 +41,9 @@ func TestOriginsOpening(t *testing.T) { // F14
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := newOrigins(slog.New(slog.DiscardHandler), newMetrics().originErrors)
-				attempts := 0
+				attempts, began := 0, time.Now()
 				o.open = func() (originFinder, error) {
-					if attempts++; attempts <= 3 {
+					if attempts++; attempts < 10 {
 						return nil, c.fails
 					}
 					return fakeFinder(server), nil
@@ -59,8 +60,11 @@ func TestOriginsOpening(t *testing.T) { // F14
 					return
 				}
 				o.keepOpening(t.Context())
-				if found, err := o.ofUDP(client, local); found != server || err != nil || attempts != 4 {
+				if found, err := o.ofUDP(client, local); found != server || err != nil || attempts != 10 {
 					t.Errorf("after %d attempts: %v, %v", attempts, found, err)
+				}
+				if took := time.Since(began); took < 10*time.Second || took > 30*time.Second { // the pauses grow to 5 s
+					t.Errorf("the attempts took %v", took)
 				}
 			})
 		})

@@ -139,26 +139,6 @@ func TestLargeReplies(t *testing.T) { // F2
 	})
 }
 
-func TestTruncatedReplies(t *testing.T) { // F2
-	synctest.Test(t, func(t *testing.T) {
-		whole := manyTexts(20)
-		fake := nameserver(t, func(query *dns.Msg, network string) *dns.Msg {
-			reply := whole(query, network)
-			if network == "udp" {
-				reply.Truncate(dns.MinMsgSize)
-			}
-			return reply
-		})
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		if resp := p.exchange(t, "tcp", question("big.example", dns.TypeTXT)); resp.Truncated || len(resp.Answer) != 20 {
-			t.Errorf("TC=%v, %d records", resp.Truncated, len(resp.Answer))
-		}
-		if resp := p.ask(t, "big.example", dns.TypeTXT); !resp.Truncated {
-			t.Errorf("20 records in 512 bytes, without TC:\n%v", resp)
-		}
-	})
-}
-
 // rawNameserver starts a nameserver without TCP that sends arbitrary packets.
 func rawNameserver(t *testing.T, answer func(query *dns.Msg, reply func([]byte))) upstream.Spec {
 	t.Helper()

@@ -3,9 +3,11 @@ package dnsproxy
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
@@ -40,6 +42,43 @@ var ownQuestions = []struct {
 	{"endpoint port", "_http._tcp.peers.shop-1.", dns.TypeSRV},
 }
 
+// A world is a server without listeners, and a task for its fast path.
+type world struct {
+	server *Server
+	task   *task
+}
+
+// newWorld makes a server with a search list.
+func newWorld(tb testing.TB, cfg Config, search []string) *world {
+	tb.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Forward.ResolvConf = filepath.Join(tb.TempDir(), "resolv.conf")
+	if err := os.WriteFile(cfg.Forward.ResolvConf, []byte("search "+strings.Join(search, " ")+"\n"), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	server, err := New(cfg)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return &world{server, new(task)}
+}
+
+// loadServer gives the server a table.
+func (w *world) loadServer(tb testing.TB, table map[string]*api.NameTable_NameInfo) {
+	tb.Helper()
+	wire, err := proto.Marshal(&api.NameTable{Table: table})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	shards, err := digest.Split(wire)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := w.server.Load(shards); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 // newBenchHandler returns a handler with nameservers and a table of n hosts, as a pod in
 // the namespace shop-1 has.
 func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *front {
@@ -72,27 +111,10 @@ func newBenchHandler(tb testing.TB, n int, nameservers ...upstream.Spec) *front 
 			Ips: []string{ip}, Registry: "Kubernetes", Shortname: name, Namespace: namespace,
 		}
 	}
-	wire, err := proto.Marshal(&api.NameTable{Table: table})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	resolvConf := filepath.Join(tb.TempDir(), "resolv.conf")
-	search := "search shop-1.svc.cluster.local svc.cluster.local cluster.local\n"
-	if err := os.WriteFile(resolvConf, []byte(search), 0o600); err != nil {
-		tb.Fatal(err)
-	}
-	s, err := New(Config{Namespace: "shop-1", Forward: forward.Config{ResolvConf: resolvConf, Upstreams: nameservers}})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	shards, err := digest.Split(wire)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	if err := s.Load(shards); err != nil {
-		tb.Fatal(err)
-	}
-	return &s.handler
+	search := []string{"shop-1.svc.cluster.local", "svc.cluster.local", "cluster.local"}
+	w := newWorld(tb, Config{Namespace: "shop-1", Forward: forward.Config{Upstreams: nameservers}}, search)
+	w.loadServer(tb, table)
+	return &w.server.handler
 }
 
 // packedQuestion returns a query with EDNS for a question.

@@ -65,23 +65,6 @@ func TestRoutes(t *testing.T) { // F12
 	})
 }
 
-func TestBypass(t *testing.T) { // F12
-	synctest.Test(t, func(t *testing.T) {
-		world := nameserver(t, anywhere("192.0.2.1"))
-		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(world)}, Bypass: []string{"shop.svc.cluster.local"}})
-		bypassed := []dialogue{{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 192.0.2.1"}}
-		p.converse(t, bypassed) // also before there is a table
-		p.load(t, hosts{
-			"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1"),
-			"web.mall.svc.cluster.local": service("web", "mall", "10.0.0.2"),
-		})
-		p.converse(t, append(bypassed, dialogue{"web.mall A", "web.mall. CNAME web.mall.svc.cluster.local.; web.mall.svc.cluster.local. A 10.0.0.2"}))
-		if e := explain(t, p, "web.shop.svc.cluster.local A"); fmt.Sprint(e.Rows) != "[F12]" {
-			t.Errorf("explained by %v: %s", e.Rows, e.Why)
-		}
-	})
-}
-
 func TestLocalOnly(t *testing.T) { // F12
 	synctest.Test(t, func(t *testing.T) {
 		world := nameserver(t, anywhere("192.0.2.1"))

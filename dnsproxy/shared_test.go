@@ -65,3 +65,20 @@ func TestManyPods(t *testing.T) { // A9, A14, D22
 		}
 	}
 }
+
+// TestLargest checks that a response of nearly 65,535 bytes is whole over TCP, and that of a longer one there is a sample.
+func TestLargest(t *testing.T) { // A9
+	t.Parallel()
+	const most = (dns.MaxMsgSize - 1 - 12 - 9) / 16 // after the header and the question
+	p, _ := startMesh(t, hosts{"x.e": external(addrs(1, most)...), "y.e": external(addrs(1, most+1)...)})
+	for _, name := range []string{"x.e", "y.e"} {
+		seen := map[string]bool{}
+		resp := p.exchange(t, "tcp", question(name, dns.TypeA))
+		for _, rr := range resp.Answer {
+			seen[rr.String()] = true
+		}
+		if len(seen) != most || len(resp.Answer) != most || resp.Truncated {
+			t.Errorf("%s: %d records, %d of them different, TC is %t; want %d", name, len(resp.Answer), len(seen), resp.Truncated, most)
+		}
+	}
+}

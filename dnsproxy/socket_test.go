@@ -38,36 +38,6 @@ func TestSourceAddress(t *testing.T) { // K1
 	}
 }
 
-// Mesh names do not wait for the nameserver of an earlier query.
-func TestAnyOrder(t *testing.T) { // A12
-	synctest.Test(t, func(t *testing.T) {
-		release := make(chan struct{})
-		up := nameserver(t, func(query *dns.Msg, _ string) *dns.Msg {
-			<-release
-			return new(dns.Msg).SetReply(query)
-		})
-		p := start(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(up)}})
-		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		conn := p.dial(t, "tcp")
-		defer conn.Close()
-		slow, quick := question("elsewhere.example.", dns.TypeA), question("web.", dns.TypeA)
-		for _, req := range []*dns.Msg{slow, quick} {
-			packet, err := req.Pack()
-			if err != nil {
-				t.Fatal(err)
-			}
-			write(t, conn, packet)
-		}
-		if got := parse(t, read(t, conn)); got.Id != quick.Id {
-			t.Errorf("the first answer is\n%v", got)
-		}
-		close(release)
-		if got := parse(t, read(t, conn)); got.Id != slow.Id {
-			t.Errorf("the second answer is\n%v", got)
-		}
-	})
-}
-
 // A client that closes its sending side gets all its answers, also the one of a slow
 // nameserver, and then the end of the stream.
 func TestHalfClosed(t *testing.T) { // A12

@@ -16,7 +16,7 @@ import (
 var loopback6 = "1." + strings.Repeat("0.", 31) + "ip6.arpa"
 
 // Special-use names are answered by nametap: with any table, before the first one, and over both transports. Each kind of
-// name stands here once; TestDifferential compares the others with the model.
+// name stands here once.
 func TestSpecialNamesAreAnswered(t *testing.T) { // N7
 	t.Parallel()
 	world := nameserver(t, anywhere("192.0.2.1"))

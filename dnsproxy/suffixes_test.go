@@ -31,6 +31,8 @@ func TestBypassedHost(t *testing.T) { // F12, N2, N5, N8
 		p := start(t, dnsproxy.Config{
 			Forward: forward.Config{ResolvConf: expandConf(t), Upstreams: servers(corp)}, Bypass: []string{"shop.svc.cluster.local", "corp.example"},
 		})
+		bypassed := []dialogue{{"web.shop.svc.cluster.local A", "web.shop.svc.cluster.local. A 192.0.2.1"}}
+		p.converse(t, bypassed) // also before there is a table
 		p.load(t, table)
 		for _, name := range []string{
 			"web.shop.svc.cluster.local", "web.shop.svc", "web.shop", "web", "api.corp.example", "x.wild.corp.example",

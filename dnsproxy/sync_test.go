@@ -189,18 +189,18 @@ func TestPushOfSeveralTables(t *testing.T) { // C9
 	one, two := hosts{"one.example": external("192.0.2.1")}, hosts{"two.example": external("192.0.2.2")}
 	for _, c := range []struct {
 		push [][]byte
-		want [3]string
+		want [4]string
 	}{
-		{[][]byte{one.wire(t), two.wire(t)}, [3]string{forwarded, "one.example. A 192.0.2.1", "two.example. A 192.0.2.2"}},
-		{[][]byte{two.wire(t)}, [3]string{forwarded, forwarded, "two.example. A 192.0.2.2"}},
-		{[][]byte{nil}, [3]string{forwarded, forwarded, forwarded}},
-		{nil, [3]string{forwarded, forwarded, forwarded}},
+		{[][]byte{one.wire(t), two.wire(t)}, [4]string{forwarded, "one.example. A 192.0.2.1", "two.example. A 192.0.2.2", "NODATA example."}},
+		{[][]byte{two.wire(t)}, [4]string{forwarded, forwarded, "two.example. A 192.0.2.2", "NODATA example."}},
+		{[][]byte{nil}, [4]string{forwarded, forwarded, forwarded, forwarded}},
+		{nil, [4]string{forwarded, forwarded, forwarded, forwarded}},
 	} {
 		if err := p.Load(split(t, c.push...)); err != nil {
 			t.Fatal(err)
 		}
 		p.converse(t, []dialogue{
-			{"old.example A", c.want[0]}, {"one.example A", c.want[1]}, {"two.example A", c.want[2]},
+			{"old.example A", c.want[0]}, {"one.example A", c.want[1]}, {"two.example A", c.want[2]}, {"example A", c.want[3]},
 		})
 	}
 }

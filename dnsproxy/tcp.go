@@ -10,17 +10,14 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/listen"
@@ -42,8 +39,8 @@ const tcpDeferAccept = 1
 const tcpReadBuffer = 4096
 
 // tcpMaxPending bounds, in bytes, the queries of one connection that workers have. Each query counts as its length
-// plus tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query that would be forwarded gets an
-// expired reply or SERVFAIL at once. Otherwise the queries for mesh names after it would have to wait.
+// plus tcpPendingCost, so there are at most about 1,000. Beyond the bound, a query gets an expired reply or SERVFAIL at
+// once. Otherwise the queries for mesh names after it would have to wait.
 const (
 	tcpMaxPending  = 1 << 20
 	tcpPendingCost = 1 << 10
@@ -57,7 +54,7 @@ const tcpNotSent = 16 << 10
 const lengthLen = 2
 
 // tcpMaxHeld bounds the memory that all connections together hold, in bytes. This is the memory of answers that
-// clients have not read, and of long queries, even if only a part of a query has arrived.
+// clients have not read, and of long queries, from the time when the length of a query is known.
 const tcpMaxHeld = 16 << 20
 
 // newLimit returns the limit of all TCP listeners: maxConns connections, but not more than half of the process's limit of
@@ -84,9 +81,9 @@ type tcpListener struct {
 	errors   *listen.Pacer
 	serving  sync.WaitGroup
 
-	mu       sync.Mutex
-	open     map[*tcpConn]struct{}
-	stopping bool
+	mu   sync.Mutex
+	open map[*net.TCPConn]struct{}
+	ends time.Time // when reading ends; zero if the listener has not stopped
 }
 
 // newTCPListener returns the listener of a socket; limit bounds its connections.
@@ -106,79 +103,48 @@ func newTCPListener(h *front, socket *listen.Socket, listener *net.TCPListener, 
 		limit:    limit,
 		stopped:  make(chan struct{}),
 		errors:   newPacer(h, socket.Addr),
-		open:     map[*tcpConn]struct{}{},
+		open:     map[*net.TCPConn]struct{}{},
 	}
 }
 
-// serve accepts connections until stop is called. It returns when every query is answered. It retries
-// after temporary errors, and frees a descriptor when the process has none left.
+// serve accepts connections until stop is called. It returns when every query is answered.
 func (l *tcpListener) serve() error {
 	defer l.serving.Wait()
-	reserved := false // whether the next connection gets a reserved descriptor
 	for {
-		conn, err := l.listener.AcceptTCP()
-		if err == nil {
+		conn, reserved, err := l.limit.Accept(l.listener, l.errors, l.stopped)
+		switch {
+		case err == nil:
 			l.start(conn, reserved)
-			reserved = false
-			continue
-		}
-		select {
-		case <-l.stopped:
+		case chans.Closed(l.stopped):
 			return nil
 		default:
-		}
-		if listen.Dead(err) {
 			return fmt.Errorf("the DNS listener on %s failed: %w", l.address, err)
 		}
-		reserved = l.afterError(err)
 	}
-}
-
-// afterError waits, after an error of accept, until accept may be called again. It reports whether the next connection
-// gets a reserved descriptor.
-func (l *tcpListener) afterError(err error) (reserved bool) {
-	if listen.OutOfDescriptors(err) {
-		// accept returns this error even if no client waits for a connection.
-		if !listen.Waiting(l.listener, tcpDrainTime) {
-			return false
-		}
-		if freed, reserved := l.limit.FreeDescriptor(); freed {
-			l.errors.Note(err)
-			return reserved
-		}
-	}
-	l.errors.Wait(err, l.stopped)
-	return false
 }
 
 // start begins to serve a connection. reserved is true if the connection has a reserved descriptor; such a connection
 // ends after its first answers.
 func (l *tcpListener) start(conn *net.TCPConn, reserved bool) {
 	c := &tcpConn{
-		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, task: newTask(),
-		place: l.limit.Enter(conn), brief: reserved, finished: make(chan struct{}, 1),
+		handler: l.handler, listener: l, from: l.arrival(conn), conn: conn, reader: bufio.NewReaderSize(conn, tcpReadBuffer),
+		task: newTask(), place: l.limit.Enter(conn), brief: reserved,
 	}
 	c.from.send, c.from.hold = c.send, c.hold
-	c.reader = bufio.NewReaderSize(drainReader{c}, tcpReadBuffer)
-	l.add(c)
+	l.mu.Lock()
+	l.open[conn] = struct{}{}
+	if !l.ends.IsZero() {
+		l.endReading(conn)
+	}
+	l.mu.Unlock()
 	l.serving.Go(func() {
 		defer c.place.Leave()
 		c.serve()
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.open, c)
+		delete(l.open, conn)
 	})
 	runtime.Gosched() // answer it before accepting the next one, so that a crash loses few queries
-}
-
-// add adds a connection. One that was accepted just before the stop is served, because its query may be on the way.
-func (l *tcpListener) add(c *tcpConn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.open[c] = struct{}{}
-	if l.stopping {
-		c.drain()
-	}
 }
 
 // stop makes serve end. From then on, only queries that have already arrived are read.
@@ -187,9 +153,25 @@ func (l *tcpListener) stop() {
 	_ = l.listener.Close() // the socket is closed even after an error
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.stopping = true
-	for c := range l.open {
-		c.drain()
+	l.ends = time.Now().Add(tcpDrainTime)
+	for conn := range l.open {
+		l.endReading(conn)
+	}
+}
+
+// endReading makes the kernel report the end of the data once all that has arrived is read. If the connection were closed
+// with unread bytes, the kernel would reset it, and the client would lose its answers. The caller has locked mu.
+func (l *tcpListener) endReading(conn *net.TCPConn) {
+	_ = conn.CloseRead() // both fail only on a closed connection
+	_ = conn.SetReadDeadline(l.ends)
+}
+
+// await sets how long a client may take until its next query, unless the listener has stopped.
+func (l *tcpListener) await(conn net.Conn, timeout time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ends.IsZero() {
+		_ = conn.SetReadDeadline(time.Now().Add(timeout)) // fails only on a closed connection
 	}
 }
 
@@ -221,14 +203,9 @@ type tcpConn struct {
 	place    *connlimit.Place
 	brief    bool // the connection ends after its first answers
 
-	pendingCost atomic.Int64  // cost of the queries that workers have (see tcpMaxPending)
-	finished    chan struct{} // gets an element when a query has ended; awaitRoom waits for it
+	pendingCost atomic.Int64 // cost of the queries that workers have (see tcpMaxPending)
 	waiting     sync.WaitGroup
-
-	writing sync.Mutex // guards writing to the connection
-
-	deadline sync.Mutex // guards drained and the read deadline
-	drained  time.Time  // when reading ends; zero if the listener has not stopped
+	writing     sync.Mutex // guards writing to the connection
 }
 
 // buffers has memory for answers while they are made and written.
@@ -246,17 +223,13 @@ func getBuffer() *[]byte {
 // arrived.
 const maxBatch = 16 << 10
 
-// lengthOf returns the length prefix of a message.
-func lengthOf(message []byte) []byte {
-	return binary.BigEndian.AppendUint16(nil, uint16(len(message))) //nolint:gosec // a message
+// framed returns a message after its length prefix.
+func framed(message []byte) []byte {
+	return append(binary.BigEndian.AppendUint16(nil, uint16(len(message))), message...) //nolint:gosec // a message
 }
 
-// After the listener has stopped, connections are still read for queries that have arrived before. An idle
-// connection is read for tcpDrainTime, any other connection for at most tcpDrainLimit.
-const (
-	tcpDrainTime  = 100 * time.Millisecond
-	tcpDrainLimit = time.Second
-)
+// tcpDrainTime is how long, after the listener has stopped, a connection is read at most for queries that have arrived.
+const tcpDrainTime = time.Second
 
 // serve answers queries until the client closes the connection, sends no query for too long, or
 // violates the protocol.
@@ -264,12 +237,11 @@ func (c *tcpConn) serve() {
 	defer func() { _ = c.conn.Close() }() // every answer was written or cannot be written
 	defer c.waiting.Wait()
 	var query, answers []byte
-	defer func() { c.releaseQuery(query) }()
+	defer func() { c.release(query) }()
 	var buffer *[]byte
 	for served := false; ; {
 		// Answers to queries that arrived together are written together, when there is no further whole query.
 		if !c.buffered() {
-			wrote := len(answers) > 0
 			if c.write(answers) != nil || c.brief && served {
 				return
 			}
@@ -277,7 +249,7 @@ func (c *tcpConn) serve() {
 				*buffer = answers[:0]
 				buffers.Put(buffer)
 			}
-			if !c.await(wrote) {
+			if !c.await() {
 				return
 			}
 			buffer = getBuffer()
@@ -292,20 +264,17 @@ func (c *tcpConn) serve() {
 		if answers, err = c.answer(answers, query); err != nil {
 			return
 		}
-		if c.releaseQuery(query) {
-			query = nil
-		}
+		query = c.release(query)
 	}
 }
 
-// releaseQuery reports whether the buffer of a query is long. The memory of a long buffer was counted with hold;
-// releaseQuery subtracts it, and the caller must not use the buffer again.
-func (c *tcpConn) releaseQuery(query []byte) bool {
-	long := cap(query) > tcpReadBuffer
-	if long {
-		c.release(cap(query))
+// release returns the buffer of a query for the next one. A long buffer was counted with hold, and is not used again.
+func (c *tcpConn) release(query []byte) []byte {
+	if cap(query) <= tcpReadBuffer {
+		return query
 	}
-	return long
+	c.hold(-cap(query))
+	return nil
 }
 
 // answer answers a query, or passes it to a worker. The parameter answers has the responses that are not written yet.
@@ -315,30 +284,27 @@ func (c *tcpConn) answer(answers, query []byte) ([]byte, error) {
 	start := len(answers)
 	c.task.begin(query, &c.from)
 	response, verdict := c.handler.answerFast(append(answers, 0, 0), c.task)
-	reserved := false
-	if verdict == deferred {
-		reserved = c.pendingCost.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query))
-		if !reserved {
-			var ok bool
-			if response, ok = c.task.handler.refuse(append(answers, 0, 0), c.task); ok {
-				verdict = answered
-			}
+	switch {
+	case verdict == deferred && c.pendingCost.Load() < tcpMaxPending && c.handler.forwarder.ReserveMemory(len(query)):
+		c.pass(query)
+	case verdict == deferred:
+		var ok bool
+		if response, ok = c.task.handler.refuse(append(answers, 0, 0), c.task); !ok {
+			failure := bareFailure(query, dns.RcodeServerFailure)
+			c.handler.forwarder.Overflow()
+			c.task.handler.observeRefused(c.task, dns.RcodeServerFailure, failure)
+			response = append(response, failure...)
 		}
+		verdict = answered
 	}
 	if verdict == answered {
 		answers = response
 		binary.BigEndian.PutUint16(answers[start:], uint16(len(answers)-start-lengthLen)) //nolint:gosec // answerFast bounds it
 	}
-	if len(answers) > maxBatch || verdict == deferred && !reserved {
-		if err := c.write(answers); err != nil {
-			return nil, err
-		}
-		answers = answers[:0]
+	if len(answers) <= maxBatch {
+		return answers, nil
 	}
-	if verdict == deferred && (reserved || c.awaitRoom(query)) {
-		c.pass(query)
-	}
-	return answers, nil
+	return answers[:0], c.write(answers)
 }
 
 // buffered reports whether the buffer has the whole next query.
@@ -354,51 +320,19 @@ func (c *tcpConn) buffered() bool {
 // read returns the next message. It is in the memory of buf if buf has the capacity, otherwise in a new buffer. If
 // the new buffer is long, read counts it with hold.
 func (c *tcpConn) read(buf []byte) ([]byte, error) {
-	header, err := c.reader.Peek(lengthLen)
-	if err != nil {
+	var header [lengthLen]byte
+	if _, err := io.ReadFull(c.reader, header[:]); err != nil {
 		return buf, err
 	}
-	n := int(binary.BigEndian.Uint16(header))
-	if _, err := c.reader.Discard(lengthLen); err != nil {
-		return buf, err
-	}
-	for have := 0; have < n && err == nil; {
-		if cap(buf) <= have { // the buffer grows only as bytes arrive: a client may announce more than it sends
-			buf = c.grow(buf[:have], n)
+	n := int(binary.BigEndian.Uint16(header[:]))
+	if n > cap(buf) {
+		buf = make([]byte, max(n, dns.MinMsgSize))
+		if n > tcpReadBuffer && !c.hold(n) {
+			return buf, net.ErrClosed
 		}
-		var read int
-		read, err = io.ReadFull(c.reader, buf[have:min(cap(buf), n)])
-		have += read
 	}
-	return buf[:min(cap(buf), n)], err
-}
-
-// grow copies part, the beginning of a query of n bytes, to a longer buffer.
-func (c *tcpConn) grow(part []byte, n int) []byte {
-	size := min(n, max(tcpReadBuffer, 4*len(part)))
-	longer := append(make([]byte, 0, size), part...)
-	if cap(longer) > tcpReadBuffer {
-		c.hold(cap(longer))
-	}
-	c.releaseQuery(part)
-	return longer
-}
-
-// awaitRoom waits until the pending queries of the connection are within tcpMaxPending. Only rare queries, and
-// queries before the first table, wait here. Then awaitRoom reserves memory for a query. If there is no memory, it
-// answers SERVFAIL and reports false.
-func (c *tcpConn) awaitRoom(query []byte) bool {
-	for c.pendingCost.Load() >= tcpMaxPending {
-		<-c.finished
-	}
-	if c.handler.forwarder.ReserveMemory(len(query)) {
-		return true
-	}
-	c.handler.forwarder.Overflow()
-	response := bareFailure(query, dns.RcodeServerFailure)
-	c.task.handler.observeRefused(c.task, dns.RcodeServerFailure, response)
-	_ = c.write(append([]byte{0, wire.HeaderLen}, response...)) // write closes the connection on an error
-	return false
+	_, err := io.ReadFull(c.reader, buf[:n])
+	return buf[:n], err
 }
 
 // pass passes the task to a worker, and makes a new task for the reader. The caller has
@@ -414,7 +348,7 @@ func (c *tcpConn) pass(query []byte) {
 		defer c.finish(cost)
 		defer c.handler.forwarder.ReleaseMemory(len(t.packet))
 		response := t.handler.answerSlow(t)
-		defer func() { c.release(t.heldBytes) }()
+		defer func() { c.hold(-t.heldBytes) }()
 		if response == nil {
 			return
 		}
@@ -422,61 +356,57 @@ func (c *tcpConn) pass(query []byte) {
 			c.hold(more)
 			t.heldBytes = len(response)
 		}
-		_ = c.writeHeld(lengthOf(response), response, cost) // writeHeld closes the connection on an error
+		_ = c.writeHeld(framed(response), cost) // writeHeld closes the connection on an error
 	})
 }
 
 // send sends one of several messages of a response. It fails after the listener has stopped,
 // so that the agent ends without waiting for the remaining messages.
 func (c *tcpConn) send(message []byte) error {
-	select {
-	case <-c.listener.stopped:
+	if chans.Closed(c.listener.stopped) {
 		return errStopping
-	default:
 	}
 	c.hold(len(message))
-	defer c.release(len(message))
-	return c.writeHeld(lengthOf(message), message, c.pendingCost.Load())
+	defer c.hold(-len(message))
+	return c.writeHeld(framed(message), c.pendingCost.Load())
 }
 
 // finish ends the accounting of a query that a worker has answered. cost is what the query added to pendingCost.
 func (c *tcpConn) finish(cost int64) {
 	if c.pendingCost.Add(-cost) == 0 {
 		c.place.Await()
-		c.becameIdle()
 	}
-	chans.Wake(c.finished)
 }
 
-// hold counts n bytes of memory as held by the connection, until release is called. It reports false if the connection
-// was closed to make room.
+// hold adds n, which may be negative, to the bytes of memory that the connection holds. It reports false if the
+// connection was closed to make room.
 func (c *tcpConn) hold(n int) bool { return c.place.Hold(int64(n)) }
 
-func (c *tcpConn) release(n int) { c.place.Hold(-int64(n)) }
-
-// write sends messages. framed has the messages, each after its length prefix. While they are being sent, write
-// counts their memory as held.
-func (c *tcpConn) write(framed []byte) error {
-	if len(framed) == 0 {
+// write sends messages, each after its length prefix. While they are being sent, write counts their memory as held.
+func (c *tcpConn) write(messages []byte) error {
+	if len(messages) == 0 {
 		return nil
 	}
-	c.hold(len(framed))
-	defer c.release(len(framed))
-	return c.writeHeld(framed, nil, 0)
+	c.hold(len(messages))
+	defer c.hold(-len(messages))
+	return c.writeHeld(messages, 0)
 }
 
-// writeHeld sends framed, and then message, which may be nil. The caller must have counted both as held. The query that is
-// answered has the cost own among the pending ones; without others, the client is awaited. An error closes the connection,
-// because the client could not parse anything after a part of an answer.
-func (c *tcpConn) writeHeld(framed, message []byte, own int64) error {
+// writeHeld is write for messages that the caller has counted as held. The query that is answered has the cost own among
+// the pending ones; without others, the client is awaited. If a client reads a long answer slowly, each part that is written
+// shows that the client still reads. An error closes the connection, because the client could not parse anything after a
+// part of an answer.
+func (c *tcpConn) writeHeld(messages []byte, own int64) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	if c.pendingCost.Load() <= own {
 		c.place.Await() // before the client gets the answer: of two clients, the first to get its answer is awaited longer
 	}
 	err := c.conn.SetWriteDeadline(time.Now().Add(tcpTimeouts.write))
-	for err == nil && len(framed)+len(message) > 0 {
-		if framed, message, err = c.writePart(framed, message); len(framed)+len(message) > 0 {
+	for err == nil && len(messages) > 0 {
+		n := min(len(messages), tcpNotSent)
+		_, err = c.conn.Write(messages[:n])
+		if messages = messages[n:]; len(messages) > 0 {
 			c.place.Await()
 		}
 	}
@@ -486,99 +416,13 @@ func (c *tcpConn) writeHeld(framed, message []byte, own int64) error {
 	return nil
 }
 
-// writePart writes the first part of framed and message, and returns the rest of both. If a client reads a long answer
-// slowly, each part that is written shows that the client still reads.
-func (c *tcpConn) writePart(framed, message []byte) (restOfFramed, restOfMore []byte, err error) {
-	if len(message) == 0 || len(framed) >= tcpNotSent {
-		n := min(len(framed), tcpNotSent)
-		_, err = c.conn.Write(framed[:n])
-		return framed[n:], message, err
-	}
-	n := min(len(message), tcpNotSent)
-	if len(framed) == 0 {
-		_, err = c.conn.Write(message[:n])
-	} else {
-		_, err = (&net.Buffers{framed, message[:n]}).WriteTo(c.conn)
-	}
-	return nil, message[n:], err
-}
-
 // await waits for the client's next query. It reports false if the connection is to be closed.
-// answered is true if an answer was just written.
-//
-// After the listener has stopped, the connection is closed right after an answer, because at this moment the client is
-// the least likely to have sent another query. It is also closed if no query arrives for tcpDrainTime.
-func (c *tcpConn) await(answered bool) bool {
-	if !c.setDeadline(answered) {
-		return false
-	}
-	_, err := c.reader.Peek(1)
-	return err == nil
-}
-
-// setDeadline sets the deadline for the client's next query. It reports false if the connection
-// is to be closed.
-func (c *tcpConn) setDeadline(answered bool) bool {
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	if !c.drained.IsZero() {
-		return !answered || c.busy() // drain has set the deadline
-	}
+func (c *tcpConn) await() bool {
 	timeout := tcpTimeouts.idle
 	if c.brief {
 		timeout = tcpTimeouts.brief
 	}
-	return c.conn.SetReadDeadline(time.Now().Add(timeout)) == nil
-}
-
-// retryRead reports whether the connection is read again after the error err. After the listener has stopped, a read
-// fails at the deadline even if a query has arrived; then the connection is read again.
-func (c *tcpConn) retryRead(err error) bool {
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	now := time.Now()
-	return errors.Is(err, os.ErrDeadlineExceeded) && now.Before(c.drained) && c.busy() &&
-		c.conn.SetReadDeadline(now.Add(tcpDrainTime)) == nil
-}
-
-// busy reports whether a query has arrived that is not answered yet.
-func (c *tcpConn) busy() bool {
-	if c.pendingCost.Load() > 0 || c.reader.Buffered() > 0 {
-		return true
-	}
-	conn, ok := c.conn.(syscall.Conn)
-	return ok && listen.Waiting(conn, 0)
-}
-
-// drain ends the connection after the queries that have already arrived are answered.
-func (c *tcpConn) drain() {
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	now := time.Now()
-	c.drained = now.Add(tcpDrainLimit)
-	_ = c.conn.SetReadDeadline(now.Add(tcpDrainTime)) // fails only on a closed connection
-}
-
-// becameIdle is called when no query of the connection is pending any more.
-func (c *tcpConn) becameIdle() {
-	c.deadline.Lock()
-	defer c.deadline.Unlock()
-	if !c.drained.IsZero() {
-		_ = c.conn.SetReadDeadline(time.Now()) // the reader wakes up, and reads a last query if one has arrived
-	}
-}
-
-// A drainReader reads a connection. After the listener has stopped, it reads all bytes that have already arrived,
-// even after the deadline, and even if they are only a part of a query. If the connection were closed with unread
-// bytes, the kernel would reset it, and the client would lose its answers.
-type drainReader struct{ c *tcpConn }
-
-// Read reads from the connection.
-func (r drainReader) Read(b []byte) (int, error) {
-	for {
-		n, err := r.c.conn.Read(b)
-		if n > 0 || err == nil || !r.c.retryRead(err) {
-			return n, err
-		}
-	}
+	c.listener.await(c.conn, timeout)
+	_, err := c.reader.Peek(1)
+	return err == nil
 }

@@ -44,9 +44,8 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 			served := &tcpConn{
 				handler: &w.server.handler, listener: &tcpListener{handler: &w.server.handler, stopped: make(chan struct{})},
 				from: arrival{protocol: overTCP, client: noClient, local: noClient}, conn: conn, task: newTask(),
-				place: limit.Enter(conn), brief: c.brief, finished: make(chan struct{}, 1),
+				place: limit.Enter(conn), brief: c.brief, reader: bufio.NewReader(conn),
 			}
-			served.reader = bufio.NewReader(drainReader{served})
 			began := time.Now()
 			go served.serve()
 			if c.ask > 0 {
@@ -55,7 +54,7 @@ func TestConnectionTimeouts(t *testing.T) { // A12
 					t.Fatal(err)
 				}
 				time.Sleep(c.ask) //nolint:forbidigo // synctest advances the time
-				if _, err := client.Write(append(lengthOf(packet), packet...)); err != nil {
+				if _, err := client.Write(framed(packet)); err != nil {
 					t.Fatal(err)
 				}
 				time.Sleep(c.reads - c.ask) //nolint:forbidigo // as above

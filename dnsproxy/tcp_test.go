@@ -76,7 +76,7 @@ func TestOwnNameBehindSlowQueries(t *testing.T) { // A12
 	})
 }
 
-// Before the first table no query can be refused; queries beyond the bound wait.
+// Before the first table, too, queries beyond the bound are refused at once, and the others wait.
 func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
 	synctest.Test(t, func(t *testing.T) {
 		p := start(t, dnsproxy.Config{BeforeSync: dnsproxy.BeforeSyncHold})
@@ -90,12 +90,14 @@ func TestManyQueriesBeforeSync(t *testing.T) { // A12, C6
 		if _, err := conn.Write(batch); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "about 1,000 queries wait", func() bool { return p.count(t, "nametap_dns_inflight") > 1000 })
+		got := map[string]int{}
+		got[outcome(parse(t, read(t, conn)))]++ // all are read
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-		for range queries {
-			if got := outcome(parse(t, read(t, conn))); got != webAddress {
-				t.Fatal(got)
-			}
+		for range queries - 1 {
+			got[outcome(parse(t, read(t, conn)))]++
+		}
+		if got["SERVFAIL"] == 0 || got[webAddress] < 900 || got["SERVFAIL"]+got[webAddress] != queries {
+			t.Errorf("%v", got)
 		}
 	})
 }

@@ -123,7 +123,7 @@ func TestDial(t *testing.T) {
 	d.running.Wait()
 }
 
-// E8: forbidden addresses are recognised in the form that the network's NAT64 gives them.
+// E8: forbidden addresses are recognised in the form that the network's NAT64 gives them, and local translators may.
 func TestNAT64(t *testing.T) {
 	t.Parallel()
 	z := &zone{addrs: map[string][]string{nat64.Name: {"2001:db8:64::c000:aa", "2001:db8:48:c000:0:ab00::"}}}
@@ -140,6 +140,17 @@ func TestNAT64(t *testing.T) {
 		"64:ff9b::7f00:1":            "loopback",
 		"2002:7f00:1::":              "loopback",
 		"::ffff:0:7f00:1":            "loopback",
+		// 169.254.169.254 and 198.51.100.1 in all forms of RFC 6052 that are below the prefix of RFC 8215.
+		"64:ff9b:1:a9fe:a9:fe00::":       "link-local",
+		"64:ff9b:1:a9fe:a9:fe00:808:808": "link-local", // translators ignore what follows
+		"64:ff9b:1:2a9:fe:a9fe::":        "link-local",
+		"64:ff9b:1:2:a9:fea9:fe00::":     "link-local",
+		"64:ff9b:1:fffe::a9fe:a9fe":      "link-local",
+		"64:ff9b:1:c633:64:100::":        "",
+		"64:ff9b:1:2c6:33:6401::":        "",
+		"64:ff9b:1:2:c6:3364:100::":      "",
+		"64:ff9b:1:fffe::c633:6401":      "",
+		"64:ff9b:1::c633:6401":           "",
 	} {
 		err := g.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {

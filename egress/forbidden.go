@@ -43,20 +43,14 @@ func forbidden() map[netip.Prefix]string {
 	return ranges
 }
 
-// A translation is a prefix of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address
-// that they contain. offset is the index of the byte at which that address begins.
-type translation struct {
-	prefix netip.Prefix
-	offset int
-}
-
-// translations returns the well-known translations (RFC 6052, section 2.1; RFC 3056, section 2; RFC 4291, section
-// 2.5.5.1; RFC 2765, section 2.1). In addresses of the prefix for local translators (RFC 8215), operators choose
-// where the IPv4 address begins; the list has the usual byte.
-func translations() []translation {
-	return []translation{
-		{netip.MustParsePrefix("64:ff9b::/96"), 12}, {netip.MustParsePrefix("64:ff9b:1::/48"), 12}, {netip.MustParsePrefix("2002::/16"), 2},
-		{netip.MustParsePrefix("::/96"), 12}, {netip.MustParsePrefix("::ffff:0:0:0/96"), 12},
+// translations returns the prefixes of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address that
+// they contain, and the index of the byte at which that address begins (RFC 6052, section 2.1; RFC 3056, section 2; RFC
+// 4291, section 2.5.5.1; RFC 2765, section 2.1). In the prefix for local translators (RFC 8215), operators choose the
+// place: any of RFC 6052, section 2.2.
+func translations() map[netip.Prefix][]int {
+	return map[netip.Prefix][]int{
+		netip.MustParsePrefix("64:ff9b::/96"): {12}, netip.MustParsePrefix("64:ff9b:1::/48"): {6, 7, 8, 12},
+		netip.MustParsePrefix("2002::/16"): {2}, netip.MustParsePrefix("::/96"): {12}, netip.MustParsePrefix("::ffff:0:0:0/96"): {12},
 	}
 }
 
@@ -84,11 +78,14 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 		known := translations()
 		prefixes, _ := g.nat64.Find(ctx)
 		for _, prefix := range prefixes {
-			known = append(known, translation{prefix, prefix.Bits() / 8})
+			known[prefix] = append(known[prefix], prefix.Bits()/8)
 		}
-		for _, t := range known {
-			if t.prefix.Contains(plain) {
-				all = append(all, nat64.Extract(plain, t.offset))
+		for prefix, places := range known {
+			for _, at := range places {
+				// No translator forwards to 0.0.0.0/8. An address at another place leaves zeros here.
+				if v4 := nat64.Extract(plain, at); prefix.Contains(plain) && v4.As4()[0] != 0 {
+					all = append(all, v4)
+				}
 			}
 		}
 	}

@@ -51,8 +51,6 @@ const (
 	bytesPerConn = 24 << 10
 	// sweepInterval is the longest time between two sweeps over all connections.
 	sweepInterval = time.Second
-	// acceptWait is how long a listener waits for a client at a time while there are no descriptors.
-	acceptWait = 100 * time.Millisecond
 	// The idle timeout divided by halfClosedShare is the idle timeout of a connection that has ended in one direction:
 	// five minutes of an hour.
 	halfClosedShare = 12
@@ -60,9 +58,10 @@ const (
 
 // Refusals of connections that end before they are joined.
 var (
-	errEnded = refuse(ReasonEnd, "the agent ends")
-	errGone  = refuse(ReasonClosed, "the client has reset the connection before its host was connected")
-	errRoom  = refuse(ReasonLimit, "the connection gave way to another one: memory and descriptors allow no more")
+	errEnded       = refuse(ReasonEnd, "the agent ends")
+	errGone        = refuse(ReasonClosed, "the client has reset the connection before its host was connected")
+	errDescriptors = refuse(ReasonDescriptor, "accepting a connection: no descriptors are left")
+	errRoom        = refuse(ReasonLimit, "the connection gave way to another one: memory and descriptors allow no more")
 )
 
 // New checks cfg, opens the listeners, and tests whether packets can get the mark of Config.Mark. An error names
@@ -198,44 +197,31 @@ func (s *Server) open() []*conn {
 // accept accepts the clients of a listener until ctx ends. It waits for nothing else: each client has a goroutine.
 func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
 	l := socket.Conn.(*net.TCPListener)                      //nolint:forcetypeassert // of network tcp
-	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends AcceptTCP
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
 	pacer := &listen.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
-	for refused := error(nil); ; {
-		client, err := l.AcceptTCP()
+	for {
+		client, reserved, err := s.limit.Accept(l, pacer, ctx.Done())
 		switch {
 		case err == nil:
-			why := refused // the goroutine may begin after the next line
-			s.running.Go(func() { s.serve(client, why) })
-			refused = nil
+			s.running.Go(func() { s.serve(client, reserved) })
 		case ctx.Err() != nil:
 			return nil // the listener is closed
-		case listen.Dead(err):
-			return fmt.Errorf("accepting connections to VIPs on %s: %w", l.Addr(), err)
-		case listen.OutOfDescriptors(err) && !listen.Waiting(l, 0):
-			listen.Waiting(l, acceptWait) // accept(2) fails even if no client waits; there may be descriptors when one comes
-		case listen.OutOfDescriptors(err):
-			freed, reserved := s.limit.FreeDescriptor()
-			if reserved { // the next client gets a reset at once instead of waiting in the queue of the listener
-				refused = refuse(ReasonDescriptor, "accepting a connection: no descriptors are left")
-			}
-			if freed {
-				continue
-			}
-			fallthrough
 		default:
-			pacer.Wait(err, ctx.Done())
+			return fmt.Errorf("accepting connections to VIPs on %s: %w", l.Addr(), err)
 		}
 	}
 }
 
-// serve carries the connection of a client to its end, or refuses it. It refuses the client if err is not nil.
-func (s *Server) serve(client *net.TCPConn, err error) {
+// serve carries the connection of a client to its end, or refuses it. One with a reserved descriptor gets a reset at once
+// instead of waiting in the queue of the listener.
+func (s *Server) serve(client *net.TCPConn, reserved bool) {
 	ctx, cancel := context.WithCancelCause(s.dying)
 	defer cancel(nil)
 	c := &conn{client: client, cancel: cancel}
 	c.place = s.limit.Enter(evictable{client, c})
 	s.record(c, true)
-	if err == nil {
+	err := errDescriptors
+	if !reserved {
 		err = s.carry(ctx, c)
 	}
 	s.record(c, false)

@@ -1,40 +1,35 @@
 package inject
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"reflect"
-
-	"go.yaml.in/yaml/v3"
 )
 
-// Limits of a pod in JSON. A value needs 500 bytes of memory while the pod is injected (BenchmarkAdmit). A pod of 3
-// MiB, which the API server accepts, can have a million values.
-const (
-	maxValues = 20_000
-	maxDepth  = 100
-)
+// maxMarks bounds the brackets and commas of a pod in JSON, and with them its values. A value needs 500 bytes of memory while the
+// pod is injected (BenchmarkAdmit), and a pod of 3 MiB, which the API server accepts, can have a million.
+const maxMarks = 50_000
 
 // Admit calls Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes as a JSON
 // patch (RFC 6902). The patch is nil if there are no changes.
 func Admit(object []byte, ns Namespace, cfg Config) (result Result, patch []byte, err error) {
-	root, err := parseJSON(object, maxValues, maxDepth)
-	if err == nil && root.Kind != yaml.MappingNode {
-		err = errors.New("want an object in JSON")
+	if n := bytes.Count(object, []byte{'{'}) + bytes.Count(object, []byte{'['}) + bytes.Count(object, []byte{','}); n > maxMarks {
+		return Result{}, nil, fmt.Errorf("not a valid pod: %d brackets and commas: want at most %d", n, maxMarks)
 	}
-	var v any
-	if err == nil {
-		v, err = valueOf(root)
+	v, err := readJSON(object)
+	before, isObject := v.(map[string]any)
+	if err == nil && !isObject {
+		err = errors.New("want an object in JSON")
 	}
 	if err != nil {
 		return Result{}, nil, fmt.Errorf("not a valid pod: %w", err)
 	}
-	before, _ := v.(map[string]any)
 	result, err = Pod(before, ns, cfg)
-	if err != nil || result.Outcome != Injected {
+	if err != nil || reflect.DeepEqual(before, result.Pod) {
 		return result, nil, err
 	}
-	return result, patchOf(before, result.Pod), nil
+	return result, writeJSON([]operation{{"add", "/metadata", result.Pod["metadata"]}, {"add", "/spec", result.Pod["spec"]}}), nil
 }
 
 // An operation is a part of a JSON patch.
@@ -42,19 +37,4 @@ type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
 	Value any    `json:"value"`
-}
-
-// patchOf returns the changes of a pod as a JSON patch, nil if there are none. If metadata or spec has changed, the patch
-// has it as a whole.
-func patchOf(original, injected map[string]any) []byte {
-	var patch []operation
-	for _, section := range []string{"metadata", "spec"} {
-		if next := injected[section]; !reflect.DeepEqual(original[section], next) {
-			patch = append(patch, operation{"add", "/" + section, next})
-		}
-	}
-	if patch == nil {
-		return nil
-	}
-	return writeJSON(patch)
 }

@@ -10,78 +10,83 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A change gives trees other values. It has the children that each node had before it, or a part of it, changed; none for
-// a node that was replaced.
-type change map[*yaml.Node][]*yaml.Node
+// A change gives the tree of a document another value.
+type change struct {
+	// old has the children that each node had before it, or a part of it, changed; none for a node that was replaced.
+	old map[*yaml.Node][]*yaml.Node
+	// values has the new values of the nodes with an anchor that have changed: their aliases have these values, too.
+	values map[*yaml.Node]any
+}
 
-// apply gives a tree the value want. All that need not change stays, also aliases of nodes that get the same value. The
-// tree of a document is changed in its order, so anchors change before their aliases.
-func (c change) apply(n *yaml.Node, want any) {
-	if current, err := valueOf(n); err == nil && reflect.DeepEqual(current, want) {
+// apply gives a tree that has the value before the value want. All that need not change stays, also aliases of nodes that get
+// the same value. The tree of a document is changed in its order, so anchors change before their aliases.
+func (c change) apply(n *yaml.Node, before, want any) {
+	if now, changed := c.values[n.Alias]; changed {
+		before = now
+	}
+	same := reflect.DeepEqual(before, want)
+	if same && (n.Kind == yaml.AliasNode || !c.reaches(n)) {
 		return
 	}
+	oldObject, _ := before.(map[string]any)
 	object, isObject := want.(map[string]any)
+	oldList, _ := before.([]any)
 	list, isList := want.([]any)
+	content := n.Content
 	switch {
 	case isObject && n.Kind == yaml.MappingNode:
-		c[n] = n.Content
-		n.Content = c.mapping(n, object)
-	case isList && n.Kind == yaml.SequenceNode:
-		c[n] = n.Content
-		n.Content = c.sequence(n, list)
-	default:
-		c[n] = nil
+		content = c.mapping(n, oldObject, object)
+	case isList && n.Kind == yaml.SequenceNode && len(oldList) == len(content):
+		content = c.sequence(n, oldList, list)
+	case !same:
+		content = nil
 		next := newNode(want)
 		next.Anchor, next.LineComment, next.Line, next.Column = n.Anchor, n.LineComment, n.Line, n.Column
 		*n = *next
+		c.old[n] = nil
 	}
-	if len(c[n]) == 0 {
+	isChanged := func(child *yaml.Node) bool { _, changed := c.old[child]; return changed }
+	if content != nil && (!slices.Equal(content, n.Content) || slices.ContainsFunc(content, isChanged)) {
+		c.old[n], n.Content = n.Content, content
+	}
+	if isChanged(n) && n.Anchor != "" {
+		c.values[n] = want
+	}
+	if isChanged(n) && len(c.old[n]) == 0 {
 		n.Style &^= yaml.FlowStyle // as in `annotations: {}`
 	}
 }
 
-// mapping returns the children of a mapping that gets the value want. What << adds to the mapping stays if it is right.
-// Otherwise, keys of the mapping itself come in the place of <<.
-func (c change) mapping(n *yaml.Node, want map[string]any) []*yaml.Node {
-	own, others := map[string]bool{}, maps.Clone(want) // the keys that stay in the mapping itself, and the others
-	for pair := range slices.Chunk(n.Content, 2) {
-		key := target(pair[0]).Value
-		if _, ok := want[key]; ok && !isMerge(pair[0]) {
-			own[key] = true
-			delete(others, key)
-		}
-	}
+// mapping returns the children of a mapping that gets the value want. What << adds to it becomes keys of its own.
+func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node {
+	others := maps.Clone(want)
 	var content []*yaml.Node
 	for pair := range slices.Chunk(n.Content, 2) {
 		key := target(pair[0]).Value
-		switch {
-		case own[key]:
-			c.apply(pair[1], want[key])
+		if v, stays := want[key]; stays {
+			c.apply(pair[1], before[key], v)
 			content = append(content, pair...)
-		case isMerge(pair[0]):
-			v, err := valueOf(pair[1])
-			merged := mergedBy(v)
-			maps.DeleteFunc(merged, func(key string, _ any) bool { return own[key] })
-			if err != nil || !reflect.DeepEqual(merged, others) {
-				pair = newNode(others).Content
-			}
-			content = append(content, pair...)
-			others = nil
+			delete(others, key)
 		}
 	}
 	return append(content, newNode(others).Content...)
 }
 
+// reaches reports whether a tree has an alias whose value has changed.
+func (c change) reaches(n *yaml.Node) bool {
+	_, changed := c.values[n.Alias]
+	return changed || slices.ContainsFunc(n.Content, c.reaches)
+}
+
 // sequence returns the children of a sequence that gets the value want. Elements are the same if they have the same name,
 // or no name and the same index.
-func (c change) sequence(n *yaml.Node, want []any) []*yaml.Node {
+func (c change) sequence(n *yaml.Node, before, want []any) []*yaml.Node {
 	identity := func(i int, v any) string { return cmp.Or(nameOf(v), strconv.Itoa(i)) }
 	places := map[string]int{}
-	for i, element := range n.Content {
-		v, _ := valueOf(element) // the whole document has a value
+	for i, v := range before {
 		places[identity(i, v)] = i
 	}
-	content, end := make([]*yaml.Node, len(want)), len(n.Content)
+	content, end := make([]*yaml.Node, len(want)), len(before)
 	for i, v := range slices.Backward(want) { // injection moves its additions to the front
 		if place, ok := places[identity(i, v)]; ok && place < end {
 			content[i], end = n.Content[place], place
@@ -90,25 +95,9 @@ func (c change) sequence(n *yaml.Node, want []any) []*yaml.Node {
 	for i, v := range want {
 		if content[i] == nil {
 			content[i] = newNode(v)
+			continue
 		}
-		c.apply(content[i], v)
+		c.apply(content[i], before[places[identity(i, v)]], v)
 	}
 	return content
-}
-
-// newNode returns the tree of a value. The name of an object comes first.
-func newNode(v any) *yaml.Node {
-	n := new(yaml.Node)
-	_ = n.Encode(v) // values have a form in YAML
-	nameFirst(n)
-	return n
-}
-
-func nameFirst(n *yaml.Node) {
-	for i, child := range n.Content {
-		if n.Kind == yaml.MappingNode && i%2 == 0 && child.Value == "name" {
-			n.Content = slices.Concat(n.Content[i:i+2], n.Content[:i], n.Content[i+2:])
-		}
-		nameFirst(child)
-	}
 }

@@ -272,7 +272,6 @@ func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
 // withAmounts returns the settings with the resources in the annotations of a pod.
 func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 	c.Resources = Resources{maps.Clone(c.Resources.Requests), maps.Clone(c.Resources.Limits)}
-	given := ""
 	for _, a := range []struct {
 		name    string
 		amounts Amounts
@@ -282,14 +281,11 @@ func (c Config) withAmounts(annotations map[string]string) (Config, error) {
 		{cpuLimit, c.Resources.Limits, "cpu"}, {memoryLimit, c.Resources.Limits, "memory"},
 	} {
 		if text, ok := annotations[a.name]; ok {
-			a.amounts[a.key], given = text, a.name
+			a.amounts[a.key] = text
 		}
 	}
-	if given == "" {
-		return c, nil
-	}
 	if err := c.Resources.check(); err != nil {
-		return c, fmt.Errorf("the pod's annotations, such as %s: %w", given, err)
+		return c, fmt.Errorf("the pod's annotations %s to %s: %w", cpuRequest, memoryLimit, err)
 	}
 	return c, nil
 }

@@ -20,8 +20,8 @@
 //	workload.go    where the pods are in the objects of a manifest
 //	document.go    a document of a manifest: from text, and back
 //	splice.go      the lines of a document, with new lines where its tree has changed
-//	change.go      giving a tree another value
-//	tree.go        trees of YAML and JSON, and their values
+//	change.go      giving a tree of YAML another value
+//	tree.go        values, which are read as kubectl reads them, and trees of YAML
 //	inject.go      Pod
 //	edits.go       all changes of a pod; applying them
 //	additions.go   keeping the changes that others have made in the additions

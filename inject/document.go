@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"reflect"
 	"strings"
-	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -19,7 +17,8 @@ import (
 type document struct {
 	*yamltext.Document
 	object map[string]any // nil without an object
-	root   *yaml.Node
+	root   *yaml.Node     // nil for JSON
+	line   int            // of the object in the manifest
 }
 
 // split returns the documents of a text.
@@ -28,32 +27,31 @@ func split(text []byte) ([]*document, error) {
 	var failures []error
 	for _, part := range yamltext.Split(text) {
 		d := &document{Document: part}
-		v, root, err := readDocument(d.Body)
-		if err != nil {
+		if err := d.read(); err != nil {
 			failures = append(failures, d.withLine(err))
 		}
-		d.object, _ = v.(map[string]any)
-		d.root = root
 		documents = append(documents, d)
 	}
 	return documents, errors.Join(failures...)
 }
 
-// readDocument returns the value of a text and its tree; nil without an object.
-func readDocument(text []byte) (v any, root *yaml.Node, err error) {
+// read reads the tree and the object.
+func (d *document) read() (err error) {
 	switch {
-	case isJSON(text):
-		root, err = parseJSON(text, math.MaxInt, maxNesting)
-	case !yamltext.Blank(text):
-		root, err = parseYAML(text)
+	case yamltext.Blank(d.Body):
+		return nil
+	case isJSON(d.Body):
+		d.line = d.Before + 1 + bytes.Count(d.Body[:bytes.IndexAny(d.Body, "{[\"0123456789-tfn")], []byte("\n"))
+	default:
+		if d.root, err = parseYAML(d.Body); err != nil || d.root.Kind != yaml.MappingNode {
+			return err
+		}
+		d.line = d.Before + d.root.Line
 	}
-	if err == nil && root != nil && root.Kind == yaml.MappingNode {
-		v, err = valueOf(root)
-	}
-	return v, root, err
+	v, err := readValue(d.Body)
+	d.object, _ = v.(map[string]any)
+	return err
 }
-
-func isJSON(text []byte) bool { return json.Valid(text) && utf8.Valid(text) }
 
 // withLine returns err with the number of the line in the manifest.
 func (d *document) withLine(err error) error {
@@ -67,16 +65,22 @@ func (d *document) withLine(err error) error {
 // render returns the document with d.object as its content. It reads the text again, and returns an error if its content
 // differs: an error is better than a manifest with another content.
 func (d *document) render() ([]byte, error) {
-	c := change{}
-	c.apply(d.root, d.object)
-	if isJSON(d.Body) {
-		return d.checked(d.json())
+	if d.root == nil {
+		var text bytes.Buffer
+		_ = json.Indent(&text, writeJSON(d.object), "", "    ") // as kubectl has it; the text is valid
+		return d.checked(append(text.Bytes(), '\n'))
 	}
+	before, err := readValue(d.Body)
+	if err != nil {
+		return nil, err
+	}
+	c := change{map[*yaml.Node][]*yaml.Node{}, map[*yaml.Node]any{}}
+	c.apply(d.root, before, d.object)
 	body := string(d.Body)
 	if !strings.HasSuffix(body, "\n") {
 		body += "\n"
 	}
-	s := splicer{change: c, lines: strings.SplitAfter(body, "\n")}
+	s := splicer{old: c.old, lines: strings.SplitAfter(body, "\n")}
 	s.lines = s.lines[:len(s.lines)-1]
 	end := len(s.lines)
 	if strings.HasPrefix(s.lines[end-1], "...") {
@@ -93,22 +97,8 @@ func (d *document) render() ([]byte, error) {
 
 // checked returns text if it has the content of the document, otherwise an error.
 func (d *document) checked(text []byte) ([]byte, error) {
-	if v, _, err := readDocument(text); err != nil || !reflect.DeepEqual(v, any(d.object)) {
+	if v, err := readValue(text); err != nil || !reflect.DeepEqual(v, any(d.object)) {
 		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
 	}
 	return text, nil
-}
-
-// json returns the document in JSON with the indentation that it had.
-func (d *document) json() []byte {
-	text := formatJSON(d.root)
-	for line := range bytes.Lines(bytes.TrimSpace(d.Body)) {
-		if rest := bytes.TrimLeft(line, " \t"); len(rest) < len(line) {
-			var out bytes.Buffer
-			_ = json.Indent(&out, text, "", string(line[:len(line)-len(rest)])) // the text is valid
-			text = out.Bytes()
-			break
-		}
-	}
-	return append(text, '\n')
 }

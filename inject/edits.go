@@ -2,8 +2,6 @@ package inject
 
 import (
 	"errors"
-	"fmt"
-	"math"
 	"reflect"
 	"slices"
 
@@ -202,14 +200,4 @@ func ensure(m map[string]any, key string) map[string]any {
 // named returns the index of the element with a name, -1 if the list has none.
 func named(list []any, name string) int {
 	return slices.IndexFunc(list, func(v any) bool { return nameOf(v) == name })
-}
-
-// encode returns the value of v, which has one of Kubernetes' types.
-func encode(v any) any {
-	root, err := parseJSON(writeJSON(v), math.MaxInt, maxNesting)
-	value, err2 := valueOf(root)
-	if err = errors.Join(err, err2); err != nil {
-		panic(fmt.Sprintf("encoding a %T: %v", v, err))
-	}
-	return value
 }

@@ -63,7 +63,7 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	var failures []error
 	changed := false
 	for _, w := range workloads(d.object) {
-		name, line := w.name(m.namespace), d.Before+d.root.Line
+		name, line := w.name(m.namespace), d.line
 		if w.pod == nil {
 			m.reports = append(m.reports, Report{name, line, Skipped, []string{ReasonUnknownKind}})
 			continue

@@ -67,7 +67,7 @@ func TestResources(t *testing.T) { // I15
 		"cpu-request: '2', a/b: c, cpu-limit: 10m": "",
 	} {
 		text := "metadata: {name: app, annotations: {nametap.dev/" + strings.ReplaceAll(annotations, ", cpu", ", nametap.dev/cpu") + "}}\nspec: {containers: [{name: app, image: app}]}\n"
-		refused(t, text, inject.Config{}, "the pod's annotations, such as nametap.dev/")
+		refused(t, text, inject.Config{}, "the pod's annotations nametap.dev/cpu-request to nametap.dev/memory-limit")
 		refused(t, text, inject.Config{}, want)
 	}
 }

@@ -8,9 +8,9 @@ import (
 
 // A splicer writes the lines of a YAML document, with new lines where its tree has changed.
 type splicer struct {
-	change
-	lines   []string // each with its end
-	written int      // the number of lines that are written, or left out
+	old     map[*yaml.Node][]*yaml.Node // of the change
+	lines   []string                    // each with its end
+	written int                         // the number of lines that are written, or left out
 	out     strings.Builder
 }
 
@@ -24,7 +24,7 @@ func (s *splicer) to(line int) {
 // collection writes the lines of a changed mapping or sequence, which end before the line end. It reports false if it
 // cannot.
 func (s *splicer) collection(n *yaml.Node, end int) bool {
-	old, size := s.change[n], itemSize(n)
+	old, size := s.old[n], itemSize(n)
 	begins, indent, ok := s.begins(n)
 	if !ok {
 		return false
@@ -49,7 +49,7 @@ func (s *splicer) collection(n *yaml.Node, end int) bool {
 		}
 		next = place + size
 		v := old[i+size-1]
-		if _, changed := s.change[v]; changed && !s.collection(v, limit) {
+		if _, changed := s.old[v]; changed && !s.collection(v, limit) {
 			s.to(begin)
 			s.written = stop
 			s.write(n.Kind, withoutOuter(old[i:i+size]), s.lines[begin][:indent], indent)
@@ -73,7 +73,7 @@ func itemSize(n *yaml.Node) int {
 // begins returns the lines on which the items of a changed mapping or sequence begin, and their column. It reports false
 // unless they begin on lines of their own, in one column. The first item may follow the dash of a list in which it is.
 func (s *splicer) begins(n *yaml.Node) (lines []int, indent int, ok bool) {
-	old := s.change[n]
+	old := s.old[n]
 	if n.Style&yaml.FlowStyle != 0 || len(old) == 0 || len(n.Content) == 0 {
 		return nil, 0, false
 	}
@@ -163,14 +163,4 @@ func withoutOuter(item []*yaml.Node) []*yaml.Node {
 		copies = append(copies, &c)
 	}
 	return copies
-}
-
-// encodeYAML returns a tree as a text, in the form that kubectl has.
-func encodeYAML(n *yaml.Node) string {
-	var out strings.Builder
-	encoder := yaml.NewEncoder(&out)
-	encoder.SetIndent(2)
-	encoder.CompactSeqIndent()
-	_ = encoder.Encode(n) // a text that is not right is found when it is read again
-	return out.String()
 }

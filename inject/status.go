@@ -4,9 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 )
@@ -41,9 +38,6 @@ func parseStatus(annotations map[string]string) (status, error) {
 	if err == nil && string(writeJSON(s)) != text {
 		err = errors.New("want no other keys, and the same form")
 	}
-	if err == nil {
-		err = s.check()
-	}
 	if err != nil {
 		return status{}, fmt.Errorf("annotation %s: %.1000q: %w: this version of nametap did not write it; remove it together with what it lists", Status, text, err)
 	}
@@ -60,20 +54,4 @@ func (s *status) addedContainer(name string) bool {
 func (s *status) addedVolume(name string) bool {
 	_, ok := s.Volumes[name]
 	return ok
-}
-
-// check returns an error that names a value that nametap does not write.
-func (s *status) check() error {
-	for _, name := range slices.Concat(slices.Sorted(maps.Keys(s.InitContainers)), slices.Sorted(maps.Keys(s.Volumes))) {
-		if name != agentName && !strings.HasPrefix(name, agentName+"-") {
-			return fmt.Errorf("%.1000q is never added", name)
-		}
-	}
-	if len(s.Sysctls) > 0 && !slices.Equal(s.Sysctls, []string{lowPorts}) {
-		return fmt.Errorf("want the sysctl %s only", lowPorts)
-	}
-	if s.Mode != Rules && s.Mode != Resolv {
-		return fmt.Errorf("want the mode %s or %s", Rules, Resolv)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 )
@@ -89,21 +90,13 @@ func objects(fields map[string]any, version, kind string) []anObject {
 
 // namespace returns the namespace of the object, or other if the object names none.
 func (w workload) namespace(other string) string {
-	if name := text(object(w.object, "metadata"), "namespace"); name != "" {
-		return name
-	}
-	return other
+	return cmp.Or(text(object(w.object, "metadata"), "namespace"), other)
 }
 
 // name returns the name of the object in messages. other is the namespace of objects that name none.
 func (w workload) name(other string) string {
 	meta := object(w.object, "metadata")
-	for _, name := range []string{text(meta, "name"), text(meta, "generateName"), "(no name)"} {
-		if name != "" {
-			return w.kind + " " + w.namespace(other) + "/" + name
-		}
-	}
-	return w.kind
+	return w.kind + " " + w.namespace(other) + "/" + cmp.Or(text(meta, "name"), text(meta, "generateName"), "(no name)")
 }
 
 // nameOf returns the field `name` of an element of a list; "" if it has none.

@@ -21,35 +21,21 @@ type side struct {
 
 // inspect reads a backend.
 func inspect(ctx context.Context, cfg Config, b Backend) *side {
-	return inspecting(ctx, newToolbox(cfg), b)()
-}
-
-// inspecting starts to read a backend. The function wait returns what was read.
-func inspecting(ctx context.Context, x toolbox, b Backend) (wait func() *side) {
-	s := &side{
-		backend: b,
-		tools:   make(map[family.Family]tools),
-		saved:   make(map[family.Family]saved),
-		reason:  make(map[family.Family]error),
-	}
-	readings := make(map[family.Family]func() (saved, error))
+	s := &side{backend: b, tools: make(map[family.Family]tools), saved: make(map[family.Family]saved), reason: make(map[family.Family]error)}
 	for _, f := range family.All() {
-		if t, err := x.find(ctx, b, f); err != nil {
+		t, err := newToolbox(cfg).find(ctx, b, f)
+		inKernel := saved(nil)
+		if err == nil {
+			s.tools[f] = t
+			inKernel, err = t.read(ctx)
+		}
+		if err != nil {
 			s.reason[f] = err
 		} else {
-			s.tools[f], readings[f] = t, t.reading(ctx)
+			s.saved[f] = inKernel
 		}
 	}
-	return func() *side {
-		for f, read := range readings {
-			if inKernel, err := read(); err != nil {
-				s.reason[f] = err
-			} else {
-				s.saved[f] = inKernel
-			}
-		}
-		return s
-	}
+	return s
 }
 
 // usable reports whether any family can be used.
@@ -62,28 +48,7 @@ func (s *side) unclear() bool {
 
 // place returns the place of a family's rules in this backend.
 func (s *side) place(f family.Family, attempts int) place {
-	return place{backend: s.backend, family: f, tools: s.tools[f], attempts: attempts}
-}
-
-// remove removes everything of nametap in the families of the backend that could be read, and reports whether there
-// was anything to remove. ownTables are the tables that this process has made.
-func (s *side) remove(ctx context.Context, attempts int, ownTables map[site]map[string]bool) (bool, error) {
-	changed := false
-	var errs []error
-	for _, f := range family.All() {
-		p := s.place(f, attempts)
-		p.ownTables = ownTables[site{s.backend, f}]
-		if s.saved[f] == nil || !s.saved[f].hasOwn() && !p.untidy(s.saved[f]) {
-			continue
-		}
-		remaining, did, err := p.remove(ctx, s.saved[f])
-		changed = changed || did
-		errs = append(errs, err)
-		if err == nil {
-			s.saved[f] = remaining
-		}
-	}
-	return changed, errors.Join(errs...)
+	return place{family: f, tools: s.tools[f], attempts: attempts}
 }
 
 // hasOwn reports whether the backend has rules of nametap.
@@ -94,16 +59,6 @@ func (s *side) hasOwn() bool {
 		}
 	}
 	return false
-}
-
-// bare reports whether the backend certainly has nothing of nametap.
-func (s *side) bare() bool {
-	for _, saved := range s.saved {
-		if saved.hasMark() {
-			return false
-		}
-	}
-	return !s.hasOwn() && s.unseen() == nil
 }
 
 // foreign counts the rules, chains and policies of other programs in the backend.
@@ -121,27 +76,9 @@ func (s *side) err() error {
 		s.backend, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6]))
 }
 
-// unseen returns an error if a family of the backend could not be read and may have rules of nametap. The error is
-// an [ErrUnseen] if the family can never be read.
-func (s *side) unseen() error {
-	for _, f := range family.All() {
-		switch err := s.reason[f]; {
-		case err == nil || knownEmpty(s.backend, f, err):
-		case temporary(err):
-			return fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err)
-		default:
-			return fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, s.backend, f, err)
-		}
-	}
-	return nil
-}
-
-// knownEmpty reports whether, according to the kernel itself, backend b has nothing of nametap in family f. The tools
-// could not read the family, because of the error unread.
-func knownEmpty(b Backend, f family.Family, unread error) bool {
-	if isAny(unread, errNoFamily) {
-		return true
-	}
+// knownEmpty reports whether, according to the kernel itself, backend b has nothing of nametap in family f, whose rules
+// the tools could not read.
+func knownEmpty(b Backend, f family.Family) bool {
 	if b == Legacy {
 		tables, err := legacyTables(f)
 		return err == nil && len(tables) == 0
@@ -154,12 +91,6 @@ func knownEmpty(b Backend, f family.Family, unread error) bool {
 	return true
 }
 
-// A site is one family in one backend.
-type site struct {
-	backend Backend
-	family  family.Family
-}
-
 // A machine has what both backends have in the kernel. plainBackend is the backend that the tool named
 // iptables-restore uses.
 type machine struct {
@@ -169,9 +100,7 @@ type machine struct {
 
 // inspectAll reads both backends.
 func inspectAll(ctx context.Context, cfg Config) machine {
-	x := newToolbox(cfg)
-	nft, legacy := inspecting(ctx, x, NFT), inspecting(ctx, x, Legacy)
-	return machine{plainBackend: x.plainBackend(ctx), nft: nft(), legacy: legacy()}
+	return machine{inspect(ctx, cfg, NFT), inspect(ctx, cfg, Legacy), newToolbox(cfg).plainBackend(ctx)}
 }
 
 // side returns what one backend has.

@@ -31,21 +31,13 @@ func buildFamily(cfg Config, f family.Family) []table {
 	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, comment: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
-	var tables []table
-	if !cfg.NoAccept {
-		tables = append(tables, table{name: filterTable, chains: b.accepts()})
+	nat := table{name: "nat", chains: chains}
+	if cfg.NATOnly {
+		return []table{nat}
 	}
-	tables = append(tables, table{name: "nat", chains: chains})
-	raw := table{name: "raw", chains: b.leases()}
-	if cfg.Zone != 0 {
-		zone := fmt.Sprintf("CT --zone-orig %d", cfg.Zone)
-		chains := b.chains(action{protocols: []string{"udp"}, target: zone, comment: "apart from the agent"})
-		raw.chains = append(raw.chains, b.addLooped(b.addReplies(chains))...)
-	}
-	if len(raw.chains) > 0 {
-		tables = append(tables, raw)
-	}
-	return tables
+	apart := b.chains(action{protocols: []string{"udp"}, target: fmt.Sprintf("CT --zone-orig %d", zone), comment: "apart from the agent"})
+	raw := table{name: "raw", chains: append(b.leases(), b.addLooped(b.addReplies(apart))...)}
+	return []table{{name: filterTable, chains: b.accepts()}, nat, raw}
 }
 
 // TestAddr returns the test address of a family. The rules redirect UDP queries to this address, whichever user
@@ -77,7 +69,7 @@ type builder struct {
 func (b builder) chains(a action) []chain {
 	output := chain{name: outputChain, parent: "OUTPUT"}
 	for _, p := range a.protocols {
-		if !b.cfg.NoProbe {
+		if b.cfg.Lease || !b.cfg.NATOnly {
 			output.rules = append(output.rules, b.rule(fmt.Sprintf("-p %s %s %d", p, b.hopsMatch(), ProbeHops), "probe of the agent", a.target))
 		}
 	}
@@ -122,7 +114,7 @@ func (b builder) hopsMatch() string {
 
 // unleasedRules makes the rule that returns from a chain while no agent renews the lease.
 func (b builder) unleasedRules() []string {
-	if !b.cfg.Lease {
+	if !b.cfg.Lease || b.cfg.NATOnly {
 		return nil
 	}
 	return []string{b.rule(recent(b.family, "! "+leaseAlive), "no agent", "RETURN")}
@@ -319,9 +311,6 @@ func (b builder) acceptRedirected() (rules []string) {
 // on lo already has the source address of the nameserver, so rules against forged addresses, such as wg-quick's, would
 // drop it.
 func (b builder) addLooped(chains []chain) []chain {
-	if b.cfg.NoAccept {
-		return chains
-	}
 	if len(b.cfg.VirtualInterfaces) == 0 {
 		chains = append(chains, chain{name: preroutingChain, parent: "PREROUTING"})
 	}
@@ -385,7 +374,7 @@ func matches(optionsAndValues ...string) string {
 // in quotes.
 func (b builder) rule(matches, comment, target string) string {
 	rule := "-j " + target
-	if !b.cfg.NoComments {
+	if !b.cfg.NATOnly {
 		rule = `-m comment --comment "nametap: ` + comment + `" ` + rule
 	}
 	if matches != "" {

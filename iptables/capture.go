@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"log/slog"
 	"slices"
 	"strings"
@@ -44,13 +43,11 @@ type Capture struct {
 	attempts int           // how often the next stepApply may write the rules
 	settle   time.Duration // how long the chains stay after they are unhooked
 	retries  retries       // the retries of a removal
-	applied  machine       // what the kernel had after the last stepApply
 	captured bool          // rules were installed and not removed
 	logged   logonce.Failure
-	seed     maphash.Seed // the seed of fingerprints
-	verified fingerprint  // taken when a check last found all rules in the kernel; zero after any other check
-	ready    time.Time    // when a check is due if the kernel announces a change: see nextCheck
-	paced    time.Time    // bounds how often announcements cause checks: see nextCheck
+	read     time.Time // when a check last read the rules; zero if the rules may have changed since
+	ready    time.Time // when a check is due if the kernel announces a change: see nextCheck
+	paced    time.Time // bounds how often announcements cause checks: see nextCheck
 
 	open      func() bool // reports whether there are connections to VIPs; nil if there can be none
 	openSince time.Time   // when the unhooked chains were first found in use
@@ -69,7 +66,6 @@ func New(cfg Config, log *slog.Logger) (*Capture, error) {
 		rules:     make(chan struct{}, 1),
 		installed: make(chan struct{}, 1),
 		begun:     make(chan struct{}),
-		seed:      maphash.MakeSeed(),
 	}
 	c.target.Store(&target{})
 	if err := c.aim(&target{Desired: Desired{Config: cfg}}); err != nil {
@@ -124,7 +120,7 @@ func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.ope
 // rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
 func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
 	restarted, emptied, err := c.lease.renew(f)
-	if restarted { // a check drops the entries of connections to VIPs that began without a lease
+	if restarted { // a check looks for the rules, and drops the entries of connections to VIPs that began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
@@ -160,6 +156,7 @@ func (c *Capture) Begun() <-chan struct{} { return c.begun }
 // connections to VIPs ([Capture.SetOpen]).
 func (c *Capture) Keep(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
+	c.read = time.Time{} // the kernel has announced no changes since the last Apply
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
 	defer stop()
@@ -294,6 +291,7 @@ func (c *Capture) sleep(ctx context.Context, s step) {
 	case <-ctx.Done():
 	case <-c.changed:
 	case <-c.rules:
+		c.read = time.Time{}
 		if c.phase == phaseCaptured && c.ready.Before(c.due) {
 			c.due = c.ready
 		}
@@ -330,10 +328,8 @@ func (c *Capture) act(ctx context.Context, s step) error {
 	began := time.Now()
 	switch s {
 	case stepApply:
-		m := inspectAll(ctx, c.goal.Config)
-		changed, err := c.apply(ctx, m, c.attempts)
-		c.firewall.record(m, c.inst)
-		c.applied = m
+		c.read = began
+		changed, err := c.apply(ctx, c.attempts)
 		c.due, c.attempts = c.nextCheck(began), brief
 		if err == nil || errors.Is(err, ErrIncomplete) {
 			c.phase, c.captured = phaseCaptured, true
@@ -363,39 +359,52 @@ func (c *Capture) act(ctx context.Context, s step) error {
 }
 
 // check compares the kernel with what was installed, repairs what differs, and tries again to
-// install what is missing.
+// install what is missing. Between two readings of the rules it only drops conntrack entries, see [Capture.readDue].
 func (c *Capture) check(ctx context.Context) error {
 	c.checks.Add(1)
-	fp, err := takeFingerprint(c.seed) // before the rules are read, so the next check notices a change in between
-	known := err == nil
 	c.firewall.look(c.watch.lastChange())
 	if leaseBegan := c.leaseBegan.Swap(false); leaseBegan || c.entries.needsSweep() {
 		c.entries.sweep(c.goal.Config, c.inst, leaseBegan)
 	}
-	if known && c.inst.complete() && fp == c.verified && !c.firewall.due() {
+	if c.inst.complete() && !c.firewall.due() && time.Now().Before(c.readDue()) {
 		return nil
 	}
-	c.verified = fingerprint{}
-	unchanged, err := c.repair(ctx)
-	if unchanged && known {
-		c.verified = fp
+	c.read = time.Now()
+	err := c.repair(ctx)
+	if err != nil {
+		c.read = time.Time{}
 	}
 	return err
 }
 
-// repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
-// [filterRepair]). unchanged is true if nothing differs.
-func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
-	m := inspectAll(ctx, c.goal.Config)
-	drifts, err := c.drifts(m)
-	if err != nil || len(drifts) == 0 && !c.retryDue() {
-		c.firewall.record(m, c.inst)
-		return err == nil, err
-	}
-	changed, err := c.apply(ctx, m, brief)
-	c.firewall.record(m, c.inst)
+// readDue returns when the rules are to be read again. If the kernel announces changes, they are read after a change,
+// and otherwise once a minute, or when a probe was not answered ([Capture.Look]).
+func (c *Capture) readDue() time.Time {
 	switch {
-	case err != nil && (!errors.Is(err, ErrIncomplete) || errors.Is(err, errElsewhere)):
+	case c.read.IsZero():
+		return c.read
+	case c.watch.isRunning() && c.inst.backend == NFT:
+		return c.read.Add(quietInterval)
+	}
+	return c.read.Add(unannounced * c.goal.Config.Interval)
+}
+
+// unannounced is how many intervals pass between two readings of rules whose changes the kernel does not announce: a
+// minute, if Config.Interval is 5 s.
+const unannounced = 12
+
+// repair reads the rules and repairs the rules that differ. It may leave table filter to a later check (see
+// [filterRepair]).
+func (c *Capture) repair(ctx context.Context) error {
+	s := inspect(ctx, c.goal.Config, c.backend)
+	drifts, err := c.drifts(s)
+	if err != nil || len(drifts) == 0 && !c.retryDue() {
+		c.firewall.record(s, c.inst)
+		return err
+	}
+	changed, err := c.apply(ctx, brief)
+	switch {
+	case err != nil && !errors.Is(err, ErrIncomplete):
 	case len(drifts) > 0:
 		c.log.Warn("capture rules had drifted and were repaired", "drift", drifts)
 		text := strings.Join(drifts, "; ")
@@ -404,12 +413,12 @@ func (c *Capture) repair(ctx context.Context) (unchanged bool, err error) {
 	default:
 		c.logCaptured(changed, nil)
 	}
-	return false, err
+	return err
 }
 
 // unhookAll takes stepUnhook. If replies may be in flight, the chains stay for the settle time.
 func (c *Capture) unhookAll(ctx context.Context) error {
-	c.inst, c.entries.leftovers, c.verified, c.firewall = installation{}, nil, fingerprint{}, filterRepair{}
+	c.inst, c.entries.leftovers, c.firewall = installation{}, nil, filterRepair{}
 	for _, f := range family.All() {
 		if _, err := c.lease.end(f); err != nil {
 			c.log.Warn("the lease of the capture rules cannot be ended: queries are captured until the rules are removed", "error", err)
@@ -417,33 +426,42 @@ func (c *Capture) unhookAll(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.goal.Config.Patience)
 	defer cancel()
-	used, retry, err := c.unhook(ctx)
-	if used {
-		c.settle = c.goal.Config.Settle
+	found, unseen, err := c.eachOwn(ctx, func(p place, inKernel saved) error {
+		used, err := c.unhook(ctx, p, inKernel)
+		if used {
+			c.settle = c.goal.Config.Settle
+		}
+		return err
+	})
+	switch {
+	case err != nil:
+		return c.postpone(errors.Join(err, unseen), temporary(err))
+	case !found:
+		return c.recordRemoval(unseen)
 	}
-	if err = withoutCapability(err); err == nil {
-		c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
-		c.retries.n, c.retries.failure = 0, nil
-		return nil
-	}
-	if c.onlyOthers(err) {
-		return c.recordRemoval(err)
-	}
-	return c.postpone(err, retry)
+	c.log.Info("DNS is no longer captured")
+	c.phase, c.due, c.openSince = phaseUnhooked, time.Now().Add(c.settle), time.Time{}
+	c.retries.n, c.retries.failure = 0, nil
+	return nil
 }
 
 // removeAll takes stepRemove.
 func (c *Capture) removeAll(ctx context.Context) error {
-	retry, err := c.removeSides(context.WithoutCancel(ctx))
-	if err == nil || c.onlyOthers(err) {
-		return c.recordRemoval(err)
+	ctx = context.WithoutCancel(ctx)
+	_, unseen, err := c.eachOwn(ctx, func(p place, inKernel saved) error {
+		_, _, err := p.converge(ctx, inKernel, Rules{})
+		return err
+	})
+	if err != nil {
+		return c.postpone(errors.Join(err, unseen), temporary(err))
 	}
-	return c.postpone(err, retry)
+	return c.recordRemoval(unseen)
 }
 
 // recordRemoval records the end of a removal. It returns the parameter unseen: nil, or an error that says only that
 // rules of another process may remain.
 func (c *Capture) recordRemoval(unseen error) error {
+	clear(c.placed)
 	c.phase, c.captured, c.settle, c.retries, c.openSince = phaseRemoved, false, 0, retries{}, time.Time{}
 	return unseen
 }
@@ -500,10 +518,11 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	if len(c.firewall.lacks) > 0 {
 		return stepStart.Add(max(firewallPause, 2*took))
 	}
-	if c.watch.isRunning() && c.inst.backend == NFT && c.inst.complete() && !c.entries.needsSweep() {
-		return stepStart.Add(quietInterval)
+	soon := stepStart.Add(max(interval, 2*took))
+	if due := c.readDue(); c.inst.complete() && !c.entries.needsSweep() && due.After(soon) {
+		return due
 	}
-	return stepStart.Add(max(interval, 2*took))
+	return soon
 }
 
 // checksAtOnce is how many announcements in a row may each cause a check without delay. Further announcements cause
@@ -516,13 +535,14 @@ const endTimeout = 15 * time.Second
 // end removes the rules at the end of Keep, unless they are to stay. It ignores later
 // changes of the desired value.
 func (c *Capture) end(ctx context.Context) error {
-	kept := c.goal.On && c.goal.Config.FailClosed
+	on := c.goal.On || !c.goal.set // before the first Set, rules of an earlier agent count as those of this one
+	kept := on && c.goal.Config.FailClosed
 	ending := Ending(c.ending.Load())
 	switch {
-	case ending == Leave && c.goal.On && c.phase != phaseUnhooked:
+	case ending == Leave && on && c.phase != phaseUnhooked:
 		c.log.Info("the capture rules stay for the next agent")
 		return nil
-	case c.phase == phaseRemoved, c.phase == phaseUntouched && (c.goal.On || !c.goal.set), kept && !c.captured:
+	case c.phase == phaseRemoved, kept && !c.captured:
 		return nil
 	case kept && c.phase != phaseUnhooked:
 		c.log.Warn("the capture rules stay: queries wait for the next agent, or are refused; `nametap capture remove` removes them")
@@ -537,7 +557,7 @@ func (c *Capture) end(ctx context.Context) error {
 	c.restart()
 	wasCaptured := c.captured
 	err := c.reach(ctx)
-	if err != nil && !c.onlyOthers(err) {
+	if err != nil && c.phase != phaseRemoved {
 		return fmt.Errorf("removing the capture rules (`nametap capture remove` does that too): %w", err)
 	}
 	if wasCaptured {
@@ -549,7 +569,7 @@ func (c *Capture) end(ctx context.Context) error {
 // logCaptured logs that rules were installed or replaced.
 func (c *Capture) logCaptured(changed bool, err error) {
 	if changed && err == nil {
-		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.inst.backend, "because", c.inst.reason)
+		c.log.Info("DNS is captured", "port", c.goal.Config.Port, "backend", c.backend, "because", c.reason)
 	}
 }
 
@@ -574,7 +594,7 @@ func (c *Capture) logFailure(err error) {
 func (c *Capture) logRemoval(wasCaptured bool, err error) {
 	switch {
 	case err == nil:
-	case !c.onlyOthers(err):
+	case c.phase != phaseRemoved:
 		c.log.Error("the capture rules cannot be removed; retrying", "error", err)
 	case wasCaptured:
 		c.log.Info("removed the capture rules of this agent; rules of an earlier agent may remain", "error", err)
@@ -585,7 +605,7 @@ func (c *Capture) logRemoval(wasCaptured bool, err error) {
 
 // publish makes the state of c visible to other goroutines.
 func (c *Capture) publish() {
-	r := &report{goal: c.goal, inst: c.inst, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
+	r := &report{goal: c.goal, inst: c.inst, backend: c.backend, reason: c.reason, outdated: c.phase != phaseCaptured, unleased: c.unleased, captured: c.captured}
 	if c.retries.reported != nil {
 		r.remaining = c.retries.reported.Error()
 	}
@@ -656,10 +676,6 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
 	return r.status(inspectAll(ctx, r.goal.Config))
 }
-
-// Applied returns the Status of the rules as they were after the last [Capture.Apply]. It does not read the kernel,
-// and must not be called while rules are changed.
-func (c *Capture) Applied() (Status, error) { return c.report.Load().status(c.applied) }
 
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: then they capture nothing once no
 // agent renews the lease. It must not be called while rules are changed.

@@ -3,6 +3,7 @@ package iptables
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 
 	goiptables "github.com/coreos/go-iptables/iptables"
@@ -41,7 +41,10 @@ func (f Finding) withResult(err error) Finding {
 	} else {
 		f.Detail = err.Error()
 	}
-	if errors.Is(err, errPermission) || errors.Is(err, os.ErrPermission) {
+	if f.Needed && errors.Is(err, errMissing) {
+		f.Detail += "; mode resolv of injection needs none of it"
+	}
+	if isAny(err, errRefused, os.ErrPermission) {
 		f.Advice = "run this as root, or with the capabilities above, in the user namespace that owns the network namespace"
 	}
 	return f
@@ -77,37 +80,53 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 				Advice: "without them DNS over " + f.String() + " is not captured"}.withResult(err))
 			continue
 		}
-		findings = append(findings, checkInstalled(ctx, s.place(f, 1), s.saved[f], vs)...)
-		findings = append(findings, probe(ctx, s.place(f, 1), vs, cfg.Needs(f))...)
+		findings = append(findings, checkVersion(s.tools[f]))
+		findings = append(findings, probe(ctx, s.tools[f], vs, cfg.Needs(f))...)
 	}
 	return findings
 }
 
-// probe tries the variants of the rules, best first, without capturing queries: see [tryRules]. The findings list
-// the parts that the first working variant leaves out. needed is true if capture fails when no variant works.
-func probe(ctx context.Context, p place, vs []variant, needed bool) []Finding {
-	what := fmt.Sprintf("%s rules for %s", p.backend, p.family)
+// probe tries the variants of the rules, best first, without capturing queries: see [tryRules]. The findings name what
+// this machine lacks for a better variant. needed is true if capture fails when no variant works.
+func probe(ctx context.Context, t tools, vs []variant, needed bool) []Finding {
+	const advice = modules + ", on RHEL 10 and kin from the package kernel-modules-extra, and install all extensions of the package iptables"
+	what := fmt.Sprintf("%s rules for %s", t.backend, t.family)
 	var first error
 	for _, v := range vs {
-		detail, err := tryRules(ctx, p.tools, v.rules.Text(p.family))
-		if err != nil {
-			if first == nil {
-				first = err
+		detail, err := tryRules(ctx, t, v.rules.Text(t.family))
+		if err == nil {
+			findings := []Finding{{What: what, OK: true, Needed: needed, Detail: detail}}
+			if first != nil {
+				findings = append(findings, Finding{What: what + ": " + strings.Join(v.omitted, ", "), Advice: advice + "; until then the rules are without it"}.withResult(first))
 			}
-			if failsAgain(err) && !isAny(err, errExtension, errNoTable) {
-				break // fewer rules would fail, too, for example if a tool hangs
-			}
-			continue
+			return findings
 		}
-		findings := []Finding{{What: what, OK: true, Needed: needed, Detail: detail}}
-		for _, lost := range v.omitted {
-			findings = append(findings, Finding{What: what + ": " + lost,
-				Advice: "modprobe -a xt_CT xt_comment nf_conntrack, and install all extensions of the package iptables; until then the rules are without it"}.withResult(first))
+		if first = cmp.Or(first, err); !errors.Is(err, errMissing) {
+			break // fewer rules would fail, too, for example if a tool hangs
 		}
-		return findings
+		if lacks := lacking(ctx, t); len(lacks) > 0 {
+			first = fmt.Errorf("%w: %s", errMissing, strings.Join(lacks, ", "))
+		}
 	}
-	return []Finding{Finding{What: what, Needed: needed,
-		Advice: "modprobe -a nf_nat xt_REDIRECT xt_owner xt_tcpudp, and for nft nft_compat, for legacy iptable_nat and ip6table_nat"}.withResult(first)}
+	return []Finding{Finding{What: what, Needed: needed, Advice: advice}.withResult(first)}
+}
+
+// lacking names the matches and targets of the rules that the tool or the kernel lacks.
+func lacking(ctx context.Context, t tools) (names []string) {
+	for _, part := range []struct{ name, table, rule string }{
+		{"target REDIRECT (xt_REDIRECT)", "nat", "-p udp -j REDIRECT --to-ports 1"},
+		{"match owner (xt_owner)", "nat", "-m owner --uid-owner 0 -j RETURN"},
+		{"matches ttl and hl (xt_hl)", "nat", builder{family: t.family}.hopsMatch() + " 1 -j RETURN"},
+		{"match comment (xt_comment)", "nat", "-m comment --comment x -j RETURN"},
+		{"target CT (xt_CT)", "raw", fmt.Sprintf("-j CT --zone-orig %d", zone)},
+		{"match recent (xt_recent)", "raw", recent(t.family, leaseAlive) + " -j RETURN"},
+		{"match conntrack (xt_conntrack)", filterTable, "-m conntrack --ctstate DNAT -j RETURN"},
+	} {
+		if _, err := tryRules(ctx, t, fmt.Sprintf("*%s\n-A OUTPUT %s\nCOMMIT\n", part.table, part.rule)); errors.Is(err, errMissing) {
+			names = append(names, part.name)
+		}
+	}
+	return names
 }
 
 // tryRules passes a text to iptables-restore in a new network namespace. Without the permission to make a
@@ -232,138 +251,35 @@ func isMapped(idMap []byte, id uint32) bool {
 	return false
 }
 
-// Check uses github.com/coreos/go-iptables to find the version of a tool, and to look for single rules. For
-// everything else this package runs the tools itself, because go-iptables 0.8.0
-//
-//   - looks only for a tool named iptables in $PATH, so it does not find the tools of both backends, and finds
-//     nothing in /usr/sbin if $PATH lacks this directory;
-//   - does not return the mode (nft or legacy) that it reads;
-//   - does not restore or save, and has no way to read a table without creating it in legacy;
-//   - runs tools without a time limit, in the language of the user, and with a lock file that
-//     cannot be replaced where /run is read-only;
-//   - reports a missing chain or table as a missing rule.
-
 // goLockWait is how long go-iptables lets a tool wait for the lock, in seconds: as long as lockWait.
 const goLockWait = 5
+
+// goTool returns the tool that adds and deletes single rules, by github.com/coreos/go-iptables. The library (in version
+// 0.8.0) does not restore or save, finds only tools named iptables in $PATH, and sets no limit for how long a tool runs.
+func (t tools) goTool() (*goiptables.IPTables, error) {
+	protocol := goiptables.ProtocolIPv4
+	if t.family == family.IPv6 {
+		protocol = goiptables.ProtocolIPv6
+	}
+	return goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
+}
 
 // oldestTool is the first version whose iptables-restore waits for the lock (-w).
 func oldestTool() []int { return []int{1, 6, 2} }
 
-// checkInstalled returns a finding about the version of a family's tool. If rules of nametap are installed, it also
-// returns a finding about whether the tool finds each rule.
-func checkInstalled(ctx context.Context, p place, inKernel saved, vs []variant) []Finding {
-	ctx, cancel := context.WithTimeout(ctx, p.tools.limit)
-	defer cancel()
-	protocol := goiptables.ProtocolIPv4
-	if p.family == family.IPv6 {
-		protocol = goiptables.ProtocolIPv6
-	}
-	path := strings.TrimSuffix(p.tools.restore, "-restore")
-	var tool *goiptables.IPTables
-	err := runLimited(ctx, func() (err error) {
-		tool, err = goiptables.New(goiptables.Path(path), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
-		return err
-	})
-	found := Finding{What: "tools for " + p.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
+// checkVersion returns a finding about the version of a family's tool.
+func checkVersion(t tools) Finding {
+	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
+	tool, err := t.goTool()
 	if err != nil {
-		return []Finding{found.withResult(fmt.Errorf("the version of %s is not known: %w", path, err))}
+		return found.withResult(fmt.Errorf("the version of %s is not known: %w", t.restore, err))
 	}
 	major, minor, patch := tool.GetIptablesVersion()
-	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", path, major, minor, patch)
+	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", t.restore, major, minor, patch)
 	if slices.Compare([]int{major, minor, patch}, oldestTool()) < 0 {
 		found.Needed, err = true, errors.New(found.Detail)
 	}
-	findings := []Finding{found.withResult(err)}
-	if inKernel.hasOwn() && (p.backend != Legacy || replacementLock() == "") {
-		findings = append(findings, ruleCheck{tool, p.family, inKernel}.run(ctx, installedVariant(p.family, inKernel, vs)))
-	}
-	return findings
-}
-
-// installedVariant returns the variant that is installed. If no variant is installed, it returns the best variant.
-func installedVariant(f family.Family, inKernel saved, vs []variant) variant {
-	for _, v := range vs {
-		if len(v.rules.drift(f, inKernel)) == 0 {
-			return v
-		}
-	}
-	return vs[0]
-}
-
-// A ruleCheck looks for single rules of a family.
-type ruleCheck struct {
-	tool     *goiptables.IPTables
-	family   family.Family
-	inKernel saved
-}
-
-// run looks for each rule of a variant by `iptables -C`.
-func (c ruleCheck) run(ctx context.Context, v variant) Finding {
-	finding := Finding{What: "installed rules for " + c.family.String(),
-		Advice: "`nametap capture status` shows how the rules differ, `nametap capture apply` repairs them"}
-	total := 0
-	var missing []string
-	for _, t := range v.rules.tables(c.family) {
-		for _, r := range t.all() {
-			total++
-			exists := false
-			err := runLimited(ctx, func() (err error) {
-				if c.inKernel[t.name] != nil { // -C would create a table of legacy
-					exists, err = c.tool.Exists(t.name, r.chain, arguments(r.spec)...)
-				}
-				return err
-			})
-			if err != nil {
-				return finding.withResult(fmt.Errorf("checking rule %q: %w", r.spec, err))
-			}
-			if !exists {
-				missing = append(missing, fmt.Sprintf("%s: -A %s %s", t.name, r.chain, r.spec))
-			}
-		}
-	}
-	if len(missing) > 0 {
-		return finding.withResult(fmt.Errorf("%d of %d are missing: %s", len(missing), total, strings.Join(missing, ", ")))
-	}
-	finding.Detail = fmt.Sprintf("all %d are in the kernel", total)
-	return finding.withResult(nil)
-}
-
-// arguments returns a rule as arguments of a program.
-func arguments(spec string) []string {
-	args := words(spec)
-	for i := range args {
-		args[i] = strings.Trim(args[i], `"`)
-	}
-	return args
-}
-
-// runLimited calls f, which runs tools one after the other. When ctx ends, runLimited kills the running tool, because
-// go-iptables waits for a tool forever. f must not run tools in other goroutines.
-func runLimited(ctx context.Context, f func() error) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	killed := make(chan struct{})
-	children := fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid()) // the processes that this thread has started
-	stop := context.AfterFunc(ctx, func() {
-		defer close(killed)
-		text, _ := os.ReadFile(children)
-		for _, field := range strings.Fields(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				_ = unix.Kill(pid, unix.SIGKILL)
-			}
-		}
-	})
-	err := f()
-	if !stop() {
-		<-killed // otherwise the kill could hit a program that the thread starts next
-	}
-	if err != nil && ctx.Err() != nil {
-		return ctx.Err()
-	}
-	return err
+	return found.withResult(err)
 }
 
 // checkOthers reports whether other programs capture port 53 too.

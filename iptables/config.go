@@ -60,18 +60,13 @@ type Config struct {
 	// for them.
 	Pod bool
 
-	// Zone is the conntrack zone of captured UDP queries; 0 for no zone. Without a zone, the kernel treats queries
-	// of an application and queries of the agent as one flow if they have the same source port and the same server.
-	Zone uint16
 	// Lease makes the rules match only for [LeaseTime] after each [Capture.Renew]. So the kernel ends the capture
 	// when the agent no longer answers. Lease and FailClosed exclude each other.
 	Lease bool
-	// NoProbe leaves out the rules that redirect packets with [ProbeHops].
-	NoProbe bool
-	// NoAccept leaves out the rules that let redirected packets through the firewalls of table filter.
-	NoAccept bool
-	// NoComments leaves out the comments that explain each rule.
-	NoComments bool
+	// NATOnly leaves out all rules but those of table nat, and their comments: the conntrack zone, the lease, and the
+	// rules that let redirected packets through the firewalls of table filter. Lease then only means that an agent sends
+	// probes, so the rules redirect them.
+	NATOnly bool
 
 	// Only is the only family whose queries are captured; 0 for both. If it is 0, a family that this machine lacks
 	// is left out, and logged, as long as the other family works.
@@ -106,7 +101,6 @@ func DefaultConfig() Config {
 		Port:      15053,
 		AgentUIDs: []uint32{1337},
 		AgentGIDs: []uint32{1337},
-		Zone:      53,
 		Backend:   Auto,
 		Interval:  5 * time.Second,
 		Settle:    5 * time.Second,

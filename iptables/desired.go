@@ -16,8 +16,7 @@ type Desired struct {
 	Config Config
 }
 
-// A target is a desired value and the variants of its rules: first the complete rules, then rules without parts that
-// this machine may lack. A target never changes.
+// A target is a desired value and the variants of its rules. A target never changes.
 type target struct {
 	Desired
 	set      bool // false before the first Set: there is nothing to do
@@ -34,10 +33,14 @@ func (t *target) sameRules(other *target) bool {
 // have a lease, an agent may be renewing it, so the variants have a lease, too. They have none if the configuration
 // wants rules that stay (FailClosed).
 func (t *target) variantsFor(f family.Family, inKernel saved) []variant {
+	vs := t.variants
 	if inKernel.leased(f) && !t.Config.FailClosed {
-		return t.leased
+		vs = t.leased
 	}
-	return t.variants
+	if filter := inKernel[filterTable]; filter != nil && filter.unreadable {
+		return withoutFilter(vs)
+	}
+	return vs
 }
 
 // A phase is what a Capture knows of the kernel.

@@ -51,8 +51,8 @@
 // kernel and takes one step at a time:
 //
 //	desired   known                     step
-//	on        the rules are installed   check after each change of nft rules, and every
-//	                                    Config.Interval if the kernel does not announce them; repair
+//	on        the rules are installed   check after each change of nft rules, once a minute if the
+//	                                    kernel does not announce them (legacy), and after Look; repair
 //	on        anything else             apply
 //	off       nothing is left           none
 //	off       the chains are unhooked   remove, after the settle time
@@ -64,25 +64,24 @@
 //	desired.go      the desired value, and the next step to it
 //	watch.go        changes of nft rules, as the kernel announces them
 //	status.go       what is in the kernel, and the texts that Apply would pass to iptables-restore
-//	install.go      the steps: apply, unhook and remove, of both families and backends
-//	check.go        what this machine lacks: capabilities, tools and rules; go-iptables looks for single rules
+//	install.go      the steps: apply, unhook and remove, of both families; the choice of the backend
+//	check.go        what this machine lacks: capabilities, tools and rules
 //	others.go       rules of Istio and ztunnel for port 53
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     how long a repair of table filter waits for a program that changes rules
 //	installed.go    what this process has installed, and what is missing
 //	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
-//	place.go        one family in one backend: save, restore, verify, retry, roll back
+//	place.go        one family in one backend: restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
-//	fingerprint.go  whether rules may have changed in the kernel
-//	legacy.go       what the kernel itself says about legacy's tables
-//	nft.go          what only nf_tables itself can do: count changes of rules, and delete a table
-//	variant.go      the rules of a Config, complete or without what this machine lacks
+//	legacy.go       which tables legacy has
+//	nft.go          what the tools of iptables do not show of nf_tables: whether a table exists
+//	variant.go      the rules of a Config, complete or in table nat alone
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed
 //	lease.go        the lease, and the datagrams that renew it, end it or ask about it
 //	permission.go   capabilities, and what else may refuse the tools
-//	fault.go        kinds of errors: unsupported, permanent, or temporary
+//	fault.go        kinds of errors: missing, refused, or temporary
 //	config.go       what is captured, and what is excluded
 //	names.go        the names of nametap's chains and tables
 //

@@ -1,27 +1,21 @@
 package iptables
 
 import (
-	"context"
 	"errors"
 	"slices"
 )
 
-// The reasons why a tool fails, recognised by its message. Any other error may be temporary, so the tool is run
-// again, and the error is reported.
+// Failures of the tools are of three kinds, recognised by their messages. Any failure that is not of the first two may
+// pass: the tool is run again, and the failure is reported.
 var (
-	// The machine does not support something. These errors are permanent.
-	errTool      = errors.New("tool is missing")
-	errNoTable   = errors.New("no such table in this kernel")
-	errNoFamily  = errors.New("no such address family in this kernel")
-	errExtension = errors.New("no such match or target in this kernel or iptables")
-	// These errors are permanent, too, but the machine supports what is needed.
-	errPermission   = errors.New("not permitted")
-	errIncompatible = errors.New("has rules that only the nft tool can read: keep them in a table of another name")
-	// This error is temporary, but the tool is not run again at once, because it has already waited for the lock.
-	errLocked = errors.New("lock is held")
-	// The backend that is not used still has rules of nametap. [Capture.Keep] tries again later to remove them.
-	errElsewhere = errors.New("rules of nametap remain in the other backend")
+	// The machine does not support something: a tool, a table, a family, a match or a target.
+	errMissing = errors.New("not supported by this machine")
+	// The machine may support what is needed, but refuses it.
+	errRefused = errors.New("refused")
 )
+
+// errIncompatible is how the error ends for a table with rules that iptables cannot read.
+const errIncompatible = "has rules that only the nft tool can read: keep them in a table of another name"
 
 // Errors of this package's methods.
 var (
@@ -36,21 +30,8 @@ var (
 	ErrCapability = errors.New("CAP_NET_ADMIN is missing: give it to this process, in a pod by securityContext.capabilities.add: [NET_ADMIN] with runAsUser: 0, because Kubernetes gives capabilities to root only, in a systemd unit by AmbientCapabilities=CAP_NET_ADMIN, or run it as root")
 )
 
-// unsupported reports whether an error means that the machine does not support something.
-func unsupported(err error) bool {
-	return isAny(err, errTool, errNoTable, errNoFamily, errExtension)
-}
-
-// failsAgain reports whether the same attempt would fail again if it were made at once.
-func failsAgain(err error) bool {
-	return unsupported(err) || isAny(err, errPermission, errIncompatible, errLocked, context.Canceled, context.DeadlineExceeded)
-}
-
-// temporary reports whether an attempt may succeed later. That includes attempts that
-// have waited for a lock, or for a tool that hangs.
-func temporary(err error) bool {
-	return err != nil && (!failsAgain(err) || isAny(err, errLocked, context.DeadlineExceeded))
-}
+// temporary reports whether an attempt may succeed later.
+func temporary(err error) bool { return err != nil && !isAny(err, errMissing, errRefused) }
 
 // isAny reports whether err is one of targets.
 func isAny(err error, targets ...error) bool {

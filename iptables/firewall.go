@@ -70,11 +70,11 @@ func (w *filterRepair) due() bool {
 	return false
 }
 
-// record records the repairs that the current step leaves to a later step. m has the rules in the kernel.
-func (w *filterRepair) record(m machine, inst installation) {
+// record records the repairs that the current step leaves to a later step. s has the rules in the kernel.
+func (w *filterRepair) record(s *side, inst installation) {
 	previous := w.lacks
 	w.lacks = make(map[family.Family]lack)
-	for f, inKernel := range m.side(inst.backend).saved {
+	for f, inKernel := range s.saved {
 		filter := inKernel[filterTable]
 		if !w.spared[f] || len(inst.families[f].rules.table(f, filterTable).drift(filter)) == 0 {
 			continue

@@ -13,51 +13,67 @@ import (
 	"github.com/nametap/nametap/internal/family"
 )
 
-// An installer installs and removes the rules of both families in both backends. It knows what this process has
-// installed. It belongs to the goroutine that changes rules.
+// An installer installs the rules of both families in one backend, which it chooses once, and removes the rules of both
+// backends. It knows what this process has installed. It belongs to the goroutine that changes rules.
 type installer struct {
-	log       *slog.Logger
-	goal      *target                  // the target that the steps are for
-	inst      installation             // what this process has installed
-	unleased  bool                     // the installed rules of at least one family have no lease
-	changes   bool                     // rules were installed or changed since the last report
-	placed    map[site]bool            // where rules were written and may still be
-	ownTables map[site]map[string]bool // the tables that this process has made
-	bare      map[Backend]bool         // the backends in which the last unhook has found nothing
-	entries   entries
-	firewall  filterRepair
-	lacks     time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
-	lacksDue  time.Time     // when this pause ends
+	log      *slog.Logger
+	goal     *target                // the target that the steps are for
+	backend  Backend                // the backend of the rules of this process; "" before the choice
+	reason   string                 // why this backend
+	inst     installation           // what this process has installed
+	placed   map[family.Family]bool // where rules were written and may still be
+	unleased bool                   // the installed rules of at least one family have no lease
+	changes  bool                   // rules were installed or changed since the last report
+	entries  entries
+	firewall filterRepair
+	lacks    time.Duration // the pause before rules that this machine does not support are tried again; 0 for no pause
+	lacksDue time.Time     // when this pause ends
 }
 
 func newInstaller(log *slog.Logger) installer {
-	return installer{
-		log:       log,
-		placed:    make(map[site]bool),
-		ownTables: make(map[site]map[string]bool),
-		bare:      make(map[Backend]bool),
-		entries:   newEntries(log),
-	}
+	return installer{log: log, placed: make(map[family.Family]bool), entries: newEntries(log)}
 }
 
-// apply installs the rules of the goal, and reports whether that changed anything. m has the rules that were in the
-// kernel a moment ago. The parameter attempts is how often rules may be written until the kernel has them.
-func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed bool, err error) {
-	defer func() { i.changes = i.changes || changed }()
-	cfg := i.goal.Config
-	if err := checkMapped(cfg); err != nil {
+// apply installs the rules of the goal, and reports whether that changed anything. The parameter attempts is how often
+// rules may be written until the kernel has them. The first time, it chooses the backend, and removes the rules of
+// nametap in the other backend.
+func (i *installer) apply(ctx context.Context, attempts int) (changed bool, err error) {
+	if err := checkMapped(i.goal.Config); err != nil {
 		return false, err
 	}
+	switch {
+	case i.backend == "":
+		changed, err = i.choose(ctx, attempts)
+	default:
+		changed, err = i.install(ctx, inspect(ctx, i.goal.Config, i.backend), attempts)
+		if i.inst.elsewhere != nil && i.inst.backend != "" {
+			cleared, otherErr := i.clear(ctx, inspect(ctx, i.goal.Config, i.backend.other()), attempts)
+			changed, err = changed || cleared, errors.Join(err, otherErr)
+		}
+	}
+	if i.changes = i.changes || changed; changed && i.inst.backend != "" {
+		i.entries.sweep(i.goal.Config, i.inst, true)
+	}
+	return changed, err
+}
+
+// choose chooses the backend and installs the rules in it. If this machine lacks what the rules need in the backend that it
+// would prefer, it takes the other one.
+func (i *installer) choose(ctx context.Context, attempts int) (changed bool, err error) {
+	cfg := i.goal.Config
+	m := inspectAll(ctx, cfg)
 	chosen, reason, err := m.choose(cfg.Backend)
 	if err != nil {
 		return false, err
 	}
 	other := m.side(chosen.backend.other())
-	changed, err = i.install(ctx, chosen, reason, attempts)
-	if cfg.Backend == Auto && errors.Is(err, errNoTable) && !errors.Is(err, ErrIncomplete) && other.usable() {
+	i.reason = reason
+	changed, err = i.install(ctx, chosen, attempts)
+	if cfg.Backend == Auto && errors.Is(err, errMissing) && !errors.Is(err, ErrIncomplete) && other.usable() {
 		chosen, other = other, chosen
 		first := err
-		if changed, err = i.install(ctx, chosen, "the kernel has no tables for "+string(other.backend), attempts); err != nil {
+		i.reason = "this machine lacks what the rules need in " + string(other.backend)
+		if changed, err = i.install(ctx, chosen, attempts); err != nil {
 			err = errors.Join(err, first)
 		}
 	}
@@ -67,23 +83,31 @@ func (i *installer) apply(ctx context.Context, m machine, attempts int) (changed
 		}
 		return changed, err
 	}
-	removed, otherErr := other.remove(ctx, attempts, i.ownTables)
-	changed = changed || removed
-	if changed {
-		i.entries.sweep(cfg, i.inst, true)
+	i.backend = chosen.backend
+	cleared, otherErr := i.clear(ctx, other, attempts)
+	return changed || cleared, errors.Join(err, otherErr)
+}
+
+// clear removes the rules of nametap in the other backend. After a failure, apply tries again.
+func (i *installer) clear(ctx context.Context, other *side, attempts int) (changed bool, err error) {
+	var errs []error
+	for f, inKernel := range other.saved {
+		if inKernel.hasOwn() {
+			changed = true
+			_, _, err := other.place(f, attempts).converge(ctx, inKernel, Rules{})
+			errs = append(errs, err)
+		}
 	}
-	if otherErr == nil {
-		i.recordCleared(other)
-		return changed, err
+	if i.inst.elsewhere = errors.Join(errs...); i.inst.elsewhere != nil {
+		err = fmt.Errorf("%w: rules of nametap remain in the other backend, %s: %w", ErrIncomplete, other.backend, i.inst.elsewhere)
 	}
-	otherErr = fmt.Errorf("%w: %w, %s: %w", ErrIncomplete, errElsewhere, other.backend, otherErr)
-	return changed, errors.Join(err, otherErr)
+	return changed, err
 }
 
 // install installs the rules in one backend. If the rules of one family fail, it keeps the rules of the other
 // family. If both fail, each has the rules that it had before, or none.
-func (i *installer) install(ctx context.Context, s *side, reason string, attempts int) (changed bool, err error) {
-	inst := installation{backend: s.backend, reason: reason,
+func (i *installer) install(ctx context.Context, s *side, attempts int) (changed bool, err error) {
+	inst := installation{backend: s.backend, elsewhere: i.inst.elsewhere,
 		families: make(map[family.Family]variant), missing: make(map[family.Family]error), reduced: make(map[family.Family]error)}
 	for _, f := range family.All() {
 		variants := i.goal.variantsFor(f, s.saved[f])
@@ -98,13 +122,18 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 			}
 			continue
 		case !wanted:
-			a.inKernel, a.changed, err = p.remove(ctx, s.saved[f])
+			a.inKernel, a.changed, err = p.converge(ctx, s.saved[f], Rules{})
 		default:
-			p.ownTables, p.spare = i.place(site{s.backend, f}), i.firewall.spare(f)
-			supported, lacks := i.candidates(variants, site{s.backend, f}, s.saved[f])
-			if a, err = p.apply(ctx, s.saved[f], supported); err == nil {
+			i.placed[f], p.spare = true, i.firewall.spare(f)
+			lacks := i.inst.reduced[f]
+			if lacks != nil && !i.retryDue() {
+				variants = variants[len(variants)-1:]
+			}
+			if a, err = p.apply(ctx, s.saved[f], variants); err == nil {
 				inst.families[f] = a.variant
-				a.reduced = cmp.Or(a.reduced, lacks)
+				if a.reduced == nil && len(variants) == 1 {
+					a.reduced = lacks
+				}
 			}
 		}
 		changed = changed || a.changed
@@ -125,18 +154,9 @@ func (i *installer) install(ctx context.Context, s *side, reason string, attempt
 		i.logMissing(inst)
 	}
 	i.noteLacks(inst)
+	i.firewall.record(s, inst)
 	i.inst, i.unleased = inst, inst.unleased()
 	return changed, err
-}
-
-// candidates returns the variants of vs that this machine may support, and why the other variants are left out.
-// inKernel has the rules in the kernel. Unsupported variants are left out until it is time to try them again.
-func (i *installer) candidates(vs []variant, s site, inKernel saved) (supported []variant, lacks error) {
-	supported, lacks = possibleVariants(vs, inKernel)
-	if reduced := i.inst.reduced[s.family]; reduced != nil && s.backend == i.inst.backend && !i.retryDue() {
-		return i.inst.families[s.family].orLess(supported), reduced
-	}
-	return supported, lacks
 }
 
 // noteLacks sets when rules that this machine does not support are tried again. inst is what was just installed.
@@ -161,15 +181,6 @@ func (i *installer) retryDue() bool {
 	return !i.inst.complete() && (i.lacks == 0 || !time.Now().Before(i.lacksDue))
 }
 
-// place records that rules are written to a site, and returns the tables that this process has made there.
-func (i *installer) place(s site) (ownTables map[string]bool) {
-	i.placed[s] = true
-	if i.ownTables[s] == nil {
-		i.ownTables[s] = make(map[string]bool)
-	}
-	return i.ownTables[s]
-}
-
 // logMissing logs what is newly missing in the installed rules, and what is no longer missing. inst is what was just
 // installed.
 func (i *installer) logMissing(inst installation) {
@@ -192,160 +203,61 @@ func (i *installer) logMissing(inst installation) {
 	}
 }
 
-// recordCleared records that nametap has no rules left in the families of a backend that could be read.
-func (i *installer) recordCleared(s *side) {
-	for f := range s.saved {
-		delete(i.placed, site{s.backend, f})
-	}
-}
-
 // drifts lists how the kernel differs from what was installed. It ignores a table whose repair is left to a later
 // check (see [filterRepair]). The list is empty if nothing differs.
-func (i *installer) drifts(m machine) ([]string, error) {
-	s, other := m.side(i.inst.backend), m.side(i.inst.backend.other())
-	var drifts []string
+func (i *installer) drifts(s *side) (drifts []string, err error) {
 	var errs []error
 	for _, f := range family.All() {
 		v, ok := i.inst.families[f]
 		if ok && s.reason[f] != nil {
 			errs = append(errs, s.reason[f])
-			continue
-		}
-		if err := other.reason[f]; temporary(err) {
-			errs = append(errs, err)
-		}
-		if ok || i.inst.missing[f] == nil {
+		} else if ok || i.inst.missing[f] == nil {
 			for _, d := range v.rules.sparing(i.firewall.spare(f)).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
-		}
-		if other.saved[f].hasOwn() {
-			drifts = append(drifts, fmt.Sprintf("%s: backend %s has rules of nametap too", f, other.backend))
 		}
 	}
 	return drifts, errors.Join(errs...)
 }
 
-// unhook deletes the jumps to nametap's chains in both backends. used is true if queries were captured recently, so
-// replies may be in flight. retry is true if what failed may succeed soon.
-func (i *installer) unhook(ctx context.Context) (used, retry bool, err error) {
-	var sides []*side
-	var errs []error
-	changed := false
-	for _, b := range i.ownFirst() {
+// eachOwn calls the function do for each family that has rules of nametap, in both backends: first in the backend of this
+// process, because a tool of the other one may hang until no time is left. failed says what could not be read or done, for a
+// reason that may pass or although this process has installed rules there. unseen is an [ErrUnseen] about rules that
+// another process may have installed where this one can never read or remove them.
+func (i *installer) eachOwn(ctx context.Context, do func(place, saved) error) (found bool, unseen, failed error) {
+	first := cmp.Or(i.backend, NFT)
+	for _, b := range []Backend{first, first.other()} {
 		s := inspect(ctx, i.goal.Config, b)
-		sides = append(sides, s)
-		i.bare[b] = s.bare()
-		err := i.unreadPlaced(s)
-		retry = retry || temporary(err)
-		errs = append(errs, err)
-		for f, saved := range s.saved {
-			if !saved.hasOwn() {
-				continue
+		for _, f := range family.All() {
+			err := s.reason[f]
+			if s.saved[f].hasOwn() {
+				found = true
+				err = do(s.place(f, patient), s.saved[f])
 			}
-			changed = true
-			used = used || inUse(f, saved)
-			err := i.unhookFamily(ctx, s.place(f, patient), saved)
-			retry = retry || temporary(err)
-			errs = append(errs, err)
+			switch {
+			case err == nil || s.reason[f] != nil && knownEmpty(b, f):
+			case temporary(err) || b == i.backend && i.placed[f]:
+				failed = errors.Join(failed, fmt.Errorf("removing the rules of backend %s, %s: %w", b, f, err))
+			default:
+				unseen = errors.Join(unseen, fmt.Errorf("%w (backend %s, %s): run `nametap capture remove` as root, with the tools of that backend: %w", ErrUnseen, b, f, err))
+			}
 		}
 	}
-	if a, b := sides[0], sides[1]; !a.usable() && !b.usable() {
-		if a.unseen() == nil && b.unseen() == nil {
-			return false, false, nil
-		}
-		return false, a.unclear() || b.unclear(), errors.Join(a.err(), b.err())
-	}
-	if err = errors.Join(errs...); changed && err == nil {
-		i.log.Info("DNS is no longer captured")
-	}
-	return used, retry, err
+	return found, unseen, failed
 }
 
-// ownFirst returns both backends, first the backend in which this process has installed rules: a tool of the other
-// backend may hang until no time is left.
-func (i *installer) ownFirst() []Backend {
-	if i.placed[site{Legacy, family.IPv4}] || i.placed[site{Legacy, family.IPv6}] {
-		return []Backend{Legacy, NFT}
-	}
-	return []Backend{NFT, Legacy}
-}
-
-// unhookFamily deletes the jumps of one family in one backend. It drops the conntrack entries that would still
-// redirect packets to the agent: before it deletes the jumps, and again after that. The first time is for rules that
-// put queries into a conntrack zone. UDP sockets do not use the entries outside the zone yet, but would use them as
-// soon as the jumps are deleted. The second time is for the other entries, of TCP and of UDP without a zone. Sockets
-// use these entries, and make new ones, until the jumps are deleted.
-func (i *installer) unhookFamily(ctx context.Context, p place, inKernel saved) error {
+// unhook deletes the jumps of one family in one backend. used is true if queries were captured recently, so replies may
+// be in flight. unhook drops the conntrack entries that would still redirect packets to the agent: before it deletes the
+// jumps, and again after that. The first time is for rules that put queries into a conntrack zone. UDP sockets do not use
+// the entries outside the zone yet, but would use them as soon as the jumps are deleted. The second time is for the other
+// entries, of TCP and of UDP without a zone. Sockets use these entries, and make new ones, until the jumps are deleted.
+func (i *installer) unhook(ctx context.Context, p place, inKernel saved) (used bool, err error) {
 	s := sweep{ports: inKernel.redirections()}
+	used = inUse(p.family, inKernel)
 	if len(inKernel["raw"].ownChains()) > 0 {
 		i.entries.drop(p.family, s.orphans())
 	}
-	err := p.unhook(ctx, inKernel)
+	err = p.unhook(ctx, inKernel)
 	i.entries.drop(p.family, s.orphans())
-	return err
-}
-
-// removeSides removes everything of nametap in both backends. It skips a backend if unhook has just found nothing
-// there and this process has made no table there, because each tool takes long on a busy machine. retry is true if
-// what failed may succeed soon.
-func (i *installer) removeSides(ctx context.Context) (retry bool, err error) {
-	var failed, unseen error
-	for _, b := range []Backend{NFT, Legacy} {
-		if i.bare[b] && !i.hasMade(b) {
-			continue
-		}
-		s := inspect(ctx, i.goal.Config, b)
-		_, err := s.remove(ctx, patient, i.ownTables)
-		if err == nil {
-			i.recordCleared(s)
-		}
-		mayBe, unread := i.unread(s)
-		retry = retry || temporary(err) || temporary(unread)
-		failed, unseen = errors.Join(failed, err, unread), errors.Join(unseen, mayBe)
-	}
-	if failed != nil && unseen != nil {
-		failed = fmt.Errorf("%w\n%v", failed, unseen) //nolint:errorlint // the failure is what counts
-	}
-	if failed != nil {
-		return retry, failed
-	}
-	return false, unseen
-}
-
-// hasMade reports whether this process has made tables in a backend.
-func (i *installer) hasMade(b Backend) bool {
-	return slices.ContainsFunc(family.All(), func(f family.Family) bool { return len(i.ownTables[site{b, f}]) > 0 })
-}
-
-// unread returns an error if a backend that may have rules of nametap could not be read. If the backend can never be
-// read and this process has installed no rules there, the result unseen is an [ErrUnseen]. In all other cases the
-// result failed is the error.
-func (i *installer) unread(s *side) (unseen, failed error) {
-	failed = i.unreadPlaced(s)
-	if failed == nil {
-		unseen = s.unseen()
-	}
-	if temporary(unseen) {
-		return nil, unseen
-	}
-	return unseen, failed
-}
-
-// unreadPlaced returns an error if a family in which this process has installed rules could not be read, unless the
-// kernel says that the family is empty.
-func (i *installer) unreadPlaced(s *side) error {
-	var errs []error
-	for f, err := range s.reason {
-		if i.placed[site{s.backend, f}] && !knownEmpty(s.backend, f, err) {
-			errs = append(errs, fmt.Errorf("reading the rules of backend %s, %s: %w", s.backend, f, err))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// onlyOthers reports whether the error of a removal says only that rules of another process
-// may remain.
-func (i *installer) onlyOthers(err error) bool {
-	return errors.Is(err, ErrUnseen) || errors.Is(err, ErrCapability) && len(i.placed) == 0
+	return used, err
 }

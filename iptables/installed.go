@@ -4,33 +4,32 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/nametap/nametap/internal/family"
 )
 
 // An installation is what this process has put into the kernel.
 type installation struct {
-	backend  Backend
-	reason   string // why this backend
-	families map[family.Family]variant
-	missing  map[family.Family]error // why families that are wanted are not installed
-	reduced  map[family.Family]error // why installed families do not have the best variant
+	backend   Backend // "" if nothing is installed
+	families  map[family.Family]variant
+	missing   map[family.Family]error // why families that are wanted are not installed
+	reduced   map[family.Family]error // why installed families do not have the best variant
+	elsewhere error                   // why rules of nametap remain in the other backend
 }
 
 // complete reports whether everything that the configuration asks for is installed.
 func (inst installation) complete() bool {
-	return inst.backend != "" && len(inst.missing)+len(inst.reduced) == 0
+	return inst.backend != "" && len(inst.missing)+len(inst.reduced) == 0 && inst.elsewhere == nil
 }
 
-// failed reports whether something that this machine may support is missing.
+// failed reports whether something that this machine may support is missing, or is to be removed.
 func (inst installation) failed() bool {
 	for _, f := range family.All() {
-		if err := cmp.Or(inst.missing[f], inst.reduced[f]); err != nil && !unsupported(err) {
+		if err := cmp.Or(inst.missing[f], inst.reduced[f]); err != nil && !errors.Is(err, errMissing) {
 			return true
 		}
 	}
-	return false
+	return inst.elsewhere != nil
 }
 
 // unleased reports whether the rules of any family capture without an agent.
@@ -43,30 +42,19 @@ func (inst installation) unleased() bool {
 	return false
 }
 
-// validate returns an error if no wanted family is installed, or [ErrIncomplete] if something that this machine may
+// validate returns an error if no wanted family is installed, or [ErrIncomplete] if a family that this machine may
 // support is missing.
 func (inst installation) validate() error {
-	var refused, passing []error
+	var errs []error
 	for _, f := range family.All() {
-		if err := inst.missing[f]; err != nil {
-			err = fmt.Errorf("capturing DNS over %s: %w", f, err)
-			switch {
-			case len(inst.families) == 0:
-				refused = append(refused, err)
-			case !unsupported(inst.missing[f]):
-				passing = append(passing, err)
-			}
-		}
-		if err := inst.reduced[f]; err != nil && !unsupported(err) {
-			passing = append(passing, fmt.Errorf("DNS over %s is captured without %s: %w",
-				f, strings.Join(inst.families[f].omitted, ", "), err))
+		if err := inst.missing[f]; err != nil && (len(inst.families) == 0 || !errors.Is(err, errMissing)) {
+			errs = append(errs, fmt.Errorf("capturing DNS over %s: %w", f, err))
 		}
 	}
-	switch {
-	case len(refused) > 0:
-		return errors.Join(refused...)
-	case len(passing) > 0:
-		return fmt.Errorf("%w: %w", ErrIncomplete, errors.Join(passing...))
+	switch err := errors.Join(errs...); {
+	case err == nil || len(inst.families) == 0:
+		return err
+	default:
+		return fmt.Errorf("%w: %w", ErrIncomplete, err)
 	}
-	return nil
 }

@@ -81,7 +81,7 @@ func TestLacks(t *testing.T) {
 			i.noteLacks(installation{backend: NFT, reduced: reduced})
 			i.inst = installation{backend: NFT, reduced: reduced}
 		}
-		lacking := map[family.Family]error{family.IPv6: errExtension}
+		lacking := map[family.Family]error{family.IPv6: errMissing}
 		for _, pause := range []time.Duration{5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600} {
 			install(lacking)
 			<-time.After(pause*time.Second - 1)
@@ -93,7 +93,7 @@ func TestLacks(t *testing.T) {
 				t.Fatalf("not tried again after %v", pause*time.Second)
 			}
 		}
-		if install(map[family.Family]error{family.IPv4: errLocked, family.IPv6: errExtension}); !i.retryDue() {
+		if install(map[family.Family]error{family.IPv4: errors.New("a failure"), family.IPv6: errMissing}); !i.retryDue() {
 			t.Error("a failure that passes is not tried again by the next check")
 		}
 		if install(nil); i.retryDue() {
@@ -103,7 +103,7 @@ func TestLacks(t *testing.T) {
 }
 
 // K10: an announcement of the kernel causes a check at once, ten times in a row, then once in each interval. Without
-// announcements, checks of complete nft rules are rare. A check that took long is followed by a pause as long.
+// announcements, checks of complete nft rules are rare, and legacy, which has none, is checked once a minute. A check that took long is followed by a pause as long.
 func TestNextCheck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -123,8 +123,8 @@ func TestNextCheck(t *testing.T) {
 			backend Backend
 			watched bool
 			want    time.Duration
-		}{{NFT, false, interval}, {NFT, true, time.Hour}, {Legacy, true, interval}} {
-			c.inst.backend = test.backend
+		}{{NFT, false, time.Minute}, {NFT, true, time.Hour}, {Legacy, true, time.Minute}} {
+			c.inst.backend, c.read = test.backend, time.Now()
 			c.watch.subscribed.Store(test.watched)
 			if due := time.Until(c.nextCheck(time.Now())); due != test.want {
 				t.Errorf("%+v: the next check is due in %v", test, due)
@@ -154,7 +154,7 @@ func TestFilterRepair(t *testing.T) {
 			if due := w.due(); due == waits && len(w.lacks) > 0 {
 				t.Errorf("a repair that waits is %v, a repair is due is %v", waits, due)
 			}
-			w.record(machine{nft: newSide(t, NFT, rules), legacy: newSide(t, Legacy, "")}, inst)
+			w.record(newSide(t, NFT, rules), inst)
 			return waits
 		}
 		const site = "*filter\n-A OUTPUT -d 192.0.2.1 -j DROP\nCOMMIT\n"

@@ -66,7 +66,8 @@ type lease struct {
 }
 
 // renew renews the lease of a family for [LeaseTime]. restarted is true if the lease had ended, or may have been another
-// process's. emptied is true if the kernel has forgotten the previous renewal, although it was short ago. renew does nothing if there are no rules with a lease.
+// process's, or if its rules are gone. emptied is true if the kernel has forgotten the previous renewal, although it was
+// short ago. renew does nothing if there are no rules with a lease.
 func (l *lease) renew(f family.Family) (restarted, emptied bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -75,7 +76,7 @@ func (l *lease) renew(f family.Family) (restarted, emptied bool, err error) {
 	previous, known := l.renewed[f]
 	if err != nil || !done {
 		delete(l.renewed, f)
-		return false, false, err
+		return known && err == nil, false, err
 	}
 	if l.renewed == nil {
 		l.renewed = make(map[family.Family]time.Time)

@@ -6,9 +6,6 @@ const (
 	outputChain     = ownPrefix + "OUTPUT"
 	preroutingChain = ownPrefix + "PREROUTING"
 	inputChain      = ownPrefix + "INPUT"
-	// tableMark is an empty chain that marks a table that nametap has made. It is installed with the rules. Remove
-	// deletes a marked table if no other program uses it. Only nft tables can be deleted, so only they are marked.
-	tableMark = ownPrefix + "MADE_TABLE"
 )
 
 // tableNames returns the tables that nametap uses, in the order in which they are changed.
@@ -16,6 +13,10 @@ func tableNames() []string { return []string{filterTable, "nat", "raw"} }
 
 // filterTable is the table of firewalls.
 const filterTable = "filter"
+
+// zone is the conntrack zone of captured UDP queries. Without a zone, the kernel treats queries of an application and
+// queries of the agent as one flow if they have the same source port and the same server.
+const zone = 53
 
 // dnsPort is the destination port of the queries that are captured.
 const dnsPort = 53

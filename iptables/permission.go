@@ -28,7 +28,7 @@ func Permitted() error {
 // withoutCapability returns err, or [ErrCapability] instead if a missing CAP_NET_ADMIN is the reason for err.
 // The message of the tools is misleading in that case.
 func withoutCapability(err error) error {
-	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errPermission, os.ErrPermission) {
+	if err == nil || capable(unix.CAP_NET_ADMIN) || !isAny(err, errRefused, os.ErrPermission) {
 		return err
 	}
 	return ErrCapability

@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,8 +16,8 @@ type Rules struct {
 	spare    string // a table that the rules leave as it is, "" for none
 }
 
-// sparing returns a copy of r that leaves a table of the kernel as it is.
-func (r Rules) sparing(table string) Rules { r.spare = table; return r }
+// sparing returns a copy of r that leaves a table of the kernel as it is; "" for no further table.
+func (r Rules) sparing(table string) Rules { r.spare = cmp.Or(table, r.spare); return r }
 
 // tableNames returns the tables that the rules may change, in the order in which they are changed.
 func (r Rules) tableNames() []string {
@@ -39,7 +40,7 @@ func (r Rules) table(f family.Family, name string) table {
 // Text returns the rules of a family as iptables-restore --noflush reads them, or "" if the
 // family has no rules. It is for a machine without rules of nametap. The text that Apply
 // restores also removes previous rules: see [Capture.Plan].
-func (r Rules) Text(f family.Family) string { return r.change(f, saved{}, noMark) }
+func (r Rules) Text(f family.Family) string { return r.change(f, saved{}) }
 
 // drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
 // Rules are compared as text and in order: in another order, the rules might redirect the agent's queries to the
@@ -53,22 +54,16 @@ func (r Rules) drift(f family.Family, s saved) []string {
 }
 
 // change returns the text for iptables-restore --noflush that turns the saved rules of a family into r, table by
-// table. It returns "" if they match. The text changes no rules of other programs. If needsMark returns true for a
-// table, the table gets the mark of nametap ([tableMark]), even if its rules match. A marked table keeps its mark.
-func (r Rules) change(f family.Family, s saved, needsMark func(name string, have *savedTable) bool) string {
+// table. It returns "" if they match. The text changes no rules of other programs.
+func (r Rules) change(f family.Family, s saved) string {
 	var b strings.Builder
 	for _, name := range r.tableNames() {
-		t, inKernel := r.table(f, name), s[name]
-		marked := needsMark(name, inKernel)
-		if len(t.drift(inKernel)) > 0 || inKernel != nil && marked {
-			t.change(&b, inKernel, marked)
+		if t := r.table(f, name); len(t.drift(s[name])) > 0 {
+			t.change(&b, s[name])
 		}
 	}
 	return b.String()
 }
-
-// noMark marks no table.
-func noMark(string, *savedTable) bool { return false }
 
 // table holds nametap's chains in one table of the kernel.
 type table struct {
@@ -133,11 +128,8 @@ func difference(want, have []string) string {
 
 func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
-func (t table) change(b *strings.Builder, inKernel *savedTable, mark bool) {
+func (t table) change(b *strings.Builder, inKernel *savedTable) {
 	fmt.Fprintf(b, "*%s\n", t.name)
-	if mark {
-		fmt.Fprintf(b, ":%s - [0:0]\n", tableMark)
-	}
 	for _, c := range t.chains {
 		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // creates the chain, or flushes it
 	}
@@ -187,20 +179,6 @@ func (t table) wants(name string) bool {
 	return slices.ContainsFunc(t.chains, func(c chain) bool { return c.name == name })
 }
 
-// all returns the rules of a table, the jumps included.
-func (t table) all() []savedRule {
-	var all []savedRule
-	for _, c := range t.chains {
-		for _, spec := range c.jumps {
-			all = append(all, savedRule{chain: c.parent, spec: spec})
-		}
-		for _, spec := range c.rules {
-			all = append(all, savedRule{chain: c.name, spec: spec})
-		}
-	}
-	return all
-}
-
 // deleteJumps writes the deletion of all jumps to the chains of nametap.
 func deleteJumps(b *strings.Builder, inKernel *savedTable) {
 	for _, j := range inKernel.jumps() {
@@ -221,6 +199,3 @@ func unhookText(s saved) string {
 	}
 	return b.String()
 }
-
-// unmark returns the text that removes the mark of a table.
-func unmark(name string) string { return fmt.Sprintf("*%s\n-X %s\nCOMMIT\n", name, tableMark) }

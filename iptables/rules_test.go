@@ -27,8 +27,7 @@ func configs() map[string]iptables.Config {
 	add("default", func(*iptables.Config) {})
 	add("lease", func(c *iptables.Config) { c.Lease = true })
 	add("bare", func(c *iptables.Config) {
-		c.NoAccept, c.NoProbe = true, true
-		c.Zone, c.NoComments, c.AgentGIDs, c.Only = 0, true, nil, family.IPv4
+		c.NATOnly, c.AgentGIDs, c.Only = true, nil, family.IPv4
 	})
 	add("servers", func(c *iptables.Config) {
 		c.Servers = []netip.Addr{netip.MustParseAddr("127.0.0.53"), netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fe80::53%eth0"), netip.MustParseAddr("fd00::53")}
@@ -41,7 +40,6 @@ func configs() map[string]iptables.Config {
 		c.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.1.7/16"), netip.MustParsePrefix("2001:DB8::/32"), netip.MustParsePrefix("0.0.0.0/0")}
 		c.ExcludeInterfaces = []string{"wg0", "tun+"}
 		c.VirtualInterfaces = []string{"docker0", "k6t-eth0"}
-		c.Zone = 1000
 	})
 	add("pod", func(c *iptables.Config) { c.Pod, c.ExcludeUIDs = true, []uint32{101} })
 	add("egress", func(c *iptables.Config) {

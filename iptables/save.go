@@ -48,7 +48,7 @@ func parseSave(text []byte) (saved, error) {
 			case ok && name == filterTable:
 				s[name] = &savedTable{unreadable: true}
 			case ok && slices.Contains(tableNames(), name):
-				return nil, fmt.Errorf("table %q %w", name, errIncompatible)
+				return nil, fmt.Errorf("%w: table %q %s", errRefused, name, errIncompatible)
 			}
 			continue
 		case line[0] == '*':
@@ -139,23 +139,18 @@ func words(spec string) []string {
 	return out
 }
 
-// ownChains returns the chains of nametap in a table, except [tableMark]. t may be nil.
+// ownChains returns the chains of nametap in a table. t may be nil.
 func (t *savedTable) ownChains() []string {
 	var names []string
 	if t == nil {
 		return nil
 	}
 	for _, c := range t.chains {
-		if strings.HasPrefix(c.name, ownPrefix) && c.name != tableMark {
+		if strings.HasPrefix(c.name, ownPrefix) {
 			names = append(names, c.name)
 		}
 	}
 	return names
-}
-
-// hasMark reports whether a table has the mark of nametap, which means that nametap has made the table.
-func (t *savedTable) hasMark() bool {
-	return t != nil && slices.ContainsFunc(t.chains, func(c savedChain) bool { return c.name == tableMark })
 }
 
 // jumps returns the rules of other chains that jump to nametap's chains.
@@ -229,16 +224,6 @@ func (s saved) leased(f family.Family) bool {
 			if strings.Contains(rule, "--name "+leaseName(f)+" ") {
 				return true
 			}
-		}
-	}
-	return false
-}
-
-// hasMark reports whether any of the tables has the mark of nametap.
-func (s saved) hasMark() bool {
-	for _, t := range s {
-		if t.hasMark() {
-			return true
 		}
 	}
 	return false

@@ -43,7 +43,7 @@ func FuzzParseSave(f *testing.F) {
 			lines[strings.TrimRight(line, " \r\n")] = true
 		}
 		for _, change := range []string{
-			rules.change(family.IPv4, s, place{backend: NFT}.needsMark), Rules{}.change(family.IPv4, s, noMark), unhookText(s),
+			rules.change(family.IPv4, s), Rules{}.change(family.IPv4, s), unhookText(s),
 		} {
 			for line := range strings.Lines(change) {
 				if line == "COMMIT\n" || line[0] == '*' {
@@ -57,7 +57,7 @@ func FuzzParseSave(f *testing.F) {
 				}
 			}
 		}
-		if taken := (Rules{}).change(family.IPv4, s, noMark); unhookText(s) != "" && taken == "" {
+		if taken := (Rules{}).change(family.IPv4, s); unhookText(s) != "" && taken == "" {
 			t.Fatal("jumps to us would stay")
 		}
 	})

@@ -83,6 +83,8 @@ func leaseState(f family.Family) LeaseState {
 type report struct {
 	goal      *target
 	inst      installation
+	backend   Backend
+	reason    string
 	outdated  bool // the rules of goal may not be installed
 	unleased  bool // installed rules have no lease, so they capture without an agent
 	captured  bool
@@ -95,7 +97,7 @@ func (r *report) level(f family.Family) Level {
 	switch {
 	case !r.goal.On || len(r.goal.variants[0].rules.tables(f)) == 0:
 		return LevelOff
-	case !ok && unsupported(r.inst.missing[f]):
+	case !ok && errors.Is(r.inst.missing[f], errMissing):
 		return LevelUnavailable
 	case !ok:
 		return LevelFailed
@@ -123,11 +125,11 @@ func (r *report) status(m machine) (Status, error) {
 	return status, nil
 }
 
-// sides returns both backends. The result chosen is the backend in which this process has installed rules. If it has
-// installed none, chosen is the backend in which it would install them.
+// sides returns both backends. The result chosen is the backend that this process has chosen or, before that, the backend
+// that it would choose.
 func (r *report) sides(m machine) (chosen, other *side, reason string, err error) {
-	if r.inst.backend != "" {
-		chosen, reason = m.side(r.inst.backend), r.inst.reason
+	if r.backend != "" {
+		chosen, reason = m.side(r.backend), r.reason
 	} else if chosen, reason, err = m.choose(r.goal.Config.Backend); err != nil {
 		return nil, nil, "", err
 	}
@@ -191,11 +193,11 @@ func (r *report) plan(m machine) ([]Step, error) {
 	}
 	for _, f := range family.All() {
 		if inKernel, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel, s.place(f, 1).needsMark))
+			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel))
 		}
 	}
 	for _, f := range family.All() {
-		add(other.tools[f], Rules{}.change(f, other.saved[f], noMark))
+		add(other.tools[f], Rules{}.change(f, other.saved[f]))
 	}
 	if len(s.saved) == 0 {
 		return nil, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6])

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -80,7 +81,7 @@ func (x toolbox) find(ctx context.Context, b Backend, f family.Family) (tools, e
 		return tools{toolbox: x, save: save, restore: restore, backend: b, family: f}, nil
 	}
 	return tools{}, fmt.Errorf("%w: neither %s-%s-restore nor %s-restore of this backend is in $PATH, /usr/sbin or /sbin; install the package iptables",
-		errTool, base, b, base)
+		errMissing, base, b, base)
 }
 
 // lookPath returns the path of a tool. It also looks in /usr/sbin and /sbin, which are often missing in the PATH
@@ -133,26 +134,14 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 
 // read returns the rules in the kernel. It does not name single tables, because legacy creates every table that is
 // named. After a failure that may pass, read tries again.
-func (t tools) read(ctx context.Context) (saved, error) { return t.reading(ctx)() }
-
-// reading starts a tool that reads the rules; the function wait returns the rules. With reading, one thread can
-// start several tools that run at the same time. The thread may have a network namespace of its own, which the tools
-// inherit.
-func (t tools) reading(ctx context.Context) (wait func() (saved, error)) {
-	first := t.start(ctx, nil, t.save)
-	return func() (saved, error) { return t.parsed(ctx, first) }
-}
-
-// parsed returns the rules that a tool prints. It runs the tool again after a failure that may pass.
-func (t tools) parsed(ctx context.Context, output func() ([]byte, error)) (saved, error) {
+func (t tools) read(ctx context.Context) (saved, error) {
 	for n := 0; ; n++ {
-		out, err := output()
-		output = func() ([]byte, error) { return t.run(ctx, nil, t.save) }
+		out, err := t.run(ctx, nil, t.save)
 		var s saved
 		if err == nil {
 			s, err = parseSave(out)
 		}
-		if err == nil || failsAgain(err) || n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)) {
+		if !temporary(err) || errors.Is(err, context.DeadlineExceeded) || n == readAttempts-1 || !clock.Sleep(ctx, backOff(n)) {
 			return s, err
 		}
 	}
@@ -161,12 +150,6 @@ func (t tools) parsed(ctx context.Context, output func() ([]byte, error)) (saved
 // write passes text to iptables-restore.
 func (t tools) write(ctx context.Context, text string) error {
 	_, err := t.run(ctx, []byte(text), t.restore, "--noflush", "-w", lockWait)
-	if err == nil || failsAgain(err) || t.backend != Legacy {
-		return err
-	}
-	if missing := missingLegacyExtension(t.family, text); missing != "" {
-		return fmt.Errorf("%w: %s: %w", errExtension, missing, err)
-	}
 	return err
 }
 
@@ -176,60 +159,24 @@ func backOff(n int) time.Duration { return clock.Jitter(clock.BackOff(n, firstPa
 
 // run runs a tool and returns its output.
 func (x toolbox) run(ctx context.Context, stdin []byte, tool string, args ...string) ([]byte, error) {
-	return x.start(ctx, stdin, tool, args...)()
-}
-
-// start starts a tool. The function wait waits for the end of the tool and returns its output.
-func (x toolbox) start(ctx context.Context, stdin []byte, tool string, args ...string) (wait func() ([]byte, error)) {
 	ctx, cancel := context.WithTimeout(ctx, x.limit)
-	output := startCommand(ctx, exec.CommandContext(ctx, tool, args...), stdin)
-	return func() ([]byte, error) {
-		defer cancel()
-		return output()
-	}
-}
-
-func startCommand(ctx context.Context, cmd *exec.Cmd, stdin []byte) (wait func() ([]byte, error)) {
-	out, errs := new(bytes.Buffer), new(bytes.Buffer)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), out, errs
+	defer cancel()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, tool, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(stdin), &out, &errs
 	cmd.Env = append(os.Environ(), "LC_ALL=C")
 	if path := replacementLock(); path != "" {
 		cmd.Env = append(cmd.Env, "XTABLES_LOCKFILE="+path)
 	}
 	cmd.WaitDelay = time.Second
-	err := cmd.Start() // in this thread, which may have a network namespace of its own
-	ended := make(chan error, 1)
-	if err == nil {
-		go func() { ended <- cmd.Wait() }()
-	} else {
-		ended <- err
+	switch err := cmd.Run(); {
+	case err == nil:
+		return out.Bytes(), nil
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("running %s: %w", filepath.Base(tool), ctx.Err())
+	default:
+		return nil, explain(filepath.Base(tool), err, errs.String())
 	}
-	return func() ([]byte, error) {
-		select {
-		case err = <-ended:
-		case <-afterEnd(ctx, 2*cmd.WaitDelay):
-			err = errUnkillable // the goroutine ends with the process
-		}
-		switch {
-		case err == nil:
-			return out.Bytes(), nil
-		case errors.Is(err, errUnkillable):
-			return nil, fmt.Errorf("running %s: %w: %w", filepath.Base(cmd.Path), err, ctx.Err())
-		case ctx.Err() != nil:
-			return nil, fmt.Errorf("running %s: %w", filepath.Base(cmd.Path), ctx.Err())
-		}
-		return nil, explain(filepath.Base(cmd.Path), err, errs.String())
-	}
-}
-
-// errUnkillable is the error if the kernel has not ended a process that was killed.
-var errUnkillable = errors.New("it was killed and does not end, because it waits in the kernel (state D in ps)")
-
-// afterEnd returns a channel that is closed some time after ctx has ended.
-func afterEnd(ctx context.Context, pause time.Duration) <-chan struct{} {
-	late := make(chan struct{})
-	context.AfterFunc(ctx, func() { time.AfterFunc(pause, func() { close(late) }) })
-	return late
 }
 
 // replacementLock returns another lock file for legacy if legacy's own lock file cannot be made (a container with a
@@ -260,53 +207,35 @@ func explain(tool string, err error, stderr string) error {
 	fail := func(why error, advice string) error {
 		return fmt.Errorf("running %s: %w (%w: %q): %s", tool, why, err, message, advice)
 	}
-	const (
-		forTable     = "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw)"
-		forExtension = "load the kernel's modules (modprobe -a xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp nft_compat), and install all extensions of the package iptables"
-	)
 	switch {
 	case has("xtables lock"):
-		return fail(errLocked, "another program holds "+lockFile+" for more than "+lockWait+
-			" s; fuser -v "+lockFile+" shows which")
-	case has("Permission denied", "Operation not permitted", "you must be root"):
-		return fail(errPermission, refusal(message))
-	case has("Address family not supported by protocol"):
-		return fail(errNoFamily, "the other family is captured without it")
+		return fmt.Errorf("running %s: %w: %q: another program holds %s for more than %s s; fuser -v %s shows which", tool, err, message, lockFile, lockWait, lockFile)
 	case has("is incompatible, use 'nft' tool"):
-		return fail(errNoTable, "the nft tool wrote rules into a table that iptables uses: keep them in a table of another name")
-	case has("Table does not exist", "iptables who?", "ip6tables who?", "iptables: who?"):
-		return fail(errNoTable, forTable)
-	case has("unable to initialize table"): // legacy does not say why
-		switch family := toolFamily(tool); {
-		case !capable(unix.CAP_NET_ADMIN), !capable(unix.CAP_NET_RAW):
-			return fail(errPermission, refusal(message))
-		case lacksLegacyTable(family, cutBetween(message, "table '", "'")):
-			return fail(errNoTable, forTable)
-		}
-	case has("missing kernel module?", "unknown option"),
-		has("Couldn't load match", "Couldn't load target") && has("No such file or directory"),
+		return fail(errRefused, "the nft tool wrote rules into a table that iptables uses: keep them in a table of another name")
+	case has("Permission denied", "Operation not permitted", "you must be root"),
+		has("unable to initialize table") && !(capable(unix.CAP_NET_ADMIN) && capable(unix.CAP_NET_RAW)), // legacy does not say why
+		errors.Is(err, os.ErrPermission), strings.Contains(err.Error(), syscall.SIGSYS.String()): // the program may not run, or a filter has killed it
+		return fail(errRefused, refusal(message))
+	case has("Failed to initialize nft: Protocol not supported"):
+		return fail(errMissing, "the kernel has no nf_tables")
+	case has("Address family not supported by protocol"):
+		return fail(errMissing, "the other family is captured without it")
+	case has("Table does not exist", "who?", "unable to initialize table"):
+		return fail(errMissing, "load the kernel's modules (modprobe -a iptable_nat iptable_raw ip6table_nat ip6table_raw)")
+	case has("missing kernel module?", "unknown option", "Couldn't load match"), has("Couldn't load target") && has("No such file or directory"),
+		legacyFailed.MatchString(message),
 		has("RULE_APPEND failed", "RULE_INSERT failed", "CHAIN_ADD failed", "TABLE_ADD failed", "CHAIN_USER_ADD failed") &&
 			has("(No such file or directory)", "(Operation not supported)", "(Protocol not supported)", "(Invalid argument)"):
-		return fail(errExtension, forExtension)
-	case errors.Is(err, os.ErrPermission), strings.Contains(err.Error(), syscall.SIGSYS.String()):
-		return fail(errPermission, refusal(message)) // the program is not allowed to run, or a filter has killed it
+		return fail(errMissing, "load the kernel's modules ("+modules+"), and install all extensions of the package iptables")
 	case message == "":
 		return fmt.Errorf("running %s: %w", tool, err)
 	}
 	return fmt.Errorf("running %s: %w: %q", tool, err, message)
 }
 
-// toolFamily returns the family of a tool by its name.
-func toolFamily(tool string) family.Family {
-	if strings.HasPrefix(tool, "ip6") {
-		return family.IPv6
-	}
-	return family.IPv4
-}
+// legacyFailed matches the message of iptables-legacy if the kernel refuses a table. It does not say why; as a rule, the
+// kernel lacks a match or a target.
+var legacyFailed = regexp.MustCompile(`^ip6?tables-[a-z-]*restore: line \d+ failed`) //nolint:gochecknoglobals // a constant
 
-// cutBetween returns the part of text between start and end, or "".
-func cutBetween(text, start, end string) string {
-	_, rest, _ := strings.Cut(text, start)
-	found, _, _ := strings.Cut(rest, end)
-	return found
-}
+// modules is the command that loads the modules for the rules.
+const modules = "modprobe -a nf_nat xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp, and for nft nft_compat"

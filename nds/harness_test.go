@@ -6,8 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -344,18 +342,6 @@ func plain(t *testing.T, table *api.NameTable) []byte {
 		t.Fatal(err)
 	}
 	return value
-}
-
-// fixture reads a recorded response of istiod.
-func fixture(t *testing.T, name string, m proto.Message) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := proto.Unmarshal(data, m); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
 }
 
 // wantLog waits until a line of the log contains all parts.

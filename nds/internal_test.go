@@ -264,24 +264,3 @@ func FuzzResource(f *testing.F) {
 		}
 	})
 }
-
-// C11: only the status and the metrics compute the checksum of all resources. A push does not.
-func TestDigestOnlyForStatus(t *testing.T) {
-	t.Parallel()
-	count := 0
-	c, err := New(Config{Addr: "127.0.0.1:1", Plaintext: true, Node: Node{
-		PodName: "p", Namespace: "n", IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-	}}, func(map[int][]byte) error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.state.digest = func() string { count++; return "sum" }
-	c.receiver.cfg.StateDir = "unused"
-	c.receiver.save(true)
-	if c.state.read(); count != 0 {
-		t.Errorf("the checksum is computed %d times", count)
-	}
-	if got := c.Status().Digest; got != "sum" {
-		t.Errorf("the status has the checksum %q", got)
-	}
-}

@@ -2,7 +2,6 @@ package nds_test
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,61 +22,8 @@ func entryOf(t *testing.T, host string, info *api.NameTable_NameInfo) []byte {
 }
 
 // named returns a resource with this NameTable.
-func named(name, version string, value []byte) *discoveryv3.Resource {
-	return &discoveryv3.Resource{Name: name, Version: version, Resource: &anypb.Any{TypeUrl: nds.TypeURL, Value: value}}
-}
-
-// described returns istiod's resource of a host.
-func described(t *testing.T, host, ip string) *discoveryv3.Resource {
-	t.Helper()
-	return named(host, "", plain(t, &api.NameTable{NameInfo: &api.NameTable_NameInfo{Ips: []string{ip}}}))
-}
-
-// C2, C11: the table is the union of the named resources, and one without a name is the whole table. istiod has a
-// resource for each host, and one that ends a response with all resources.
-func TestUnion(t *testing.T) {
-	t.Parallel()
-	table := func(hosts ...string) (value []byte) {
-		for _, host := range hosts {
-			value = append(value, entryOf(t, host, &api.NameTable_NameInfo{Ips: []string{"192.0.2.1"}})...)
-		}
-		return value
-	}
-	all := named("istio.io/nds/full-snapshot", "", nil)
-	steps := []struct {
-		what      string
-		resources []*discoveryv3.Resource
-		removed   []string
-		want      []byte
-	}{
-		{"several", []*discoveryv3.Resource{named("x", "1", table("a", "b")), named("y", "1", table("c"))}, nil, table("a", "b", "c")},
-		{"one of them", []*discoveryv3.Resource{named("x", "2", table("b", "d"))}, nil, table("b", "c", "d")},
-		{"removed", nil, []string{"x", "unknown"}, table("c")},
-		{"heartbeat", []*discoveryv3.Resource{{Name: "y", Version: "1"}, {Name: "unknown"}}, nil, table("c")},
-		{"a host twice", []*discoveryv3.Resource{named("z", "1", table("c"))}, nil, table("c", "c")},
-		{"no hosts", []*discoveryv3.Resource{named("z", "2", nil)}, nil, table("c")},
-		{"whole", []*discoveryv3.Resource{named("", "", table("a", "b"))}, nil, table("a", "b")},
-		{"heartbeat of an unknown", []*discoveryv3.Resource{{Name: "y"}}, nil, table("a", "b")},
-		{"nothing", nil, nil, table("a", "b")},
-		{"whole again", []*discoveryv3.Resource{named("", "", table("b", "c"))}, nil, table("b", "c")},
-		{"named", []*discoveryv3.Resource{named("x", "1", table("d"))}, nil, table("d")},
-		{"hosts of istiod", []*discoveryv3.Resource{described(t, "e", "192.0.2.1"), described(t, "f", "192.0.2.1"), all}, nil, table("e", "f")},
-		{"one host", []*discoveryv3.Resource{described(t, "g", "192.0.2.1")}, []string{"e"}, table("f", "g")},
-		{"no hosts of istiod", []*discoveryv3.Resource{all}, nil, nil},
-		{"whole after named", []*discoveryv3.Resource{named("", "", table("a"))}, nil, table("a")},
-		{"whole removed", nil, []string{""}, nil},
-	}
-	synctest.Test(t, func(t *testing.T) {
-		h := start(t, options{many: true})
-		for _, step := range steps {
-			h.wantACK(h.server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{
-				SystemVersionInfo: step.what, TypeUrl: nds.TypeURL, Resources: step.resources, RemovedResources: step.removed,
-			}, nil))
-			if got := h.table.whole(); !slices.Equal(entriesIn(t, got), entriesIn(t, step.want)) {
-				t.Errorf("%s: the table is %q", step.what, got)
-			}
-		}
-	})
+func named(name string, value []byte) *discoveryv3.Resource {
+	return &discoveryv3.Resource{Name: name, Version: "1", Resource: &anypb.Any{TypeUrl: nds.TypeURL, Value: value}}
 }
 
 // C8: a push with which the table would have more bytes than the memory of the agent permits is rejected.
@@ -91,12 +37,12 @@ func TestMaxTable(t *testing.T) {
 				SystemVersionInfo: version, TypeUrl: nds.TypeURL, Resources: resources, RemovedResources: removed,
 			}, nil)
 		}
-		h.wantACK(push("v1", nil, named("x", "1", a)))
-		reason := h.wantAnswer(push("v2", nil, named("y", "1", b))).Rejection().GetMessage()
+		h.wantACK(push("v1", nil, named("x", a)))
+		reason := h.wantAnswer(push("v2", nil, named("y", b))).Rejection().GetMessage()
 		if want := fmt.Sprintf("would have %d bytes, and may have %d", 2*len(a), len(a)); !strings.Contains(reason, want) {
 			t.Errorf("the reason is %q", reason)
 		}
-		h.wantACK(push("v3", []string{"x"}, named("y", "1", b)))
+		h.wantACK(push("v3", []string{"x"}, named("y", b)))
 		h.wantHosts(b)
 	})
 }
@@ -109,7 +55,7 @@ func TestMaxTableOfManyResources(t *testing.T) {
 		push := func(from, to int) string {
 			var resources []*discoveryv3.Resource
 			for i := from; i < to; i++ {
-				resources = append(resources, named(strconv.Itoa(i), "1", nil))
+				resources = append(resources, named(strconv.Itoa(i), nil))
 			}
 			return h.server.PushResponses(&discoveryv3.DeltaDiscoveryResponse{
 				SystemVersionInfo: strconv.Itoa(to), TypeUrl: nds.TypeURL, Resources: resources,

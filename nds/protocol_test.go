@@ -25,33 +25,6 @@ func flat(shards map[int][]byte) (all []byte) {
 	return all
 }
 
-// C1, C2: istiod's incremental push, and all requests of the client.
-func TestDialogueIncremental(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		h := start(t, options{})
-		recorded := &discoveryv3.DeltaDiscoveryResponse{}
-		fixture(t, "raw-delta-1.pb", recorded)
-		version := h.server.PushResponses(recorded, nil)
-
-		h.wantApplied(recorded.GetResources()[0].GetResource().GetValue())
-		h.wantACK(version)
-		<-h.client.Ready()
-		h.wantStatus(func(s nds.Status) bool {
-			return s.Connected && s.Loaded && !s.Stale && s.Version == version &&
-				s.Variant == "incremental" && s.Pushes == 1 && s.Nonce == "nonce-1" && s.LastError == ""
-		})
-		h.server.Push(hosts("a.example.com"))
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.wantACK("v1")
-		h.wantDelta(
-			&discoveryv3.DeltaDiscoveryRequest{Node: deltaNode(t)},
-			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
-			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2"},
-		)
-	})
-}
-
 // C3: a push that cannot be applied is NACKed with the reason and the previous version,
 // and the table stays.
 func TestReject(t *testing.T) {

@@ -178,35 +178,6 @@ func readable(t *testing.T, path string) {
 	}
 }
 
-// C7: a state directory that becomes usable later is used from then on. Until then the
-// failure is logged once, for any number of pushes.
-func TestStateDirUsableLater(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		dir := filepath.Join(t.TempDir(), "state")
-		write(t, dir, "a file in its place")
-		h := start(t, options{config: stateDir(dir)})
-		for _, host := range []string{"a.example.com", "b.example.com", "c.example.com"} {
-			h.server.Push(hosts(host))
-			h.wantApplied(plain(t, hosts(host)))
-		}
-		h.wantACK("v3")
-		h.wantLog("level=WARN", "snapshot of the table not written")
-		if err := os.Remove(dir); err != nil {
-			t.Fatal(err)
-		}
-		h.server.Push(hosts("d.example.com"))
-		h.wantACK("v4")
-		h.stop()
-		if _, err := os.Stat(filepath.Join(dir, "nametable.snapshot")); err != nil {
-			t.Fatal(err)
-		}
-		if n := h.logs.Count("level=WARN", "not written") - h.logs.Count("level=WARN", "not written", "repeated="); n != 1 {
-			t.Errorf("logged %d times", n)
-		}
-	})
-}
-
 // wantSaved waits until the snapshot holds the last push.
 func (h *harness) wantSaved(path string) {
 	h.t.Helper()

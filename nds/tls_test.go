@@ -2,14 +2,8 @@ package nds_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"encoding/base64"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -41,27 +35,6 @@ func write(t *testing.T, path, text string) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// C1: TLS, with the token as a credential of the stream.
-func TestTLS(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		s := startSecured(t)
-		h := s.start(t, nil)
-		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.wantACK("v1")
-		r, err := s.server.WaitStream(h.ctx, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := r.Header.Get("authorization"); !slices.Equal(got, []string{"Bearer token-1"}) {
-			t.Fatalf("authorization is %q", got)
-		}
-		if got := r.Header.Get("clusterid"); got != nil {
-			t.Fatalf("clusterid is %q, want none for the default cluster", got)
-		}
-	})
 }
 
 // C1: the token file is read again on every connect, because Kubernetes replaces it.
@@ -195,7 +168,8 @@ func TestOutdatedFiles(t *testing.T) {
 				var config func(*nds.Config)
 				switch tc.file {
 				case "root":
-					write(t, c.root, selfSigned(t, tc.before, tc.after))
+					root, _ := fakexds.SelfSigned(t, 1, tc.before, tc.after)
+					write(t, c.root, root)
 				case "token":
 					write(t, c.token, jwt(time.Now().Add(tc.after)))
 				default:
@@ -225,27 +199,14 @@ func TestOutdatedFiles(t *testing.T) {
 	}
 }
 
-// selfSigned returns a certificate in PEM, whose dates have these distances from now.
-func selfSigned(t *testing.T, before, after time.Duration) string {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(before), NotAfter: time.Now().Add(after)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-}
-
 // C1: one root certificate that is valid is enough.
 func TestOutdatedRootBesideValid(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		s := startSecured(t)
-		write(t, s.root, selfSigned(t, -2*time.Hour, -time.Hour)+s.authority.Root()+selfSigned(t, time.Hour, 2*time.Hour))
+		past, _ := fakexds.SelfSigned(t, 1, -2*time.Hour, -time.Hour)
+		future, _ := fakexds.SelfSigned(t, 2, time.Hour, 2*time.Hour)
+		write(t, s.root, past+s.authority.Root()+future)
 		h := s.start(t, nil)
 		h.wantACK("v1")
 	})

@@ -26,8 +26,7 @@ COMMIT
 `, "PORT", port)
 }
 
-// rules returns nametap's rules of both families and both backends, without the mark of tables
-// that nametap has made: a repair between two commands of a firewall makes tables.
+// rules returns nametap's rules of both families and both backends.
 func (v *vm) rules() string {
 	v.tb.Helper()
 	var rules []string

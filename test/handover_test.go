@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -322,4 +323,30 @@ func TestKillsUnderLoad(t *testing.T) { // V1
 	if n > kills {
 		t.Errorf("%d queries for the mesh name are lost", n)
 	}
+}
+
+// TestStopBeforeCapture stops an agent before it captures. The rules that the agent before it has handed over go, too.
+func TestStopBeforeCapture(t *testing.T) { // V4
+	t.Parallel()
+	v := newUnitVM(t)
+	v.held(v.start()).end(handOver)
+	if !v.captured() {
+		t.Error("the hand-over leaves no rules")
+	}
+	snapshot := filepath.Join(v.dir, "state", "nametable.snapshot") // for which the agent waits before it answers
+	if err := errors.Join(os.RemoveAll(snapshot), syscall.Mkfifo(snapshot, 0o666), os.Chmod(snapshot, 0o666)); err != nil {
+		t.Fatal(err)
+	}
+	a := v.launch()
+	wait.Until(t, "the agent has started", func() bool { return v.get("/healthz/live") != "" })
+	if err := a.Process.Signal(terminate); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the rules are removed", func() bool { return !v.captured() })
+	end, err := os.OpenFile(snapshot, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end.Close()
+	wait.For(t, "the agent has ended", a.ended)
 }

@@ -266,7 +266,7 @@ func TestKernelWithoutLease(t *testing.T) { // V1, V2, K13
 	v.asked(named, meshIP)
 	wait.Until(t, "nametap status says what is missing", func() bool {
 		r := v.nametap("status", "--status-addr", statusAddr)
-		return strings.Contains(r.stdout, "without end by the kernel")
+		return strings.Contains(r.stdout, "end by the kernel (match recent)")
 	})
 	a.end(handOver)
 	if v.captured() {

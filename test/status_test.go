@@ -5,11 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -131,4 +134,37 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	}
 	wait.Until(t, "the status is served", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
 	wait.Until(t, "the log reports it", func() bool { return a.log.Count("a missing listener is open now") == 1 })
+}
+
+// TestSharedRunDirectory runs two agents with one status port in containers that share the directory of their sockets. A
+// command finds the agent of its own container, and in a third container says that there is none.
+func TestSharedRunDirectory(t *testing.T) { // R9
+	t.Parallel()
+	run := newBareHost(t).runDir()
+	start := func(name string) (h *host, a *agent) {
+		h = newHost(t)
+		h.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{name: {Ips: []string{"10.1.0.2"}}}})
+		h.environment = append(h.environment, "RUNTIME_DIRECTORY="+run, "NAMETAP_STATE_DIR="+h.agentDir("state"))
+		cmd := h.command("agent", "--xds-addr", h.xds.Addr(), "--xds-plaintext", "--dns-addr", dnsAddr, "--status-addr", statusAddr, "--resolv-conf", h.resolvConf)
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWPID
+		a = h.launchCommand(cmd)
+		wait.Until(t, "the agent is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+		return h, a
+	}
+	for _, name := range []string{"first.example", "second.example"} {
+		h, a := start(name)
+		cmd := h.command("table", "--status-addr", statusAddr)
+		cmd.SysProcAttr = nil
+		cmd.Path, cmd.Args = "/usr/bin/nsenter", slices.Concat([]string{"nsenter", "--target", strconv.Itoa(a.Process.Pid), "--pid", "--"}, cmd.Args)
+		if r := h.run(cmd); r.code != 0 || !strings.Contains(r.stdout, name) {
+			t.Errorf("%s: %+v\n%s", name, r, a.log)
+		}
+	}
+	h := newBareHost(t)
+	h.environment = append(h.environment, "RUNTIME_DIRECTORY="+run)
+	cmd := h.command("table", "--status-addr", statusAddr)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	if r := h.run(cmd); r.code != 1 || !strings.Contains(r.stderr, "an agent in another container") {
+		t.Errorf("without an agent: %+v", r)
+	}
 }

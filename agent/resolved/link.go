@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -16,10 +17,6 @@ var _ = nl.NativeEndian()
 
 // LinkName is the name of the network interface that is registered.
 const LinkName = "nametap-dns"
-
-// linkKinds are the kinds of interfaces that carry no packet, in the order of preference. A
-// kernel may lack one of them.
-func linkKinds() []string { return []string{"dummy", "ifb"} }
 
 // linkAddr is the address of the interface. It is a loopback address, because programs that look for addresses of
 // this host skip loopback addresses. It has the scope "site": systemd-resolved ignores interfaces whose addresses
@@ -35,49 +32,44 @@ var errForeign = errors.New("another program has made the interface " + LinkName
 
 // findLink returns the index of the interface, 0 if there is none.
 func findLink() (int, error) {
-	link, err := net.InterfaceByName(LinkName)
-	switch {
-	case err == nil && link.Index < lowestIndex:
-		return 0, errForeign
-	case err == nil:
-		return link.Index, nil
-	case isNoLink(err):
-		return 0, nil
+	links, err := net.Interfaces()
+	if err != nil {
+		return 0, fmt.Errorf("looking for the interface %s: %w", LinkName, err)
 	}
-	return 0, fmt.Errorf("looking for the interface %s: %w", LinkName, err)
+	i := slices.IndexFunc(links, func(link net.Interface) bool { return link.Name == LinkName })
+	switch {
+	case i < 0:
+		return 0, nil
+	case links[i].Index < lowestIndex:
+		return 0, errForeign
+	}
+	return links[i].Index, nil
 }
 
-// isNoLink reports whether an error of package net means that there is no such interface.
-// The package does not export that error.
-func isNoLink(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Err.Error() == "no such network interface"
-}
-
-// makeLink creates the interface, or completes it, and returns its index.
+// makeLink creates the interface, or completes it, and returns its index, and whether it was created.
 //
 // systemd-resolved identifies interfaces only by their index, and may run in another network namespace than the
 // agent. There, another interface could have the same index, so the index is random: if systemd-resolved knows an
 // interface with this index, it is this interface.
-func makeLink() (int, error) {
-	index, err := findLink()
-	if err == nil && index == 0 {
+func makeLink() (index int, created bool, err error) {
+	index, err = findLink()
+	if created = err == nil && index == 0; created {
 		index, err = createLink()
 	}
 	if err == nil {
 		err = configureLink(index)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("creating the interface %s: %w", LinkName, err)
+		err = fmt.Errorf("creating the interface %s: %w", LinkName, err)
 	}
-	return index, nil
+	return index, created, err
 }
 
 // createLink creates the interface.
 func createLink() (int, error) {
 	index := lowestIndex + rand.IntN(highestIndex-lowestIndex) //nolint:gosec // against accidents only
 	var err error
-	for _, kind := range linkKinds() {
+	for _, kind := range []string{"dummy", "ifb"} { // neither carries a packet; a kernel may lack one of them
 		info := nl.NewRtAttr(unix.IFLA_LINKINFO|unix.NLA_F_NESTED, nil)
 		info.AddRtAttr(unix.IFLA_INFO_KIND, []byte(kind))
 		err = routeRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL,
@@ -86,18 +78,13 @@ func createLink() (int, error) {
 			break
 		}
 	}
-	if err == nil {
-		_ = withoutIPv6(index) // fails if this host has no IPv6
+	if err == nil { // without a link-local IPv6 address; fails if this host has no IPv6
+		families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
+		families.AddRtAttr(unix.AF_INET6|unix.NLA_F_NESTED, nil).
+			AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{nl.IN6_ADDR_GEN_MODE_NONE})
+		_ = routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, 0), families)
 	}
 	return index, err
-}
-
-// withoutIPv6 ensures that an interface gets no link-local IPv6 address when it is set up.
-func withoutIPv6(index int) error {
-	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
-	families.AddRtAttr(unix.AF_INET6|unix.NLA_F_NESTED, nil).
-		AddRtAttr(unix.IFLA_INET6_ADDR_GEN_MODE, []byte{nl.IN6_ADDR_GEN_MODE_NONE})
-	return routeRequest(unix.RTM_NEWLINK, 0, linkHeader(index, 0), families)
 }
 
 // configureLink gives the interface its address and sets it up. It is no error if the interface has the address

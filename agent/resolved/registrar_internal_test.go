@@ -1,7 +1,6 @@
 package resolved
 
 import (
-	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -9,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -46,45 +44,5 @@ func testAskHelper(t *testing.T) {
 	}
 	if exists(path) {
 		t.Error("there is a helper without a socket")
-	}
-}
-
-// TestDue checks that a Registrar without a registration does nothing until the next check. It used to
-// try again at once, for ever.
-func TestDue(t *testing.T) { // V5
-	r := New(Config{
-		Returned: func([]string) {}, Interval: time.Hour, Logger: slog.New(slog.DiscardHandler),
-		Dir: filepath.Join(t.TempDir(), "absent"),
-	})
-	r.Set(true)
-	if status, err := r.sync(t.Context()); err != nil || status.State != Absent {
-		t.Fatalf("%+v, %v", status, err)
-	}
-	for _, ago := range []time.Duration{0, time.Minute} { // names were read for a registration that is gone
-		if ago > 0 {
-			r.read = time.Now().Add(-ago)
-		}
-		if due := r.due(); due != time.Hour {
-			t.Errorf("the next check is due in %v, want the interval", due)
-		}
-	}
-}
-
-// TestFirstNames checks that the names of the first table are read at once, and later ones after the pause.
-func TestFirstNames(t *testing.T) { // V5
-	reads := 0
-	r := New(Config{
-		Names: func() Names {
-			reads++
-			return Names{Required: []string{"cluster.local"}, Fingerprint: uint64(reads - 1)} // 0: no table yet
-		},
-		Returned: func([]string) {}, Interval: time.Minute, Logger: slog.New(slog.DiscardHandler), Pause: time.Hour,
-	})
-	for i, want := range []int{1, 2, 2} {
-		r.Note()
-		r.readNames()
-		if reads != want {
-			t.Errorf("after change %d: %d reads, want %d", i, reads, want)
-		}
 	}
 }

@@ -102,7 +102,7 @@ func (f *fleet) flags() *pflag.FlagSet {
 	flags.StringVarP(&f.selector, "selector", "l", "", "only pods with these labels: a `selector` as for kubectl get")
 	flags.BoolVar(&f.problems, "problems", false, "only agents that are not ok")
 	flags.StringVarP(&f.output, "output", "o", outputTable, "`format`: table, json with an agent in each line, or html, a page for a browser")
-	flags.DurationVar(&f.window, "for", 10*time.Second, "count queries for this `duration`; with 0s, since the start of each agent")
+	flags.DurationVar(&f.window, "for", 0, "count queries for this `duration`, and not since the start of each agent")
 	flags.DurationVar(&f.queries, "queries", 0, "also read which names pods ask for, with kubectl exec: failures of the last 10m, and for this `duration` all queries, in 16 pods at a time")
 	return flags
 }

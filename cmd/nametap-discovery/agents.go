@@ -14,18 +14,16 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/nametap/nametap/discovery"
 	"github.com/nametap/nametap/discovery/push"
+	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/httpguard"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -180,7 +178,10 @@ func (c *agentsCommand) print(lines io.Reader) error {
 		var line listing
 		switch failure = decoder.Decode(&line); {
 		case failure != nil:
-			failure = fmt.Errorf("the list is not complete: %w", cmp.Or(endOf(failure), failure))
+			if errors.Is(failure, io.EOF) { // the last line is missing
+				failure = io.ErrUnexpectedEOF
+			}
+			failure = fmt.Errorf("the list is not complete: %w", failure)
 		case line.Summary != nil:
 			summary = line.Summary
 		case line.Agent == nil:
@@ -201,15 +202,6 @@ func (c *agentsCommand) print(lines io.Reader) error {
 	return failure
 }
 
-// endOf returns io.ErrUnexpectedEOF if err is the end of a response, because the last line is missing then. Otherwise
-// it returns nil.
-func endOf(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return nil
-}
-
 // row returns the line of an agent.
 func row(a *push.Agent) string {
 	name, nack := "(no request yet)", "-"
@@ -217,7 +209,7 @@ func row(a *push.Agent) string {
 		name = a.Namespace + "/" + a.Name
 	}
 	if a.Nack != nil {
-		nack = age(&a.Nack.Seconds) + " ago: " + printable(a.Nack.Reason)
+		nack = age(&a.Nack.Seconds) + " ago: " + a.Nack.Reason
 	}
 	address := a.Address
 	if of, err := netip.ParseAddrPort(address); err == nil {
@@ -225,18 +217,9 @@ func row(a *push.Agent) string {
 	}
 	cells := []string{name, address, a.Software, a.Mode, age(&a.ConnectedSeconds), age(a.LastPushSeconds), age(a.LastAckSeconds), string(a.State), nack}
 	for i, text := range cells {
-		cells[i] = printable(cmp.Or(text, "-"))
+		cells[i] = clip.Line(cmp.Or(text, "-"))
 	}
 	return strings.Join(cells, "\t")
-}
-
-// printable returns text, which a client has sent, in a form that is safe for a terminal. If the text has a character
-// that cannot be printed, printable quotes the text.
-func printable(text string) string {
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
-		return text
-	}
-	return strconv.Quote(text)
 }
 
 // age returns how long ago something was, in its largest unit; "-" for never.
@@ -259,14 +242,17 @@ func age(seconds *float64) string {
 
 // String returns the last lines of the output.
 func (f *fleet) String() string {
-	of := "replica " + printable(f.Replica)
+	of := "replica " + clip.Line(f.Replica)
 	if f.Namespace != "" {
-		of += ", namespace " + printable(f.Namespace)
+		of += ", namespace " + clip.Line(f.Namespace)
 	}
 	states := make([]string, 0, len(f.States))
 	for _, state := range slices.Sorted(maps.Keys(f.States)) {
-		states = append(states, fmt.Sprintf("%d %s", f.States[state], printable(string(state))))
+		states = append(states, fmt.Sprintf("%d %s", f.States[state], clip.Line(string(state))))
 	}
 	text := fmt.Sprintf("%s: agents: %d, behind: %d (%s). Other replicas have other agents: ask each.", of, f.Agents, f.Behind, cmp.Or(strings.Join(states, ", "), "none"))
-	return strings.Join(append([]string{text}, f.Hidden...), "\n")
+	for _, why := range f.Hidden {
+		text += "\n" + clip.Line(why)
+	}
+	return text
 }

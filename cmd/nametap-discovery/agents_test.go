@@ -246,7 +246,7 @@ replica NAME, namespace data: agents: 1, behind: 0 (1 current). Other replicas h
 	s.put("10.0.0.2")
 	s.acknowledge(istio)
 	rejects.answer("the text \x1b[2J\nof a client")
-	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  rejected  AGE ago: "the text \x1b[2J\nof a client"
+	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  rejected  AGE ago: the text ?[2J?of a client
 replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
 `, "--stale")
 

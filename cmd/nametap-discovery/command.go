@@ -71,7 +71,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove the hosts of what becomes empty")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
-	g.String(&o.server.StateDir, "state-dir", "`directory` in which the last good objects and other clusters' objects are saved; empty keeps them in memory")
+	g.String(&o.server.StateDir, "state-dir", "`directory` in which the last good content of the files of --config-dir is saved; empty keeps it in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS) in plaintext, to everyone; empty serves none")

@@ -43,10 +43,7 @@ func (i *injector) open(cfg *discovery.Config, logger *slog.Logger) (*webhook.We
 	cfg.Certificate = true
 	settings := webhook.Config{File: i.config, Logger: logger, ProxyMetadata: func() map[string]string { return i.server.ProxyMetadata() }}
 	if cfg.Kubernetes != nil {
-		var err error
-		if i.namespaces, err = cfg.Kubernetes.NewNamespaces(logger); err != nil {
-			return nil, err
-		}
+		i.namespaces = cfg.Kubernetes.NewNamespaces(logger)
 		settings.Namespace = i.namespaces.Read
 	}
 	hook := webhook.New(settings)

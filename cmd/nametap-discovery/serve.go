@@ -163,19 +163,10 @@ func statusHandler(stopping context.Context, server *discovery.Server, registry 
 
 // listHandler serves a list as JSON to programs on this host.
 func listHandler[T any](list func() []T) http.Handler {
-	return jsonHandler(func() []T {
-		if all := list(); all != nil {
-			return all
-		}
-		return []T{} // encoded as [] instead of null
-	})
-}
-
-// jsonHandler serves a value as JSON to programs on this host.
-func jsonHandler[T any](get func() T) http.Handler {
 	return httpguard.LocalOnly(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(get()) // fails only if the client has disconnected
+		all := append([]T{}, list()...)    // encoded as [] if it is empty
+		_ = json.NewEncoder(w).Encode(all) // fails only if the client has disconnected
 	})
 }
 

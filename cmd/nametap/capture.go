@@ -188,7 +188,7 @@ code is 1.`,
 				return c.testQueries(ctx, w, err)
 			}
 			listeners := redirectedTo(ctx, status)
-			return errors.Join(c.printStatus(ctx, w, status, listeners), c.check(status), unanswered(listeners))
+			return errors.Join(c.printStatus(w, status, listeners), c.check(status), unanswered(listeners))
 		})
 }
 
@@ -237,9 +237,7 @@ func (c *captureCommand) check(status iptables.Status) error {
 }
 
 // printStatus prints the rules, and the listeners that they redirect to.
-func (c *captureCommand) printStatus(
-	ctx context.Context, w io.Writer, status iptables.Status, listeners []agent.Probe,
-) error {
+func (c *captureCommand) printStatus(w io.Writer, status iptables.Status, listeners []agent.Probe) error {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
@@ -249,7 +247,6 @@ func (c *captureCommand) printStatus(
 		c.printSettings(w)
 		printRules(w, status, true)
 		printListeners(w, listeners)
-		printResolved(w, resolved.Inspect(ctx))
 	})
 }
 
@@ -275,9 +272,6 @@ func printResolved(w io.Writer, status resolved.Status) {
 		text = "not registered"
 	case resolved.Registered:
 		text = fmt.Sprintf("registered, %d domains", status.Domains)
-		if status.Others > 0 {
-			text += fmt.Sprintf(", %d more left out", status.Others)
-		}
 	case resolved.Failed:
 		text = "not registered: " + status.Error
 	default:
@@ -291,9 +285,6 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
-		if f.State == iptables.InPlace && !f.Zone && len(f.Without) == 0 {
-			text += ", without a conntrack zone"
-		}
 		if len(f.Without) > 0 {
 			text += ", without " + strings.Join(f.Without, ", ")
 		}
@@ -422,11 +413,11 @@ func (c *captureCommand) apply(ctx context.Context, w io.Writer) error {
 
 // printInstalled prints the rules. It does not ask the agent, which may start later.
 func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error {
-	status, err := c.capture.Applied()
+	status, err := c.capture.Status(ctx)
 	if err != nil {
 		return err
 	}
-	return c.printStatus(ctx, w, status, nil)
+	return c.printStatus(w, status, nil)
 }
 
 // awaitAgent waits for the agent, and leaves out a family that the agent does not serve. A

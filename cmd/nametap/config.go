@@ -120,19 +120,15 @@ func (o *options) completeNode(cfg *agent.Config) error {
 
 // logger returns a logger as the settings say.
 func (o *options) logger() *slog.Logger {
-	to, journal := cmp.Or[io.Writer](o.logTo, os.Stderr), &prefixWriter{}
+	to := cmp.Or[io.Writer](o.logTo, os.Stderr)
 	if inJournal(os.Stderr) {
-		journal.to, to = to, journal
+		to = journalWriter{to}
 	}
 	options := &slog.HandlerOptions{Level: o.logLevel.LevelVar}
-	var handler slog.Handler = slog.NewTextHandler(to, options)
 	if o.logFormat == formatJSON {
-		handler = slog.NewJSONHandler(to, options)
+		return slog.New(slog.NewJSONHandler(to, options))
 	}
-	if journal.to != nil {
-		handler = journalHandler{handler, journal}
-	}
-	return slog.New(handler)
+	return slog.New(slog.NewTextHandler(to, options))
 }
 
 // logStart logs what runs, for whom, and the settings that do not have their defaults.

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"context"
+	"bytes"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"syscall"
 )
 
@@ -35,17 +33,24 @@ const (
 	journalDebug   = "<7>"
 )
 
-// journalPrefix returns the prefix for a level.
-func journalPrefix(level slog.Level) string {
-	switch {
-	case level >= slog.LevelError:
-		return journalError
-	case level >= slog.LevelWarn:
-		return journalWarning
-	case level >= slog.LevelInfo:
-		return journalInfo
+// A journalWriter puts the prefix of its priority before each record of the log. A record is a line, in which the level
+// follows the time: level=WARN, or "level":"WARN".
+type journalWriter struct{ io.Writer }
+
+// Write writes a record.
+func (w journalWriter) Write(record []byte) (int, error) {
+	_, level, _ := bytes.Cut(record, []byte("level"))
+	prefix := journalInfo
+	switch level = bytes.TrimLeft(level, `":=`); {
+	case bytes.HasPrefix(level, []byte("ERROR")):
+		prefix = journalError
+	case bytes.HasPrefix(level, []byte("WARN")):
+		prefix = journalWarning
+	case bytes.HasPrefix(level, []byte("DEBUG")):
+		prefix = journalDebug
 	}
-	return journalDebug
+	_, err := w.Writer.Write(append([]byte(prefix), record...)) // in one piece
+	return len(record), err
 }
 
 // prefixLines puts a prefix before each line of a text.
@@ -55,44 +60,4 @@ func prefixLines(prefix, text string) string {
 		lines.WriteString(prefix + line)
 	}
 	return lines.String()
-}
-
-// A prefixWriter puts a prefix before the lines of each text.
-type prefixWriter struct {
-	to     io.Writer
-	mu     sync.Mutex // held while a record is written
-	prefix string
-}
-
-// Write writes the lines in one piece.
-func (w *prefixWriter) Write(text []byte) (int, error) {
-	if _, err := io.WriteString(w.to, prefixLines(w.prefix, string(text))); err != nil {
-		return 0, err
-	}
-	return len(text), nil
-}
-
-// A journalHandler formats records by another handler, whose output is a prefixWriter. Each line has the prefix of its
-// priority.
-type journalHandler struct {
-	slog.Handler
-	to *prefixWriter
-}
-
-// Handle implements [slog.Handler].
-func (h journalHandler) Handle(ctx context.Context, record slog.Record) error {
-	h.to.mu.Lock()
-	defer h.to.mu.Unlock()
-	h.to.prefix = journalPrefix(record.Level)
-	return h.Handler.Handle(ctx, record)
-}
-
-// WithAttrs implements [slog.Handler].
-func (h journalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return journalHandler{h.Handler.WithAttrs(attrs), h.to}
-}
-
-// WithGroup implements [slog.Handler].
-func (h journalHandler) WithGroup(name string) slog.Handler {
-	return journalHandler{h.Handler.WithGroup(name), h.to}
 }

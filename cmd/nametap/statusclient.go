@@ -186,7 +186,7 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	case errors.Is(err, fs.ErrPermission):
 		return nil, fmt.Errorf("%w; run this command with sudo", cause(err))
 	case err != nil && ctx.Err() == nil:
-		if found := c.findByPorts(ctx); found != nil {
+		if found := c.findByPorts(ctx, cause(err)); found != nil {
 			return nil, *found
 		}
 		fallthrough
@@ -208,18 +208,19 @@ func (c *statusClient) request(ctx context.Context, method, path string, query u
 	return nil, fmt.Errorf("requesting %s: %s: %s", path, resp.Status, strings.TrimSpace(string(body)))
 }
 
-// A noSocketError is the error if an agent answers at its ports, and commands cannot ask it.
+// A noSocketError is the error if an agent answers at its ports, and commands cannot ask it at its private socket.
 type noSocketError struct {
-	at    string   // where it answers
-	asked string   // the status address in the settings of the command
-	user  string   // its user and group, "" if it does not say
-	says  string   // what it says of its health
-	paths []string // where its private socket may be
+	at    string // where it answers
+	asked string // the status address in the settings of the command
+	user  string // its user and group, "" if it does not say
+	says  string // what it says of its health
+	err   error  // why commands cannot ask it
 }
 
-// findByPorts looks for an agent at its DNS address and its status address. It returns nil if there is none.
-func (c *statusClient) findByPorts(ctx context.Context) *noSocketError {
-	found := &noSocketError{asked: c.options.agent.StatusAddr, paths: c.socketPaths()}
+// findByPorts looks for an agent at its DNS address and its status address. It returns nil if there is none. err is the
+// error of its private socket.
+func (c *statusClient) findByPorts(ctx context.Context, err error) *noSocketError {
+	found := &noSocketError{asked: c.options.agent.StatusAddr, err: err}
 	if status, err := reachable(statusAddrFlag, c.options.agent.StatusAddr); err == nil {
 		found.user, found.says, err = agent.AskHealth(ctx, status)
 		if err == nil && found.user != "" {
@@ -244,13 +245,14 @@ func (e noSocketError) Error() string {
 func (e noSocketError) problem() condition.Problem {
 	p := condition.Problem{
 		Severity: condition.Minor, What: "an agent answers at " + e.at + ", but commands cannot ask it",
-		Evidence: "there is no socket at " + strings.Join(e.paths, " or "),
+		Evidence: e.err.Error(),
 		Effect:   "names resolve; nametap status, tail, table and doctor show nothing of the agent",
 		Mend:     "give this command the agent's --status-addr and --state-dir", Rows: []string{"R15"},
 	}
-	if e.user == "" {
+	switch {
+	case e.user == "":
 		p.Evidence += ", and no agent answers at " + e.asked
-	} else {
+	case errors.Is(e.err, fs.ErrNotExist):
 		p.Mend = "make the directory for its socket: install -d -o " + strings.Replace(e.user, ":", " -g ", 1) +
 			" /run/nametap; the agent opens the socket within a second. Or, if it has another one, " + p.Mend
 	}

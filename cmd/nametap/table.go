@@ -3,11 +3,11 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -44,16 +44,9 @@ type servicePort struct {
 func (p servicePort) String() string {
 	text := strings.TrimLeft(fmt.Sprintf("%s %d/%s", p.Name, p.Number, cmp.Or(p.Protocol, "TCP")), " ")
 	if len(p.IPs) > 0 {
-		text += " of " + strings.Join(slices.Sorted(slices.Values(p.IPs)), " ")
+		text += " of " + strings.Join(p.IPs, " ")
 	}
 	return text
-}
-
-// equal reports whether two entries are the same, apart from the order of their addresses.
-func (h hostInfo) equal(other hostInfo) bool {
-	return h.Registry == other.Registry && h.Shortname == other.Shortname && h.Namespace == other.Namespace &&
-		h.details() == other.details() &&
-		slices.Equal(slices.Sorted(slices.Values(h.IPs)), slices.Sorted(slices.Values(other.IPs)))
 }
 
 // details returns what an entry says besides its addresses, as text.
@@ -70,9 +63,6 @@ func (h hostInfo) details() string {
 	}
 	return strings.Join(details, ", ")
 }
-
-// errDiffers is the error of `nametap table --diff` if there is a difference: the exit code is 1, as with diff(1).
-var errDiffers = errors.New("the tables differ")
 
 func newTableCommand() *cobra.Command {
 	var (
@@ -95,16 +85,17 @@ func newTableCommand() *cobra.Command {
 			if !shortNames {
 				maps.DeleteFunc(table.Table, isShortName)
 			}
+			table.sort()
 			if diff != "" {
-				return printDiff(command.OutOrStdout(), c.output, diff, table)
+				return c.printDiff(command.OutOrStdout(), diff, table)
 			}
 			return c.output.print(command.OutOrStdout(), table, table.print)
 		},
 	}
 	c.declare(command.Flags())
-	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
 	command.Flags().StringVar(&diff, "diff", "",
 		"show the difference from a `file` that --output json wrote; exit code 1 if there is one")
+	command.Flags().BoolVar(&shortNames, "short-names", false, "also show the short names of each host, as entries")
 	return command
 }
 
@@ -126,46 +117,32 @@ func (t hostTable) print(w io.Writer) {
 	}
 }
 
-// line returns the line of a diff for an entry.
-func (h hostInfo) line(sign, host string) string {
-	words := append([]string{sign, host}, h.IPs...)
-	if details := h.details(); details != "" {
-		words = append(words, "("+details+")")
+// sort sorts the addresses, which a push may have in another order than the previous one.
+func (t hostTable) sort() {
+	for _, info := range t.Table {
+		slices.Sort(info.IPs)
+		for _, p := range info.Ports {
+			slices.Sort(p.IPs)
+		}
 	}
-	return strings.Join(words, " ") + "\n"
 }
 
-// A tableDiff is the difference between two tables.
+// A tableDiff has the entries that only one of two tables has. A host whose entry has changed is in both.
 type tableDiff struct {
-	Added   map[string]hostInfo   `json:"added"`
-	Removed map[string]hostInfo   `json:"removed"`
-	Changed map[string]hostChange `json:"changed"`
+	Removed map[string]hostInfo `json:"removed"`
+	Added   map[string]hostInfo `json:"added"`
 }
 
-// A hostChange is one host that both tables have, with different entries.
-type hostChange struct {
-	Before hostInfo `json:"before"`
-	After  hostInfo `json:"after"`
+// without returns the entries that the table other does not have.
+func (t hostTable) without(other hostTable) map[string]hostInfo {
+	only := maps.Clone(t.Table)
+	maps.DeleteFunc(only, func(host string, info hostInfo) bool { return reflect.DeepEqual(info, other.Table[host]) })
+	return only
 }
 
-func diffTables(previous, current hostTable) tableDiff {
-	diff := tableDiff{Added: map[string]hostInfo{}, Removed: map[string]hostInfo{}, Changed: map[string]hostChange{}}
-	for host, info := range current.Table {
-		if old, known := previous.Table[host]; !known {
-			diff.Added[host] = info
-		} else if !info.equal(old) {
-			diff.Changed[host] = hostChange{Before: old, After: info}
-		}
-	}
-	for host, info := range previous.Table {
-		if _, still := current.Table[host]; !still {
-			diff.Removed[host] = info
-		}
-	}
-	return diff
-}
-
-func printDiff(w io.Writer, output outputFormat, path string, current hostTable) error {
+// printDiff prints the difference from the table in a file. If there is one, it returns an error: the exit code is 1, as with
+// diff(1).
+func (c *agentCommand) printDiff(w io.Writer, path string, current hostTable) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("reading the table to compare with: %w", err)
@@ -174,28 +151,33 @@ func printDiff(w io.Writer, output outputFormat, path string, current hostTable)
 	if err := json.Unmarshal(text, &previous); err != nil || previous.Table == nil {
 		return fmt.Errorf("%s: want the output of `nametap table --output json`", path)
 	}
-	diff := diffTables(previous, current)
-	if err := output.print(w, diff, diff.print); err != nil {
-		return err
+	previous.sort()
+	diff := tableDiff{Removed: previous.without(current), Added: current.without(previous)}
+	all := maps.Clone(diff.Removed)
+	maps.Copy(all, diff.Added)
+	err = c.output.print(w, diff, func(w io.Writer) {
+		for _, host := range slices.Sorted(maps.Keys(all)) {
+			for _, side := range []struct {
+				sign    string
+				entries map[string]hostInfo
+			}{{"-", diff.Removed}, {"+", diff.Added}} {
+				if info, there := side.entries[host]; there {
+					fmt.Fprintln(w, side.sign, host, info)
+				}
+			}
+		}
+	})
+	if err == nil && len(all) > 0 {
+		err = fmt.Errorf("the tables differ in %d hosts", len(all))
 	}
-	if n := len(diff.Added) + len(diff.Removed) + len(diff.Changed); n > 0 {
-		return fmt.Errorf("%w in %d hosts", errDiffers, n)
-	}
-	return nil
+	return err
 }
 
-func (d tableDiff) print(w io.Writer) {
-	lines := map[string]string{}
-	for host, info := range d.Removed {
-		lines[host] = info.line("-", host)
+// String returns the entry as text.
+func (h hostInfo) String() string {
+	text := strings.Join(h.IPs, " ")
+	if details := h.details(); details != "" {
+		text = strings.TrimLeft(text+" ("+details+")", " ")
 	}
-	for host, info := range d.Added {
-		lines[host] = info.line("+", host)
-	}
-	for host, c := range d.Changed {
-		lines[host] = c.Before.line("-", host) + c.After.line("+", host)
-	}
-	for _, host := range slices.Sorted(maps.Keys(lines)) {
-		fmt.Fprint(w, lines[host])
-	}
+	return text
 }

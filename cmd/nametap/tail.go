@@ -28,25 +28,39 @@ import (
 // No agent runs that long.
 const allOf = 10 * 365 * 24 * time.Hour
 
-// A seenQueries has the flags and the state that `nametap tail` and `nametap top` have in common.
-type seenQueries struct {
+// A tailCommand is one run of nametap tail.
+type tailCommand struct {
 	agentCommand
 
-	flags  *pflag.FlagSet
-	filter map[string]*string
-	failed bool
-	lookUp bool // look up the client of every query
-	limit  time.Duration
-	lost   uint64
-	names  clientNames
+	flags    *pflag.FlagSet
+	filter   map[string]*string
+	failed   bool
+	lookUp   bool // look up the client of every query
+	limit    time.Duration
+	since    time.Duration
+	count    int
+	noFollow bool
+	by       topKey // count queries by this; "" to print them
+
+	lost    uint64
+	names   clientNames
+	began   time.Time
+	shown   int
+	header  bool
+	colour  bool
+	recent  map[string]*repeats // the repeats of each printed query; the key is what was printed
+	hidden  int                 // queries that were not printed
+	reasons bool                // reasons were printed
+	counts  counts
+	drawn   time.Time // when the counts were last shown on a terminal
 }
 
 // declare declares the flags.
-func (s *seenQueries) declare(flags *pflag.FlagSet) {
-	s.agentCommand.declare(flags)
-	s.flags = flags
-	flags.BoolVar(&s.failed, "failed", false, "only failures and other queries worth a look")
-	s.filter = map[string]*string{}
+func (t *tailCommand) declare(flags *pflag.FlagSet) {
+	t.agentCommand.declare(flags)
+	t.flags = flags
+	flags.BoolVar(&t.failed, "failed", false, "only failures and other queries worth a look")
+	t.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
 		{seen.ParamClient, "only queries of a `client`: an address, a prefix, a uid, a systemd unit or a container"},
 		{seen.ParamType, "only queries for a record `type`"},
@@ -55,16 +69,21 @@ func (s *seenQueries) declare(flags *pflag.FlagSet) {
 		{seen.ParamSource, "only answers from a `source`: table, cache, stale, cached_failure, upstream, self or probe"},
 		{seen.ParamSlow, "only queries that took as long as this `duration`"},
 	} {
-		s.filter[f.param] = flags.String(f.param, "", f.usage)
+		t.filter[f.param] = flags.String(f.param, "", f.usage)
 	}
-	flags.DurationVar(&s.limit, "for", 0, "end after this `duration`")
+	flags.DurationVar(&t.limit, "for", 0, "end after this `duration`")
+	flags.BoolVar(&t.lookUp, "who", false,
+		"look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
+	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
+	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
+	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
 }
 
 // params returns the parameters of the request. The only argument is a name, which may be missing.
-func (s *seenQueries) params(args []string) (url.Values, error) {
+func (t *tailCommand) params(args []string) (url.Values, error) {
 	params := url.Values{}
-	for param, value := range s.filter {
-		if s.flags.Changed(param) {
+	for param, value := range t.filter {
+		if t.flags.Changed(param) {
 			params.Set(param, *value)
 		}
 	}
@@ -76,25 +95,39 @@ func (s *seenQueries) params(args []string) (url.Values, error) {
 			return nil, usageError{fmt.Errorf("%s \"\": want a value", param)}
 		}
 	}
-	if s.failed {
+	if t.failed {
 		params.Set(seen.ParamFailed, "true")
 	}
-	if s.lookUp {
+	if t.lookUp || t.by == keyClient {
 		params.Set(seen.ParamWho, "true")
 	}
-	if _, err := seen.ParseFilter(params); err != nil {
+	_, err := seen.ParseFilter(params)
+	switch {
+	case err != nil:
 		return nil, usageError{err}
+	case t.limit < 0:
+		return nil, usageError{fmt.Errorf("--for=%v: want a time such as 30s", t.limit)}
+	case t.since < 0:
+		return nil, usageError{fmt.Errorf("--since=%v: want a time ago such as 10m", t.since)}
+	case t.count < 0:
+		return nil, usageError{fmt.Errorf("--count=%d: want a number of queries", t.count)}
 	}
-	if s.limit < 0 {
-		return nil, usageError{fmt.Errorf("--for=%v: want a time such as 30s", s.limit)}
+	if t.noFollow {
+		params.Set(agent.ParamOnce, "true")
+		if t.since == 0 {
+			t.since = allOf
+		}
+	}
+	if t.since > 0 {
+		params.Set(agent.ParamSince, t.since.String())
 	}
 	return params, nil
 }
 
 // limited returns a context that ends with ctx, after the time of --for, or when nobody can read the output w any more:
 // where no query comes, no write would fail.
-func (s *seenQueries) limited(ctx context.Context, w io.Writer) (context.Context, context.CancelFunc) {
-	limited, cancel := context.WithTimeout(ctx, cmp.Or(s.limit, allOf))
+func (t *tailCommand) limited(ctx context.Context, w io.Writer) (context.Context, context.CancelFunc) {
+	limited, cancel := context.WithTimeout(ctx, cmp.Or(t.limit, allOf))
 	if file, ok := w.(*os.File); ok {
 		output := []unix.PollFd{{Fd: int32(file.Fd())}} //nolint:gosec // a descriptor
 		go func() {
@@ -116,22 +149,6 @@ func tailEnded(err error) error {
 	return err
 }
 
-// A tailCommand is one run of nametap tail.
-type tailCommand struct {
-	seenQueries
-	since    time.Duration
-	count    int
-	noFollow bool
-
-	began   time.Time
-	shown   int
-	header  bool
-	colour  bool
-	recent  map[string]*repeats // the repeats of each printed query; the key is what was printed
-	hidden  int                 // queries that were not printed
-	reasons bool                // reasons were printed
-}
-
 func newTailCommand() *cobra.Command {
 	t := &tailCommand{}
 	command := &cobra.Command{
@@ -141,9 +158,8 @@ func newTailCommand() *cobra.Command {
 came from, and the reason for a failure. With NAME, show those for the name and all names
 below it.
 
-The agent keeps the last 1,000 failures, the last 1,000 queries that were slow (500 ms)
-or for names of Services that do not exist, and the last truncated answers whose clients
-have not asked again over TCP; --since and --no-follow show them. --failed
+The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
+or for names of Services that do not exist; --since and --no-follow show them. --failed
 shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,
@@ -162,37 +178,8 @@ The exit code is 1 if --no-follow or --for found no query.`,
 			return err
 		},
 	}
-	flags := command.Flags()
-	t.declare(flags)
-	flags.BoolVar(&t.lookUp, "who", false,
-		"look up the client of every query, not only of failures: this costs the agent up to 2 % more of a processor")
-	flags.DurationVar(&t.since, "since", 0, "begin with the queries of this last `duration` that the agent has kept")
-	flags.IntVarP(&t.count, "count", "n", 0, "end after this `number` of queries")
-	flags.BoolVar(&t.noFollow, "no-follow", false, "end after the queries that the agent has kept")
+	t.declare(command.Flags())
 	return command
-}
-
-// params returns the parameters of the request.
-func (t *tailCommand) params(args []string) (url.Values, error) {
-	params, err := t.seenQueries.params(args)
-	switch {
-	case err != nil:
-		return nil, err
-	case t.since < 0:
-		return nil, usageError{fmt.Errorf("--since=%v: want a time ago such as 10m", t.since)}
-	case t.count < 0:
-		return nil, usageError{fmt.Errorf("--count=%d: want a number of queries", t.count)}
-	}
-	if t.noFollow {
-		params.Set(agent.ParamOnce, "true")
-		if t.since == 0 {
-			t.since = allOf
-		}
-	}
-	if t.since > 0 {
-		params.Set(agent.ParamSince, t.since.String())
-	}
-	return params, nil
 }
 
 // errTailEnded is the error if the agent ends while its queries are shown.
@@ -209,6 +196,11 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	t.began = time.Now()
 	err = t.status.tail(limited, params, &t.lost, func(r *seen.Record) (more bool, err error) { return t.show(w, r) })
 	stopped := limited.Err() != nil // --for, a signal, or no reader
+	if t.by != "" && (t.shown > 0 || stopped) {
+		if err := t.printCounts(w); err != nil {
+			return err
+		}
+	}
 	if !stopped && err != nil && (!t.noFollow || !errors.Is(err, io.EOF)) {
 		return tailEnded(err)
 	}
@@ -248,9 +240,13 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 // show prints a query, and reports whether more are wanted.
 func (t *tailCommand) show(w io.Writer, r *seen.Record) (more bool, err error) {
 	t.shown++
-	if t.output == outputJSON {
+	switch {
+	case t.by != "":
+		t.counts.add(t.key(r), r)
+		err = t.redraw(w)
+	case t.output == outputJSON:
 		err = json.NewEncoder(w).Encode(r)
-	} else {
+	default:
 		err = t.print(w, r)
 	}
 	return t.count == 0 || t.shown < t.count, err

@@ -2,12 +2,11 @@ package main
 
 import (
 	"cmp"
-	"context"
+	"encoding/json"
 	"fmt"
 	"io"
-	"net/url"
+	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,42 +17,7 @@ import (
 	"github.com/nametap/nametap/internal/settings"
 )
 
-// A topCommand is one run of nametap top.
-type topCommand struct {
-	seenQueries
-	by      topKey
-	rows    int
-	counted *top
-}
-
-func newTopCommand() *cobra.Command {
-	t := &topCommand{by: keyName, counted: newTop()}
-	command := &cobra.Command{
-		Use:   "top [NAME]",
-		Short: "Show which names, clients, nameservers or response codes have most queries",
-		Long: `Count the queries that the agent answers from now on, with NAME those for the name and all
-names below it, and show the most frequent names, clients, nameservers or response codes:
-on a terminal every second, otherwise once at the end, which is after --for or ^C.
-
-1,000 keys are counted. If there are more, a number may be too high by as much as OVER says.
-The exit code is 1 if --for found no query.`,
-		Example: `  nametap top
-  nametap top --by client --failed
-  nametap top --by server --for 30s --output json`,
-		Args: usageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(command *cobra.Command, args []string) error {
-			return t.run(command.Context(), command.OutOrStdout(), args)
-		},
-	}
-	flags := command.Flags()
-	t.declare(flags)
-	flags.Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
-		"what to count `by`: name, client, server or rcode")
-	flags.IntVarP(&t.rows, "count", "n", 20, "show this `number` of rows")
-	return command
-}
-
-// A topKey says by what queries are counted: for keyName, there is one count for each name.
+// A topKey says by what queries are counted.
 type topKey string
 
 // The values of topKey.
@@ -64,195 +28,129 @@ const (
 	keyRcode  topKey = "rcode"
 )
 
-// key returns the key under which a query is counted.
-func (t *topCommand) key(r *seen.Record) string {
-	switch t.by {
-	case keyClient:
-		return t.names.nameOf(r)
-	case keyServer:
-		switch {
-		case r.Source != "upstream":
-			return r.Source
-		case r.Server == "":
-			return "none answered"
-		}
-		return r.Server
-	case keyRcode:
-		return r.Rcode
-	case keyName:
+// newTopCommand returns the command top, which counts the queries that tail would show.
+func newTopCommand() *cobra.Command {
+	t := &tailCommand{by: keyName}
+	command := &cobra.Command{
+		Use:   "top [NAME]",
+		Short: "Show which names, clients, nameservers or response codes have most queries",
+		Long: `Count the queries that nametap tail would show with the same flags, and show the most
+frequent names, clients, nameservers or response codes: on a terminal every second, and at
+the end, which is after --for, --count, --no-follow or ^C. TOOK is a mean.
+
+1,000 keys are counted, and all others together. The exit code is 1 if there was no query.`,
+		Example: `  nametap top
+  nametap top --by client --failed
+  nametap top --by server --for 30s --output json`,
+		Args: usageArgs(cobra.MaximumNArgs(1)),
+		RunE: func(command *cobra.Command, args []string) error {
+			return t.run(command.Context(), command.OutOrStdout(), args)
+		},
 	}
-	return clip.Line(r.Question())
+	t.declare(command.Flags())
+	command.Flags().Var(settings.OneOf(&t.by, keyName, keyClient, keyServer, keyRcode), "by",
+		"what to count `by`: name, client, server or rcode")
+	return command
 }
 
-func (t *topCommand) run(ctx context.Context, w io.Writer, args []string) error {
-	if t.rows <= 0 {
-		return usageError{fmt.Errorf("--count=%d: want a number of rows", t.rows)}
+// redraw shows the counts on a terminal, once a second.
+func (t *tailCommand) redraw(w io.Writer) error {
+	if t.output == outputJSON || !isTerminal(w) || time.Since(t.drawn) < time.Second {
+		return nil
 	}
-	t.lookUp = t.by == keyClient
-	params, err := t.params(args)
-	if err != nil {
+	t.drawn = time.Now()
+	const clear = "\x1b[H\x1b[2J" // the cursor to the first line, and no text
+	if _, err := io.WriteString(w, clear); err != nil {
 		return err
 	}
-	limited, cancel := t.limited(ctx, w)
-	defer cancel()
-	return t.countQueries(ctx, limited, w, params)
+	return t.printCounts(w)
 }
 
-// countQueries counts queries until the context limited ends, and prints the counts.
-func (t *topCommand) countQueries(ctx, limited context.Context, w io.Writer, params url.Values) error {
-	live := t.output != outputJSON && isTerminal(w)
-	records, ended := make(chan *seen.Record), make(chan error, 1)
-	go func() {
-		ended <- t.status.tail(limited, params, &t.lost, func(r *seen.Record) (more bool, err error) {
-			select {
-			case records <- r:
-				return true, nil
-			case <-limited.Done():
-				return false, nil
-			}
-		})
-	}()
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	var err error
-	for reading := true; reading; {
-		select {
-		case r := <-records:
-			t.counted.add(t.key(r), r)
-		case <-tick.C:
-			if live {
-				if err := t.redraw(w); err != nil {
-					return err
-				}
-			}
-		case err = <-ended:
-			reading = false
-		}
-	}
-	stopped := limited.Err() != nil // --for, or a signal
-	if !stopped && t.counted.queries == 0 {
-		return tailEnded(err)
-	}
-	if err := t.output.print(w, t.result(), t.print); err != nil {
-		return err
-	}
-	switch {
-	case !stopped:
-		return tailEnded(err)
-	case t.counted.queries == 0 && ctx.Err() == nil:
-		return exitError(exitFailed)
-	}
-	return nil
-}
+const (
+	// maxKeys is how many keys are counted. Queries with further keys are counted together, as otherKeys.
+	maxKeys   = 1000
+	otherKeys = "(others)"
+	// maxRows is how many counts are printed as text.
+	maxRows = 20
+)
 
-// A topResult is the table in JSON.
-type topResult struct {
-	By      topKey      `json:"by"`
-	Seconds float64     `json:"seconds"`
-	Queries int         `json:"queries"`
-	Lost    uint64      `json:"lost"`
-	Rows    []*topCount `json:"rows"`
-}
+// counts has the number of queries by key.
+type counts map[string]*topCount
 
-func (t *topCommand) result() topResult {
-	return topResult{
-		By: t.by, Seconds: time.Since(t.counted.began).Round(time.Millisecond).Seconds(), Queries: t.counted.queries,
-		Lost: t.lost, Rows: t.counted.mostFrequent(t.rows),
-	}
-}
-
-// clearScreen clears a terminal, and moves its cursor to the first line.
-const clearScreen = "\x1b[H\x1b[2J"
-
-// redraw clears the terminal and prints the table.
-func (t *topCommand) redraw(w io.Writer) error {
-	if _, err := io.WriteString(w, clearScreen); err != nil {
-		return err
-	}
-	return t.output.print(w, nil, t.print)
-}
-
-// print prints the table.
-func (t *topCommand) print(w io.Writer) {
-	took := time.Since(t.counted.began)
-	fmt.Fprintf(w, "%d queries in %v\n", t.counted.queries, took.Round(100*time.Millisecond))
-	const row = "%9s  %9s  %8s  %9s  %7s  %s\n"
-	fmt.Fprintf(w, row, "QUERIES", "PER S", "FAILED", "TOOK", "OVER", strings.ToUpper(string(t.by)))
-	for _, c := range t.counted.mostFrequent(t.rows) {
-		mean := "-"
-		if c.Mean != nil {
-			mean = time.Duration(*c.Mean * float64(time.Second)).Round(time.Microsecond).String()
-		}
-		fmt.Fprintf(w, row, strconv.Itoa(c.Queries), strconv.FormatFloat(float64(c.Queries)/took.Seconds(), 'f', 1, 64),
-			strconv.Itoa(c.Failed), mean, strconv.Itoa(c.Over), c.Key)
-	}
-}
-
-// maxKeys is how many keys are counted at a time.
-const maxKeys = 1000
-
-// A top counts the most frequent keys of a stream, however many other keys there are. It uses the algorithm
-// Space-Saving (Metwally, Agrawal and El Abbadi, 2005). When maxKeys keys are counted, a new key replaces the least
-// frequent key and takes over its count, because the new key may have been replaced before. So no count is too low.
-type top struct {
-	began   time.Time
-	queries int
-	byKey   map[string]*topCount
-	all     []*topCount // the values of byKey
-}
-
-// A topCount is the count of one key.
+// A topCount counts the queries with one key.
 type topCount struct {
-	Key     string `json:"key"`
-	Queries int    `json:"queries"`
-	// Over is by how much Queries may be too high. The fields below count only the queries since the key has replaced
-	// another key.
-	Over   int      `json:"over"`
-	Failed int      `json:"failed"`
-	Mean   *float64 `json:"meanSeconds,omitempty"` // mean time of the queries whose time was measured
+	Key     string  `json:"key"`
+	Queries int     `json:"queries"`
+	Failed  int     `json:"failed"`
+	Took    float64 `json:"tookSeconds"` // the sum of the times that were measured
 
-	took     float64
-	measured int
+	measured int // how many were
 }
 
-func newTop() *top { return &top{began: time.Now(), byKey: map[string]*topCount{}} }
+// key returns the key under which a query is counted.
+func (t *tailCommand) key(r *seen.Record) string {
+	switch {
+	case t.by == keyClient:
+		return t.names.nameOf(r)
+	case t.by == keyRcode:
+		return r.Rcode
+	case t.by == keyName:
+		return clip.Line(r.Question())
+	case r.Source != "upstream":
+		return r.Source
+	}
+	return cmp.Or(r.Server, "none answered")
+}
 
 // add counts a query.
-func (t *top) add(key string, r *seen.Record) {
-	t.queries++
-	c, known := t.byKey[key]
-	switch {
-	case known:
-	case len(t.all) < maxKeys:
-		c = &topCount{Key: key}
-		t.all = append(t.all, c)
-	default:
-		c = slices.MinFunc(t.all, func(a, b *topCount) int { return a.Queries - b.Queries })
-		delete(t.byKey, c.Key)
-		*c = topCount{Key: key, Queries: c.Queries, Over: c.Queries}
+func (c *counts) add(key string, r *seen.Record) {
+	if *c == nil {
+		*c = counts{}
 	}
-	t.byKey[key] = c
-	c.Queries++
+	if (*c)[key] == nil && len(*c) >= maxKeys {
+		key = otherKeys
+	}
+	one := (*c)[key]
+	if one == nil {
+		one = &topCount{Key: key}
+		(*c)[key] = one
+	}
+	one.Queries++
 	if r.Rcode != "NOERROR" && r.Rcode != "NXDOMAIN" || r.Source == "stale" {
-		c.Failed++
+		one.Failed++
 	}
 	if r.Took != nil {
-		c.took, c.measured = c.took+*r.Took, c.measured+1
+		one.Took, one.measured = one.Took+*r.Took, one.measured+1
 	}
 }
 
-// mostFrequent returns the most frequent keys, up to n.
-func (t *top) mostFrequent(n int) []*topCount {
-	sorted := append([]*topCount{}, t.all...) // in JSON a list, also if it is empty
-	slices.SortFunc(sorted, func(a, b *topCount) int {
-		return cmp.Or(cmp.Compare(b.Queries, a.Queries), strings.Compare(a.Key, b.Key))
+// printCounts prints the counts, the largest first: in JSON one object a line.
+func (t *tailCommand) printCounts(w io.Writer) error {
+	sorted := slices.SortedFunc(maps.Values(t.counts), func(a, b *topCount) int {
+		return cmp.Or(cmp.Compare(b.Queries, a.Queries), cmp.Compare(a.Key, b.Key))
 	})
-	sorted = sorted[:min(n, len(sorted))]
-	for _, c := range sorted {
-		if c.measured > 0 {
-			mean := c.took / float64(c.measured)
-			c.Mean = &mean
+	if t.output == outputJSON {
+		encoder := json.NewEncoder(w)
+		for _, c := range sorted {
+			if err := encoder.Encode(c); err != nil {
+				return err
+			}
 		}
+		return nil
 	}
-	return sorted
+	const row = "%9v  %8v  %9v  %s\n"
+	var text strings.Builder
+	fmt.Fprintf(&text, row, "QUERIES", "FAILED", "TOOK", strings.ToUpper(string(t.by)))
+	for _, c := range sorted[:min(maxRows, len(sorted))] {
+		mean := "-"
+		if c.measured > 0 {
+			mean = time.Duration(c.Took / float64(c.measured) * float64(time.Second)).Round(time.Microsecond).String()
+		}
+		fmt.Fprintf(&text, row, c.Queries, c.Failed, mean, c.Key)
+	}
+	if more := len(sorted) - maxRows; more > 0 {
+		fmt.Fprintf(&text, "and %d more; --output json has all\n", more)
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
 }

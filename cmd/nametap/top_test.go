@@ -2,38 +2,27 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
 )
 
-// Frequent keys are found among more keys than are counted, no count is too low, and OVER bounds how much it is too
-// high.
-func TestTop(t *testing.T) { // R17
-	counted, exact := newTop(), map[string]int{}
-	add := func(key string) {
-		exact[key]++
-		counted.add(key, &seen.Record{Rcode: "SERVFAIL"})
-	}
-	const rounds, frequent = 2000, 10
-	for round := range rounds {
-		for i := range frequent {
-			add(fmt.Sprintf("frequent-%d", i))
-		}
-		for i := range 3 {
-			add(fmt.Sprintf("rare-%d", 3*round+i))
+// However many names clients ask for, a bounded number is counted, and no query is left out.
+func TestManyKeys(t *testing.T) { // R17
+	var out strings.Builder
+	c := &tailCommand{by: keyName}
+	for i := range 2 * maxKeys {
+		for _, name := range []string{"often", fmt.Sprintf("rare%d", i)} {
+			if _, err := c.show(&out, &seen.Record{Name: name, Type: "A", Rcode: "SERVFAIL", Source: "self"}); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
-	if len(counted.byKey) != maxKeys || len(counted.all) != maxKeys {
-		t.Errorf("%d keys are counted, want %d", len(counted.byKey), maxKeys)
+	if len(c.counts) != maxKeys+1 || c.counts["often A"].Failed != 2*maxKeys || c.counts[otherKeys].Queries != maxKeys+1 {
+		t.Errorf("%d keys, %+v, %+v", len(c.counts), c.counts["often A"], c.counts[otherKeys])
 	}
-	all := counted.mostFrequent(maxKeys)
-	for i, c := range all {
-		if n := exact[c.Key]; c.Queries < n || c.Queries-c.Over > n {
-			t.Errorf("%s: %d counted, over %d, want %d", c.Key, c.Queries, c.Over, n)
-		}
-		if want := fmt.Sprintf("frequent-%d", i); i < frequent && (c.Key != want || c.Queries != rounds || c.Failed != rounds || c.Over != 0) {
-			t.Errorf("row %d: %+v, want %s", i, c, want)
-		}
+	if err := c.printCounts(&out); err != nil || !strings.HasSuffix(out.String(), fmt.Sprintf("and %d more; --output json has all\n", maxKeys+1-maxRows)) {
+		t.Errorf("%v, %s", err, out.String())
 	}
 }

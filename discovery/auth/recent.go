@@ -5,17 +5,16 @@ import "crypto/sha256"
 // tokenKey is the digest of a token.
 type tokenKey = [sha256.Size]byte
 
-// A recent remembers a value for each of the tokens that were used last. The number of these tokens is at least the
-// field max, and at most twice that. Each operation takes constant time. The caller needs a lock.
-type recent[V any] struct {
-	max int
-	// Values are put into young when they are used. When young has max values, it becomes aged, and a new, empty young
+// A recent remembers the good tokens that were used last: at least maxGood, and at most twice as many. Each operation takes
+// constant time. The caller needs a lock.
+type recent struct {
+	// Tokens are put into young when they are used. When young has maxGood of them, it becomes aged, and a new, empty young
 	// takes its place.
-	young, aged map[tokenKey]V
+	young, aged map[tokenKey]good
 }
 
-// get returns the value of a token.
-func (r *recent[V]) get(key tokenKey) (value V, ok bool) {
+// get returns what is known of a token.
+func (r *recent) get(key tokenKey) (value good, ok bool) {
 	if value, ok = r.young[key]; ok {
 		return value, true
 	}
@@ -25,16 +24,16 @@ func (r *recent[V]) get(key tokenKey) (value V, ok bool) {
 	return value, ok
 }
 
-// put remembers the value of a token.
-func (r *recent[V]) put(key tokenKey, value V) {
-	if _, ok := r.young[key]; !ok && len(r.young) >= r.max || r.young == nil {
-		r.aged, r.young = r.young, map[tokenKey]V{}
+// put remembers a token.
+func (r *recent) put(key tokenKey, value good) {
+	if _, ok := r.young[key]; !ok && len(r.young) >= maxGood || r.young == nil {
+		r.aged, r.young = r.young, map[tokenKey]good{}
 	}
 	r.young[key] = value
 }
 
-// remove forgets the value of a token.
-func (r *recent[V]) remove(key tokenKey) {
+// remove forgets a token.
+func (r *recent) remove(key tokenKey) {
 	delete(r.young, key)
 	delete(r.aged, key)
 }

@@ -15,19 +15,12 @@ import (
 	"github.com/nametap/nametap/internal/jwt"
 )
 
-// How long the answer to a review counts.
-const (
-	reviewedFor = 5 * time.Minute
-	refusedFor  = 10 * time.Second // a client that repeats a bad token costs six reviews a minute
-)
+// reviewedFor is how long a good token counts without another review.
+const reviewedFor = 5 * time.Minute
 
-// How many tokens are remembered. A good token costs about 300 bytes. An agent's token lives for hours, and there are
-// hardly more agents than --max-clients. Everyone can make up tokens, so refused tokens are remembered apart from good
-// ones.
-const (
-	maxGood    = 25_000
-	maxRefused = 500
-)
+// maxGood is how many good tokens are remembered, each in about 300 bytes. An agent's token lives for hours, and there are
+// hardly more agents than --max-clients. Refused tokens are not remembered: everyone can make up any number of them.
+const maxGood = 25_000
 
 // maxReason bounds the reason why a token is refused, in bytes: the API server of another cluster may send any text.
 const maxReason = 256
@@ -55,9 +48,8 @@ type Tokens struct {
 	flights singleflight.Group
 	turns   *semaphore.Weighted // of the reviews in flight, in the order in which they came
 
-	mu      sync.Mutex
-	good    recent[good]
-	refused recent[refused]
+	mu   sync.Mutex
+	good recent
 }
 
 // good is a token that a review has accepted.
@@ -67,15 +59,9 @@ type good struct {
 	ends     time.Time // until then the token counts while no review is possible; the zero time if the token has no end
 }
 
-// refused is a token that a review has refused.
-type refused struct {
-	err     error
-	expires time.Time // until then the token stays refused without another review
-}
-
 // NewTokens returns a Tokens that remembers no review yet.
 func NewTokens(review Review) *Tokens {
-	return &Tokens{review: review, turns: semaphore.NewWeighted(maxReviews), good: recent[good]{max: maxGood}, refused: recent[refused]{max: maxRefused}}
+	return &Tokens{review: review, turns: semaphore.NewWeighted(maxReviews)}
 }
 
 // Identity returns the identity in a token, and when the token ends; the zero time if that is not known. A good token is
@@ -85,9 +71,11 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		return Identity{}, time.Time{}, fmt.Errorf("the token has %d bytes: want a service account's token", len(token))
 	}
 	key := sha256.Sum256([]byte(token))
-	known, ok, err := t.known(key)
-	if err != nil || ok && time.Now().Before(known.fresh) {
-		return known.identity, known.ends, err
+	t.mu.Lock()
+	known, ok := t.good.get(key)
+	t.mu.Unlock()
+	if ok && time.Now().Before(known.fresh) {
+		return known.identity, known.ends, nil
 	}
 	answer, err, _ := t.flights.Do(string(key[:]), func() (any, error) {
 		// The client that asks first may leave; other clients wait for the same review.
@@ -103,7 +91,9 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		if text := err.Error(); len(text) > maxReason {
 			err = errors.New(clip.Text(text, maxReason))
 		}
-		t.refuse(key, err)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		t.good.remove(key)
 		return Identity{}, time.Time{}, err
 	}
 	identity, _ := answer.(Identity)
@@ -122,20 +112,6 @@ func (t *Tokens) reviewInTurn(ctx context.Context, token string) (Identity, erro
 	return t.review(ctx, token)
 }
 
-// known returns the last answer about a good token; ok is false if there is none. It returns an error if the
-// token was refused.
-func (t *Tokens) known(key tokenKey) (known good, ok bool, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if known, ok = t.good.get(key); ok {
-		return known, true, nil
-	}
-	if r, found := t.refused.get(key); found && time.Now().Before(r.expires) {
-		return good{}, false, r.err
-	}
-	return good{}, false, nil
-}
-
 // accept remembers that a token is good, and returns the time at which the token ends. By the clock of this machine,
 // the token may have ended already: the clock of the API server may differ, and the API server accepts tokens for a
 // minute after their end. Such a token counts as long as its review counts.
@@ -152,14 +128,5 @@ func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Ti
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.good.put(key, a)
-	t.refused.remove(key)
 	return a.ends
-}
-
-// refuse remembers that a token is refused.
-func (t *Tokens) refuse(key tokenKey, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.good.remove(key)
-	t.refused.put(key, refused{err, time.Now().Add(refusedFor)})
 }

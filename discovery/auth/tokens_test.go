@@ -64,9 +64,7 @@ func testTokens(t *testing.T) {
 	refused := errors.New("refused")
 	failure = refused
 	ask("refused", long, refused, 1)
-	ask("refused again", long, refused, 0)
 	failure = away
-	pass(refusedFor + time.Second)
 	ask("refused before the API server went away", long, ErrUnavailable, 1)
 
 	failure = nil
@@ -123,7 +121,7 @@ func TestTokensShareReview(t *testing.T) {
 	})
 }
 
-// D49: tokens that are refused have a place of their own: they push out no good one. Both are bounded.
+// D49: tokens that are refused push out no good one, and the good ones are bounded.
 func TestTokensAreBounded(t *testing.T) {
 	tokens := NewTokens(func(_ context.Context, token string) (Identity, error) {
 		if token[0] == 'x' {
@@ -149,9 +147,8 @@ func TestTokensAreBounded(t *testing.T) {
 	for i := range 2*maxGood + 1 {
 		_, _, _ = tokens.Identity(t.Context(), fmt.Sprint("more", i)) // accepted
 	}
-	good, refused := len(tokens.good.young)+len(tokens.good.aged), len(tokens.refused.young)+len(tokens.refused.aged)
-	if good > 2*maxGood || refused > 2*maxRefused {
-		t.Errorf("%d tokens are remembered, and %d that are refused", good, refused)
+	if n := len(tokens.good.young) + len(tokens.good.aged); n > 2*maxGood {
+		t.Errorf("%d tokens are remembered", n)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/nametap/nametap/discovery/kube"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // settleTime is how long the objects of a cluster stay in use after no Secret names the cluster any more: a tool that
@@ -32,16 +33,11 @@ type API struct{ *kube.Access }
 // API server of the pod's service account; outside of a pod the error is [kube.ErrNotInCluster].
 func Open(kubeconfig string) (*API, error) {
 	access, err := kube.NewAccess(kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	return &API{access}, nil
+	return &API{access}, err
 }
 
 // NewObjects returns the objects of the API server.
-func (a *API) NewObjects(cfg source.ObjectsConfig) (source.Source, error) {
-	return a.Access.NewObjects(cfg)
-}
+func (a *API) NewObjects(cfg source.ObjectsConfig) source.Source { return a.Access.NewObjects(cfg) }
 
 // Clusters follows the clusters that Secrets name. Make one with [API.NewClusters].
 type Clusters struct {
@@ -50,33 +46,26 @@ type Clusters struct {
 	changed chan struct{} // has an element when something has changed
 	outbox  source.Outbox
 
-	// The fields below are owned by the goroutine of Run.
-	remotes map[string]*remote
-	saved   snapshots
-	listed  bool // the Secrets were read once
+	remotes map[string]*remote // owned by the goroutine of Run
 
 	mu        sync.Mutex
-	links     []namedLink     // the current clients of clusters
-	kept      []source.Status // the state of saved objects in use
-	selectors []string        // the selectors of namespaces
-	selected  bool            // selectors is set
+	links     []link   // the clients of clusters
+	selectors []string // the selectors of namespaces
+	selected  bool     // selectors is set
 }
 
-// A namedLink is a client of a cluster and the name of the cluster, for goroutines other than that of Run.
-type namedLink struct {
+// A link is a client of a cluster, for goroutines other than that of Run.
+type link struct {
 	cluster string
-	*link
+	objects *kube.Source
+	tokens  *auth.Tokens
 }
 
 // NewClusters returns the objects of the clusters that Secrets at the API server name.
-func (a *API) NewClusters(cfg source.ClustersConfig) (source.Clusters, error) {
-	c := &Clusters{
-		cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, saved: snapshots{cfg.State},
-		outbox: source.Outbox{Changed: cfg.Changed},
-	}
-	var err error
-	c.secrets, err = kube.NewClusterSecrets(a.Access, cfg.Namespace, c.notify, cfg.Logger)
-	return c, err
+func (a *API) NewClusters(cfg source.ClustersConfig) source.Clusters {
+	c := &Clusters{cfg: cfg, changed: make(chan struct{}, 1), remotes: map[string]*remote{}, outbox: source.Outbox{Changed: cfg.Changed}}
+	c.secrets = kube.NewClusterSecrets(a.Access, cfg.Namespace, c.notify, cfg.Logger)
+	return c
 }
 
 // notify makes Run look at what has changed.
@@ -92,27 +81,19 @@ func (c *Clusters) Run(ctx context.Context) {
 	running.Go(func() { c.secrets.Run(ctx) })
 	defer func() {
 		for _, r := range c.remotes {
-			c.save(r)
-			r.close()
+			r.stop()
 		}
 	}()
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	for {
 		began := time.Now()
 		next := c.step(ctx)
-		took := time.Since(began)
-		timer.Reset(took) // leaves half of the time to other goroutines
-		select {
-		case <-ctx.Done():
+		if !clock.Sleep(ctx, time.Since(began)) { // leaves half of the time to other goroutines
 			return
-		case <-timer.C:
 		}
-		timer.Reset(next)
 		select {
 		case <-ctx.Done():
 			return
-		case <-timer.C:
+		case <-time.After(next):
 		case <-c.changed:
 		}
 	}
@@ -126,105 +107,34 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 		return checkEvery
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		c.remote(name).connect(ctx, all[name])
-	}
-	if !c.listed {
-		c.listed = true
-		for _, name := range c.saved.clusters() {
-			c.remote(name) // if no Secret names it, leave removes it again
+	for name, w := range all {
+		if c.remotes[name] == nil {
+			c.remotes[name] = newRemote(name, c.cfg, c.notify)
 		}
+		c.remotes[name].connect(ctx, w)
 	}
 	u := source.Reading{Errors: errs, Missing: map[string]string{}}
 	next = time.Minute
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
 		r := c.remotes[name]
-		if _, ok := all[name]; !ok {
-			next = min(next, c.leave(r, &u))
-			continue
-		}
-		c.read(r, &u)
+		r.read(&u)
 		why := r.waiting()
-		if why == "" {
-			continue
-		}
-		u.Missing[name], next = why, min(next, checkEvery)
-		if !r.givenUp(why) {
-			waiting = append(waiting, why)
+		switch _, wanted := all[name]; {
+		case !wanted:
+			next = min(next, c.leave(r, &u))
+		case why != "":
+			u.Missing[name], next = why, min(next, checkEvery)
+			if !r.givenUp(why) {
+				waiting = append(waiting, why)
+			}
 		}
 	}
 	u.Waiting = strings.Join(waiting, "; ")
 	u.Read = u.Waiting == ""
 	c.expose()
 	c.outbox.Put(u)
-	return min(next, c.saveAll())
-}
-
-// read adds to u the changes of a cluster, its errors, and the number of its saved objects in use.
-func (c *Clusters) read(r *remote, u *source.Reading) {
-	u.Changes = r.read(u.Changes)
-	if r.live == nil && !r.tried && time.Since(r.firstNamed) >= c.cfg.Wait/4 {
-		c.restore(r, u)
-	}
-	u.Errors = r.addErrors(u.Errors)
-	if r.restored != nil {
-		u.Kept += len(r.restored.Objects)
-	}
-}
-
-// restore applies the saved objects of a cluster, if there are any.
-func (c *Clusters) restore(r *remote, u *source.Reading) {
-	r.tried = true
-	from, err := c.saved.load(r.name)
-	if err != nil {
-		r.log.Error("the saved objects of a cluster cannot be used", "error", err)
-	}
-	if from == nil {
-		return
-	}
-	r.log.Warn("a cluster cannot be read; its saved objects are used until it can", "objects", len(from.Objects), "saved", from.Written, "error", r.waiting())
-	r.restored = from
-	u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Updated: from.Objects, Whole: true})
-}
-
-// saveAll saves the objects of the clusters that have changed, each cluster at most once in saveEvery. The result next
-// is the time until the next call.
-func (c *Clusters) saveAll() (next time.Duration) {
-	next = time.Minute
-	for _, r := range c.remotes {
-		if !r.unsaved {
-			continue
-		}
-		if left := time.Until(r.saved.Add(saveEvery)); left > 0 {
-			next = min(next, left)
-			continue
-		}
-		c.save(r)
-		next = min(next, saveEvery)
-	}
 	return next
-}
-
-// save saves the objects of a cluster if they have changed.
-func (c *Clusters) save(r *remote) {
-	if c.cfg.State == nil || !r.unsaved {
-		return
-	}
-	r.saved = time.Now()
-	err := c.saved.save(r.name, r.live.objects.All())
-	r.unsaved = err != nil
-	c.cfg.Result(source.StepSaveCluster, err)
-}
-
-// remote returns the cluster with a name, and makes it if it is new.
-func (c *Clusters) remote(name string) *remote {
-	r := c.remotes[name]
-	if r == nil {
-		r = newRemote(name, c.cfg, c.notify)
-		c.remotes[name] = r
-	}
-	return r
 }
 
 // leave removes a cluster that no Secret names any more, after settleTime. The result left is the time until the next
@@ -234,19 +144,12 @@ func (c *Clusters) leave(r *remote, u *source.Reading) (left time.Duration) {
 		r.unwanted = time.Now()
 	}
 	if left = time.Until(r.unwanted.Add(settleTime)); left > 0 {
-		u.Changes = r.read(u.Changes)
 		return left
 	}
-	used := r.used()
-	if used {
-		r.log.Warn("no Secret names the cluster any more: its hosts are removed", "was_in", r.wanted.secret.String())
-	}
-	r.close()
+	r.stop()
 	delete(c.remotes, r.name)
-	if err := c.saved.remove(r.name); err != nil {
-		r.log.Error("the saved objects of a cluster stay", "error", err)
-	}
-	if used {
+	if r.used {
+		r.log.Warn("no Secret names the cluster any more: its hosts are removed", "was_in", r.wanted.secret.String())
 		u.Changes = append(u.Changes, hosts.Change{Cluster: r.name, Dropped: true})
 	}
 	return time.Minute
@@ -268,17 +171,10 @@ func (c *Clusters) Select(selectors []string) {
 
 // expose lets other goroutines see the current clients.
 func (c *Clusters) expose() {
-	var links []namedLink
-	var kept []source.Status
+	var links []link
 	for _, name := range slices.Sorted(maps.Keys(c.remotes)) {
-		r := c.remotes[name]
-		if from := r.restored; from != nil {
-			kept = append(kept, source.Status{Cluster: name, Resource: "saved objects", Objects: len(from.Objects), Synced: true, Heard: from.Written})
-		}
-		for _, l := range []*link{r.live, r.next} {
-			if l != nil {
-				links = append(links, namedLink{name, l})
-			}
+		if r := c.remotes[name]; r.objects != nil {
+			links = append(links, link{name, r.objects, r.tokens})
 		}
 	}
 	c.mu.Lock()
@@ -288,16 +184,15 @@ func (c *Clusters) expose() {
 			l.objects.Select(c.selectors)
 		}
 	}
-	c.links, c.kept = links, kept
+	c.links = links
 }
 
 // Status returns the state of each resource that is read, the Secrets first.
 func (c *Clusters) Status() []source.Status {
 	c.mu.Lock()
-	links, kept := c.links, c.kept
-	c.mu.Unlock()
-	all := append([]source.Status{c.secrets.Status()}, kept...)
-	for _, l := range links {
+	defer c.mu.Unlock()
+	all := []source.Status{c.secrets.Status()}
+	for _, l := range c.links {
 		all = append(all, l.objects.Status()...)
 	}
 	return all

@@ -30,16 +30,6 @@ type parsed struct {
 	notes   []string // why objects without errors make no host
 }
 
-// Parse returns the objects in the documents of a file, and the errors in the documents.
-func Parse(name string, data []byte) ([]object.Object, []object.Error) {
-	p := parseFile(name, data)
-	objects := make([]object.Object, 0, len(p.objects))
-	for _, o := range p.objects {
-		objects = append(objects, o.Object)
-	}
-	return objects, p.errs
-}
-
 // byteOrderMark may be at the start of a file (YAML 1.2.2, 5.2).
 const byteOrderMark = "\xef\xbb\xbf"
 

@@ -2,7 +2,6 @@ package hosts
 
 import (
 	"cmp"
-	"reflect"
 
 	"github.com/nametap/nametap/discovery/object"
 )
@@ -46,24 +45,6 @@ func (c *cluster) put(source int, key object.Key, o *object.Object) (old, curren
 	}
 	current, _ = c.get(key)
 	return old, current
-}
-
-// diff returns the change after which a source has the given objects and no others.
-func (c *cluster) diff(source int, objects []object.Object) Change {
-	change := Change{Cluster: c.name, Source: source}
-	all := make(map[object.Key]bool, len(objects))
-	for _, o := range objects {
-		all[o.Key] = true
-		if old, ok := c.sources[source][o.Key]; !ok || !reflect.DeepEqual(old, o) {
-			change.Updated = append(change.Updated, o)
-		}
-	}
-	for key := range c.sources[source] {
-		if !all[key] {
-			change.Removed = append(change.Removed, key)
-		}
-	}
-	return change
 }
 
 // setNetwork sets the network if the changed object is the root namespace, and reports whether it is the root

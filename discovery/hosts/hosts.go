@@ -91,12 +91,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 			u.Views = true
 		}
 		dropped = slices.DeleteFunc(dropped, func(earlier clusterID) bool { return earlier == id })
-		switch {
-		case c.Dropped:
+		if c.Dropped {
 			dropped = append(dropped, id)
-			c = h.clusters[id].diff(0, nil)
-		case c.Whole:
-			c = h.clusters[id].diff(c.Source, c.Updated)
+			c.Removed = slices.Collect(maps.Keys(h.clusters[id].sources[0]))
 		}
 		for _, o := range c.Updated {
 			old, current := h.clusters[id].put(c.Source, o.Key, &o)

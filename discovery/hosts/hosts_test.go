@@ -295,8 +295,8 @@ func (w world) change(all objects) Change {
 	o, c := w.object(), Change{Cluster: at.cluster, Source: at.source}
 	switch w.IntN(20) {
 	case 0:
+		c.Updated, c.Removed = []object.Object{o}, slices.DeleteFunc(slices.Collect(maps.Keys(all[at])), func(key object.Key) bool { return key == o.Key })
 		all[at] = map[object.Key]object.Object{o.Key: o}
-		c.Updated, c.Whole = []object.Object{o}, true
 	case 1, 2, 3, 4, 5, 6:
 		delete(all[at], o.Key)
 		c.Removed = []object.Key{o.Key}
@@ -312,7 +312,7 @@ func (all objects) build() []Change {
 	var changes []Change
 	for at, objects := range all {
 		list := slices.Collect(maps.Values(objects))
-		changes = append(changes, Change{Cluster: at.cluster, Source: at.source, Updated: list, Whole: true})
+		changes = append(changes, Change{Cluster: at.cluster, Source: at.source, Updated: list})
 	}
 	return changes
 }
@@ -336,9 +336,6 @@ func TestUpdatesEqualBuild(t *testing.T) {
 			var changes []Change
 			for range 1 + w.IntN(3) {
 				changes = append(changes, w.change(all))
-			}
-			if step%2 == 0 {
-				changes = Merge(changes)
 			}
 			u := h.Update(changes...)
 			fresh := New(domain, 2)

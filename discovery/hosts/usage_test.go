@@ -44,8 +44,14 @@ func TestBounds(t *testing.T) {
 	} {
 		h := New(domain, 1)
 		h.usage.maxShown, h.usage.maxOwn = 10*size, 6*size
-		h.Update(Change{Updated: shown("z", 11)})
-		u := h.Update(Change{Updated: nil, Whole: true})
+		var before Change
+		before.Updated = shown("z", 11)
+		h.Update(before)
+		var after Change
+		for _, o := range before.Updated {
+			after.Removed = append(after.Removed, o.Key)
+		}
+		u := h.Update(after)
 		if len(u.Hidden) != 0 {
 			t.Errorf("%s: %v are hidden without hosts", name, u.Hidden)
 		}

@@ -9,8 +9,9 @@ const (
 	frameType   = 3       // index of the type in the head
 )
 
-// frames finds the DATA frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1 and 6.1).
+// frames finds the DATA and HEADERS frames in the bytes that a client sends (RFC 9113, sections 3.4, 4.1, 6.1 and 6.2).
 type frames struct {
+	streams int // HEADERS frames, with each of which a client begins a stream
 	skip    int // bytes until the next head
 	head    [frameHead]byte
 	headLen int // number of bytes in head
@@ -42,8 +43,11 @@ func (f *frames) read(p []byte) (count, data int) {
 				length = length<<8 | int(b)
 			}
 			f.skip = length
-			if http2.FrameType(f.head[frameType]) == http2.FrameData {
+			switch http2.FrameType(f.head[frameType]) {
+			case http2.FrameData:
 				count, data = count+1, data+min(length, maxFrame)
+			case http2.FrameHeaders:
+				f.streams++
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package intake
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -15,6 +16,13 @@ import (
 // frameCost is how many bytes gRPC needs for a frame besides its content: a client may send each byte in a frame of its
 // own.
 const frameCost = 128
+
+// maxStreams bounds the streams that a connection begins. An agent begins one, and after an error another one after a pause of
+// up to 30 s, and connects again within half an hour. A client that begins streams and resets them at once (CVE-2023-44487)
+// would otherwise cost a processor, and no bound of gRPC counts them.
+const maxStreams = 100
+
+var errStreams = fmt.Errorf("the client has begun more than %d streams", maxStreams)
 
 // Credentials returns credentials like inner. A server that uses them counts the bytes of requests that have arrived but
 // were not read yet, and that the place of a connection holds. Place returns the place of an accepted connection.
@@ -68,13 +76,16 @@ type Connection struct {
 // Place returns the place of the connection.
 func (c *Connection) Place() *connlimit.Place { return c.place }
 
-// Read reads, and counts what it has read.
+// Read reads, and counts what it has read. The error about too many streams makes gRPC close the connection.
 func (c *Connection) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if count, data := c.frames.read(p[:n]); count > 0 || data != 0 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.changeLocked(data, data+count*frameCost)
+	}
+	if c.frames.streams > maxStreams {
+		return 0, errStreams
 	}
 	return n, err
 }

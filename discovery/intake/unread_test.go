@@ -107,6 +107,28 @@ func TestUnread(t *testing.T) {
 	want(0)
 }
 
+// D62: a connection ends that has begun more streams than an agent does.
+func TestStreams(t *testing.T) {
+	limit := connlimit.New("test", 10, 10_000)
+	defer limit.Close()
+	raw, conn := connect(t, limit, "10.0.0.1")
+	framer := http2.NewFramer(raw, nil)
+	for i := range uint32(maxStreams + 1) {
+		if _, err := io.Copy(io.Discard, conn); err != nil {
+			t.Fatalf("after %d streams: %v", i, err)
+		}
+		if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 2*i + 1, EndHeaders: true}); err != nil {
+			t.Fatal(err)
+		}
+		if err := framer.WriteRSTStream(2*i+1, http2.ErrCodeCancel); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := io.Copy(io.Discard, conn); err == nil {
+		t.Errorf("no error after %d streams", maxStreams+1)
+	}
+}
+
 // TestWaiting lets memory run out. The client that has not sent the rest of its request loses its connection, and not one
 // that waits for the server, which reviews its token or handles another request, although it has waited longer.
 func TestWaiting(t *testing.T) { // D33, D61

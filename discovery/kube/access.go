@@ -9,6 +9,10 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
@@ -17,42 +21,13 @@ import (
 // ErrNotInCluster is returned if the process does not run in a pod with a service account.
 var ErrNotInCluster = errors.New("not in a pod with a service account")
 
-// Access says how to reach an API server, and as which user.
-type Access struct{ config *rest.Config }
+// Access is the way to an API server, as a user.
+type Access struct{ client *rest.RESTClient }
 
 // NewAccess returns the access that the kubeconfig file at path gives in its current context. If path is "", it uses the
 // pod's service account, whose token is read again when it changes; outside of a pod
 // the error is [ErrNotInCluster].
 func NewAccess(path string) (*Access, error) {
-	config, err := load(path)
-	if err != nil {
-		return nil, err
-	}
-	return newAccess(config), nil
-}
-
-func newAccess(config *rest.Config) *Access {
-	config.QPS = -1 // no limit: a Reflector sends few requests, and backs off
-	config.UserAgent = "nametap-discovery"
-	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return prompt{rt} })
-	return &Access{config}
-}
-
-// prompt is a transport that removes the header Retry-After from responses. While the API server starts, the header
-// says 5 s, and client-go would wait that long up to ten times, without a line in the log. The code here that sends
-// requests reports failures itself, and has pauses of its own.
-type prompt struct{ http.RoundTripper }
-
-// RoundTrip sends a request.
-func (p prompt) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := p.RoundTripper.RoundTrip(request)
-	if err == nil {
-		response.Header.Del("Retry-After")
-	}
-	return response, err
-}
-
-func load(path string) (*rest.Config, error) {
 	if path == "" {
 		config, err := rest.InClusterConfig()
 		if errors.Is(err, rest.ErrNotInCluster) {
@@ -61,13 +36,36 @@ func load(path string) (*rest.Config, error) {
 		if err != nil {
 			return nil, fmt.Errorf("the service account of the pod: %w: set automountServiceAccountToken, or name a file (--kubeconfig)", err)
 		}
-		return config, nil
+		return newAccess(config)
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %q: %w: name a file that kubectl can use (--kubeconfig)", path, err)
 	}
-	return config, nil
+	return newAccess(config)
+}
+
+// newAccess returns an access with a client that takes JSON: client-go decodes only the errors of the API server. The
+// client follows no redirection: API servers do not redirect, and a request that is redirected could go to any host.
+func newAccess(config *rest.Config) (*Access, error) {
+	scheme := runtime.NewScheme()
+	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.QPS = -1 // no limit: a Reflector sends few requests, and backs off
+	config.UserAgent = "nametap-discovery"
+	shared, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
+	}
+	own := *shared
+	own.CheckRedirect = func(to *http.Request, _ []*http.Request) error {
+		return fmt.Errorf("the API server redirects to %q, which is not allowed here", to.URL)
+	}
+	client, err := rest.UnversionedRESTClientForConfigAndClient(config, &own)
+	if err != nil {
+		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
+	}
+	return &Access{client}, nil
 }
 
 // ParseAccess returns the access that a kubeconfig gives in its current context. A program that may write the Secret
@@ -97,8 +95,7 @@ func ParseAccess(kubeconfig []byte) (*Access, error) {
 	if err != nil {
 		return nil, fmt.Errorf("want a kubeconfig: %w", err)
 	}
-	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return direct{rt} })
-	return newAccess(config), nil
+	return newAccess(config)
 }
 
 // unsafeField returns the name of a field that runs a program or reads a file; empty if there is none.
@@ -133,20 +130,6 @@ func checkCluster(cluster *api.Cluster) error {
 		return fmt.Errorf("has %q in the field server: want https://HOST:PORT", cluster.Server)
 	}
 	return nil
-}
-
-// direct is a transport that returns an error in place of a redirection. API servers do not redirect. Without this
-// transport, client-go would follow a redirection to any host, even without TLS.
-type direct struct{ http.RoundTripper }
-
-// RoundTrip sends a request.
-func (d direct) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := d.RoundTripper.RoundTrip(request)
-	if err == nil && response.StatusCode/100 == 3 && response.StatusCode != http.StatusNotModified {
-		_ = response.Body.Close() // it is not read
-		return nil, fmt.Errorf("the API server %s redirects to %q, which is not allowed here", request.URL.Host, response.Header.Get("Location"))
-	}
-	return response, err
 }
 
 // ifRefused returns advice if err says that the API server has refused a request, otherwise "".

@@ -24,12 +24,9 @@ func TestRedirection(t *testing.T) { // D23
 	if err != nil {
 		t.Fatal(err)
 	}
-	request := httptest.NewRequest(http.MethodGet, "https://east.test/", http.NoBody)
-	response, err := access.config.WrapTransport(redirecting{}).RoundTrip(request)
-	if err == nil {
-		_ = response.Body.Close()
-	}
-	if err == nil || !strings.Contains(err.Error(), `east.test redirects to "http://other.test/"`) {
+	access.client.Client.Transport = redirecting{}
+	_, err = do(t.Context(), access.client.Get())
+	if err == nil || !strings.Contains(err.Error(), `redirects to "http://other.test/"`) {
 		t.Errorf("got %v", err)
 	}
 }

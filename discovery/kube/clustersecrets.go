@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -32,13 +31,9 @@ type ClusterSecrets struct {
 
 // NewClusterSecrets returns the Secrets of a namespace. The function changed is called after each change, from any
 // goroutine. It must not block.
-func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) (*ClusterSecrets, error) {
-	client, err := newClient(access.config)
-	if err != nil {
-		return nil, fmt.Errorf("the Kubernetes API: %w", err)
-	}
-	r := resource{client: client, name: "secrets of other clusters", kind: "Secret", path: "/api/v1/namespaces/" + namespace + "/secrets", labels: clusterSecrets}
-	return &ClusterSecrets{newStore(r, log, changed, readSecret)}, nil
+func NewClusterSecrets(access *Access, namespace string, changed func(), log *slog.Logger) *ClusterSecrets {
+	r := resource{client: access.client, name: "secrets of other clusters", kind: "Secret", path: "/api/v1/namespaces/" + namespace + "/secrets", labels: clusterSecrets}
+	return &ClusterSecrets{newStore(r, log, changed, readSecret)}
 }
 
 // readSecret reads a Secret.

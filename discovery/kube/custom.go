@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/client-go/rest"
-
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 )
@@ -21,9 +19,9 @@ type custom struct {
 }
 
 // newCustoms returns the custom resources that are read from a cluster.
-func newCustoms(c *rest.RESTClient, n *selection, cfg source.ObjectsConfig) (all []custom) {
+func newCustoms(n *selection, cfg source.ObjectsConfig) (all []custom) {
 	add := func(group, name, kind string) {
-		all = append(all, custom{newObjects(resource{client: c, name: name, kind: kind}, n, cfg), group})
+		all = append(all, custom{newObjects(resource{name: name, kind: kind}, n, cfg), group})
 	}
 	add("multicluster.x-k8s.io", "serviceimports", object.KindServiceImport)
 	if cfg.Cluster == "" {

@@ -14,7 +14,6 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
@@ -69,10 +68,11 @@ func TestListedAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				r := &restored{streams: streams, began: time.Now()}
-				s, err := newAccess(&rest.Config{Host: "http://api.test", Transport: r}).NewObjects(source.ObjectsConfig{Changed: func() {}, Logger: testlog.New(t).Logger()})
+				access, err := newAccess(&rest.Config{Host: "http://api.test", Transport: r})
 				if err != nil {
 					t.Fatal(err)
 				}
+				s := access.NewObjects(source.ObjectsConfig{Changed: func() {}, Logger: testlog.New(t).Logger()})
 				ctx, cancel := context.WithCancel(t.Context())
 				var running sync.WaitGroup
 				running.Go(func() { s.Run(ctx) })
@@ -80,7 +80,7 @@ func TestListedAgain(t *testing.T) {
 				for range 6 {
 					time.Sleep(10 * time.Minute) //nolint:forbidigo // in virtual time
 					synctest.Wait()
-					services := slices.DeleteFunc(s.All(), func(o object.Object) bool { return o.Service == nil })
+					services, _ := s.built[0].all()
 					r.mu.Lock()
 					if len(r.lists) <= last || len(services) != 1 || s.Waiting() != "" {
 						t.Errorf("listed after %v: %d Services, waiting %q", r.lists, len(services), s.Waiting())

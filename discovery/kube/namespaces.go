@@ -29,13 +29,9 @@ func newLabelled(m decode.Meta) labelled {
 }
 
 // NewNamespaces returns the namespaces of the API server.
-func (a *Access) NewNamespaces(log *slog.Logger) (source.Namespaces, error) {
-	client, err := newClient(a.config)
-	if err != nil {
-		return nil, fmt.Errorf("reading namespaces: %w", err)
-	}
-	r := resource{client: client, name: "namespaces of pods", kind: object.KindNamespace, path: pathNamespaces}
-	return &namespaceReader{newStore(r, log, func() {}, metadataOnly(newLabelled))}, nil
+func (a *Access) NewNamespaces(log *slog.Logger) source.Namespaces {
+	r := resource{client: a.client, name: "namespaces of pods", kind: object.KindNamespace, path: pathNamespaces}
+	return &namespaceReader{newStore(r, log, func() {}, metadataOnly(newLabelled))}
 }
 
 // Run follows the namespaces until ctx ends.

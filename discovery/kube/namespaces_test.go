@@ -24,10 +24,7 @@ func TestNamespaces(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := access.NewNamespaces(testlog.New(t).Logger())
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := access.NewNamespaces(testlog.New(t).Logger())
 	want := func(mode string) {
 		t.Helper()
 		labels, annotations, err := n.Read(t.Context(), "shop")

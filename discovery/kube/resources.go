@@ -12,8 +12,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -32,15 +30,6 @@ const (
 	headlessSlices = "service.kubernetes.io/headless"
 	foreignSlices  = "!service.kubernetes.io/headless,endpointslice.kubernetes.io/managed-by!=endpointslice-controller.k8s.io"
 )
-
-// newClient returns a client of an API server, which sends JSON. client-go decodes only the errors of the API server.
-func newClient(config *rest.Config) (*rest.RESTClient, error) {
-	scheme := runtime.NewScheme()
-	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"})
-	c := rest.CopyConfig(config)
-	c.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return rest.UnversionedRESTClientFor(c)
-}
 
 // A resource is a list of objects at an API server.
 type resource struct {
@@ -64,9 +53,11 @@ func (r resource) request(options metav1.ListOptions) *rest.Request {
 	return r.client.Get().AbsPath(r.path).VersionedParams(&options, metav1.ParameterCodec)
 }
 
-// do sends a request, and returns the body of the response.
+// do sends a request once, and returns the body of the response. While the API server starts, it asks to be asked again after
+// 5 s, and client-go would wait that long ten times, without a line in the log. The code here that sends requests reports
+// failures itself, and has pauses of its own.
 func do(ctx context.Context, r *rest.Request) ([]byte, error) {
-	result := r.Do(ctx)
+	result := r.MaxRetries(0).Do(ctx)
 	if err := result.Error(); err != nil {
 		return nil, err
 	}
@@ -96,7 +87,7 @@ func (r resource) list(ctx context.Context, options metav1.ListOptions, decode f
 // watch watches the objects.
 func (r resource) watch(ctx context.Context, options metav1.ListOptions, decode func([]byte) runtime.Object) (watch.Interface, error) {
 	options.Watch = true
-	body, err := r.request(options).Stream(ctx)
+	body, err := r.request(options).MaxRetries(0).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}

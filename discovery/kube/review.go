@@ -10,7 +10,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/auth"
 )
@@ -20,21 +19,17 @@ const reviewTimeout = 5 * time.Second
 
 // Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
 // refuses a token for another audience.
-func (a *Access) Reviewer(audience string) (auth.Review, error) {
-	config := rest.CopyConfig(a.config)
-	config.Timeout = reviewTimeout
-	client, err := newClient(config)
-	if err != nil {
-		return nil, fmt.Errorf("reviewing tokens: %w", err)
-	}
+func (a *Access) Reviewer(audience string) auth.Review {
 	return func(ctx context.Context, token string) (auth.Identity, error) {
+		ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+		defer cancel()
 		review := authenticationv1.TokenReview{
 			TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "TokenReview"},
 			Spec:     authenticationv1.TokenReviewSpec{Token: token, Audiences: []string{audience}},
 		}
 		body, err := json.Marshal(review)
 		if err == nil {
-			body, err = do(ctx, client.Post().AbsPath("/apis/authentication.k8s.io/v1/tokenreviews").SetHeader("Content-Type", "application/json").Body(body))
+			body, err = do(ctx, a.client.Post().AbsPath("/apis/authentication.k8s.io/v1/tokenreviews").SetHeader("Content-Type", "application/json").Body(body))
 		}
 		var result authenticationv1.TokenReview
 		if err == nil {
@@ -52,5 +47,5 @@ func (a *Access) Reviewer(audience string) (auth.Review, error) {
 			return auth.Identity{}, fmt.Errorf("the token is for %q: want the audience %s", result.Status.Audiences, audience)
 		}
 		return auth.OfUser(result.Status.User.Username)
-	}, nil
+	}
 }

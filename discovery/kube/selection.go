@@ -56,9 +56,10 @@ func (n *selection) current() namespaces {
 	return n.names
 }
 
-// run follows the selectors and the labels until ctx ends.
+// run follows the selectors and the labels until ctx ends. It may be called again then.
 func (n *selection) run(ctx context.Context) {
 	defer func() { n.unwatch() }()
+	chans.Wake(n.woken)
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,6 +103,9 @@ func (n *selection) watch(ctx context.Context) {
 	n.unwatch = func() {
 		cancel()
 		running.Wait()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.labels = nil
 	}
 }
 

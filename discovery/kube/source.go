@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/nametap/nametap/discovery/decode"
 	"github.com/nametap/nametap/discovery/hosts"
@@ -65,7 +63,6 @@ func metadataOnly[T any](part func(decode.Meta) T) func([]byte) reading[T] {
 // Source follows the objects of an API server. Make one with [Access.NewObjects].
 type Source struct {
 	cfg       source.ObjectsConfig
-	client    *rest.RESTClient
 	selection *selection
 	built     []*objects
 	customs   []custom
@@ -77,23 +74,18 @@ type Source struct {
 }
 
 // NewObjects returns the objects of the API server.
-func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
+func (a *Access) NewObjects(cfg source.ObjectsConfig) *Source {
 	if cfg.Cluster != "" {
 		cfg.Logger = cfg.Logger.With("cluster", cfg.Cluster)
 	}
-	c, err := newClient(a.config)
-	if err != nil {
-		return nil, fmt.Errorf("the Kubernetes API (--kubeconfig): %w", err)
-	}
-	s := &Source{cfg: cfg, client: c}
-	namespaces := resource{client: c, name: "labels of namespaces", kind: object.KindNamespace, path: pathNamespaces}
+	s := &Source{cfg: cfg}
+	namespaces := resource{name: "labels of namespaces", kind: object.KindNamespace, path: pathNamespaces}
 	s.selection = newSelection(namespaces, s.reselect, cfg.Logger)
 	for _, r := range []resource{
 		{name: "services", kind: object.KindService, path: pathServices},
 		{name: "endpointslices of headless Services", kind: object.KindEndpointSlice, path: pathSlices, labels: headlessSlices},
 		{name: "endpointslices of other controllers", kind: object.KindEndpointSlice, path: pathSlices, labels: foreignSlices},
 	} {
-		r.client = c
 		s.built = append(s.built, newObjects(r, s.selection, cfg))
 	}
 	switch {
@@ -109,17 +101,27 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) (*Source, error) {
 	if cfg.NetworkOf != "" {
 		s.addNamespace(resource{name: "labels of the root namespace", kind: object.KindNamespace, fields: selectName(cfg.NetworkOf)})
 	}
-	s.customs = newCustoms(c, s.selection, cfg)
+	s.customs = newCustoms(s.selection, cfg)
 	for _, one := range s.all() {
 		one.dirty, one.revised = map[object.Key]bool{}, &s.revised
 	}
-	return s, nil
+	s.Use(a)
+	return s
+}
+
+// Use makes the next Run read from another API server, or as another user. Until all objects of a resource were read there,
+// the earlier ones stay. It must not be called while Run runs.
+func (s *Source) Use(a *Access) {
+	s.selection.namespaces.client = a.client
+	for _, one := range s.all() {
+		one.resource.client = a.client
+	}
 }
 
 // addNamespace adds a namespace as an object of the kind of r. The UID of kube-system identifies the cluster. A label of
 // the root namespace names the network.
 func (s *Source) addNamespace(r resource) {
-	r.client, r.path = s.client, pathNamespaces
+	r.path = pathNamespaces
 	s.built = append(s.built, newStore(r, s.cfg.Logger, s.cfg.Changed, metadataOnly(func(m decode.Meta) object.Object {
 		o := object.Object{Key: object.Key{Kind: r.kind, Name: m.Name}}
 		if r.kind == object.KindCluster {
@@ -136,7 +138,7 @@ func (s *Source) addNamespace(r resource) {
 func (s *Source) addMesh() {
 	var mesh *objects
 	r := resource{
-		client: s.client, name: "settings of the mesh", kind: object.KindConfigMap,
+		name: "settings of the mesh", kind: object.KindConfigMap,
 		path: "/api/v1/namespaces/" + s.cfg.RootNamespace + "/configmaps", fields: selectName(meshName),
 	}
 	mesh = newStore(r, s.cfg.Logger, func() {
@@ -160,7 +162,7 @@ func (s *Source) addMesh() {
 // cluster does not know which namespaces count, so it reads no objects in namespaces.
 func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors) }
 
-// Run follows the objects until ctx ends. All its goroutines have ended when it returns.
+// Run follows the objects until ctx ends. All its goroutines have ended when it returns. It may be called again then.
 func (s *Source) Run(ctx context.Context) {
 	var group sync.WaitGroup
 	group.Go(func() { s.selection.run(ctx) })
@@ -176,16 +178,17 @@ func (s *Source) Run(ctx context.Context) {
 // Name returns the name of the source.
 func (s *Source) Name() string { return "the Kubernetes API" }
 
-// Read returns what has changed since the last call. It must not be called by two goroutines at a
-// time. The caller must not change the objects.
+// Read returns what has changed since the last call; nothing has until all objects were read. It must not be called by two
+// goroutines at a time. The caller must not change the objects.
 func (s *Source) Read() source.Reading {
-	r := source.Reading{Waiting: s.Waiting()}
-	r.Read = r.Waiting == ""
 	stores, dirty := s.all(), map[object.Key]bool{}
+	r := source.Reading{Waiting: s.Waiting(), Errors: s.errors(stores)}
+	if r.Read = r.Waiting == ""; !r.Read {
+		return r
+	}
 	for _, one := range stores {
 		one.take(dirty)
 	}
-	r.Errors = s.errors(stores)
 	change := hosts.Change{Cluster: s.cfg.Cluster}
 	for _, key := range slices.SortedFunc(maps.Keys(dirty), object.Key.Compare) {
 		if o := find(stores, key); o != nil {
@@ -246,20 +249,6 @@ func (s *Source) Waiting() string {
 		}
 	}
 	return strings.Join(waiting, "; ")
-}
-
-// All returns all objects, sorted by key. The caller must not change them.
-func (s *Source) All() []object.Object {
-	found := map[object.Key]*object.Object{}
-	for _, one := range slices.Backward(s.all()) {
-		values, _ := one.all()
-		maps.Copy(found, values)
-	}
-	all := make([]object.Object, 0, len(found))
-	for _, key := range slices.SortedFunc(maps.Keys(found), object.Key.Compare) {
-		all = append(all, *found[key])
-	}
-	return all
 }
 
 // Status returns the state of each resource.

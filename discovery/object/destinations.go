@@ -2,7 +2,6 @@ package object
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -108,19 +107,6 @@ func newDestinations(list []Destination) Destinations {
 		fmt.Fprintln(&text, strings.Join(append([]string{strconv.Itoa(int(d.Port)), strconv.Itoa(int(d.Target))}, d.Endpoints...), " "))
 	}
 	return Destinations{unique.Make(text.String())}
-}
-
-// MarshalJSON encodes the list.
-func (d Destinations) MarshalJSON() ([]byte, error) { return json.Marshal(d.List()) }
-
-// UnmarshalJSON decodes a list.
-func (d *Destinations) UnmarshalJSON(text []byte) error {
-	var list []Destination
-	if err := json.Unmarshal(text, &list); err != nil {
-		return err
-	}
-	*d = newDestinations(list)
-	return nil
 }
 
 // Size returns how many bytes the destinations have in a table, at most.

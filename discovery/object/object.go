@@ -62,20 +62,19 @@ func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Kind, other.Kind), cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
 }
 
-// Object is a decoded object. Exactly one of the fields after Key is set. Snapshots of clusters have objects as JSON,
-// with the names of the fields in this package.
+// Object is a decoded object. Exactly one of the fields after Key is set.
 type Object struct {
 	Key Key
 
-	Service   *Service       `json:",omitempty"`
-	Slice     *EndpointSlice `json:",omitempty"`
-	Pod       *Pod           `json:",omitempty"`
-	Entry     *ServiceEntry  `json:",omitempty"`
-	Import    *ServiceImport `json:",omitempty"`
-	Sidecar   *Sidecar       `json:",omitempty"`
-	Namespace *Namespace     `json:",omitempty"`
-	Mesh      *Mesh          `json:",omitempty"`
-	Cluster   *Cluster       `json:",omitempty"`
+	Service   *Service
+	Slice     *EndpointSlice
+	Pod       *Pod
+	Entry     *ServiceEntry
+	Import    *ServiceImport
+	Sidecar   *Sidecar
+	Namespace *Namespace
+	Mesh      *Mesh
+	Cluster   *Cluster
 }
 
 // Cluster identifies a cluster by the UID of its namespace kube-system, which never changes.

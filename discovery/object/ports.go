@@ -2,7 +2,6 @@ package object
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -46,19 +45,6 @@ func NewPorts(list []Port) Ports {
 		fmt.Fprintf(&text, "%s %d %s\n", p.Name, p.Number, p.Protocol)
 	}
 	return Ports{unique.Make(text.String())}
-}
-
-// MarshalJSON encodes the list.
-func (p Ports) MarshalJSON() ([]byte, error) { return json.Marshal(p.List()) }
-
-// UnmarshalJSON decodes a list.
-func (p *Ports) UnmarshalJSON(text []byte) error {
-	var list []Port
-	if err := json.Unmarshal(text, &list); err != nil {
-		return err
-	}
-	*p = NewPorts(list)
-	return nil
 }
 
 // Len returns the number of ports.

@@ -11,7 +11,6 @@ import (
 	"github.com/nametap/nametap/discovery/auth"
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 // A Source follows objects. After each change it calls a function of its configuration, from any
@@ -35,7 +34,7 @@ type Reading struct {
 	Changes []hosts.Change
 	Errors  []object.Error // all current errors, sorted; not to be changed
 	Notes   []string       // why objects without errors make no host, sorted
-	Kept    int            // number of objects in use in their last good form or their saved form
+	Kept    int            // number of objects in use in their last good form
 	// Waiting is the reason why this reading must not be the first one that is served. If it is "" and Read is set, this
 	// reading may be the first.
 	Waiting string
@@ -50,21 +49,19 @@ type Reading struct {
 const (
 	StepRead        = "read"         // reading the directory
 	StepSaveObjects = "save_objects" // saving the objects of the directory
-	StepSaveCluster = "save_cluster" // saving the objects of a cluster
 )
 
-// An API is an API server. Its methods make what the control plane needs of the API server. Each method checks its
-// configuration, and sends no request.
+// An API is an API server. Its methods make what the control plane needs of the API server. None sends a request.
 type API interface {
 	// NewObjects returns the objects of the API server.
-	NewObjects(cfg ObjectsConfig) (Source, error)
+	NewObjects(cfg ObjectsConfig) Source
 	// NewClusters returns the objects of other clusters, whose kubeconfigs are in Secrets.
-	NewClusters(cfg ClustersConfig) (Clusters, error)
+	NewClusters(cfg ClustersConfig) Clusters
 	// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
 	// refuses a token for another audience.
-	Reviewer(audience string) (auth.Review, error)
+	Reviewer(audience string) auth.Review
 	// NewNamespaces returns the namespaces of the API server.
-	NewNamespaces(log *slog.Logger) (Namespaces, error)
+	NewNamespaces(log *slog.Logger) Namespaces
 }
 
 // Namespaces follows the labels and annotations of namespaces. Call Run once.
@@ -132,12 +129,8 @@ type ClustersConfig struct {
 	// TokenAudience is the audience of the tokens that clients of the clusters have.
 	TokenAudience string
 	// Wait is how long [Reading.Waiting] names a cluster that has no objects in use yet. The time begins when a Secret
-	// first names the cluster. After a quarter of Wait, the cluster's saved objects are used, if there are any.
+	// first names the cluster.
 	Wait time.Duration
-	// State is the directory in which the last objects of each cluster are saved; nil for none.
-	State *statedir.Dir
-	// Result is called with the result of [StepSaveCluster]; err is nil if the step succeeded.
-	Result func(step string, err error)
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
 	// Logger is for logs.

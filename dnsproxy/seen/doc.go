@@ -2,14 +2,13 @@
 //
 // A query is noteworthy if it failed, was slow, or was odd in another way; [Kind] has the list. The last 1,000
 // failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow queries do not push out
-// failures. A third ring has the last 256 truncated responses. A truncated response becomes noteworthy if its client
-// does not ask again over TCP within 5 s.
+// failures. A truncated response becomes noteworthy if its client does not ask again over TCP within 5 s.
 //
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
 // Clients of the agent may have at most 8 readers at a time. [Exchanges] reads queries together with their messages.
 //
-//	query.go      Query: what the query path knows of a query; its form in a slot
-//	ring.go       a ring of slots, into which a writer puts queries without waiting
+//	query.go      Query: what the query path knows of a query
+//	ring.go       a ring of the queries that were written last
 //	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
@@ -26,13 +25,12 @@
 // read twice and the filters are compared, which takes 65 ns. For a query of the slow path the clock is always read
 // twice, because the query may be slow.
 //
-// A noteworthy query is written into a slot of 512 bytes, and its client is looked up by one request to the kernel.
+// A noteworthy query is copied, and its client is looked up by one request to the kernel.
 // This takes 4 µs, and up to 20 µs on a busy machine. It happens before the answer is sent, because afterwards the
 // client closes its socket. Lookups have a budget of time, which is enough for 2,000 failures a second. If there are
 // more, some records have only the address of the client.
 //
-// A writer takes a slot by an atomic add, and marks it with a sequence number. It takes no lock, allocates nothing
-// and waits for no reader. If writers overtake a reader, the reader counts what it has lost. The slots of a ring are
-// allocated when the first query is written: 1 MB for the first two rings, and 130 KB for the third one and for each
-// reader.
+// A ring has pointers to queries that nobody changes, so its lock is held for some instructions only, and for the copy of
+// its pointers by a reader. If writers overtake a reader, the reader counts what it has lost. A query takes 0.3 KB, and at
+// most 0.8 KB with long texts.
 package seen

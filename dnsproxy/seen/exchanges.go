@@ -46,7 +46,7 @@ type Exchanges struct {
 
 // A queuedQuery is a query in the queue of Exchanges.
 type queuedQuery struct {
-	packedQuery
+	*Query
 
 	local    netip.AddrPort
 	messages []byte // the request, then the response
@@ -57,15 +57,15 @@ func newExchanges(reader *Reader, onDrop func(messages int)) *Exchanges {
 	return &Exchanges{reader: reader, queue: make(chan *queuedQuery, maxExchanges), halfFull: make(chan struct{}, 1), onDrop: onDrop}
 }
 
-// put copies a query into the queue if there is room. b is the packed form of the query. put does not block.
-func (e *Exchanges) put(b *packedQuery, q *Query) {
+// put adds a query to the queue if there is room, with a copy of its messages. kept is the copy of q. put does not block.
+func (e *Exchanges) put(kept, q *Query) {
 	size := len(q.Request) + len(q.Response)
 	bytes := e.bytes.Add(int64(size))
 	if bytes > maxExchangeBytes/2 || len(e.queue) >= maxExchanges/2 {
 		chans.Wake(e.halfFull)
 	}
 	if bytes <= maxExchangeBytes && len(e.queue) < cap(e.queue) {
-		w := &queuedQuery{packedQuery: *b, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
+		w := &queuedQuery{Query: kept, local: q.Local(), messages: make([]byte, 0, size), request: len(q.Request)}
 		w.messages = append(append(w.messages, q.Request...), q.Response...)
 		select {
 		case e.queue <- w:
@@ -116,9 +116,8 @@ func (e *Exchanges) Poll() *Exchange {
 // take returns the Exchange for a query from the queue.
 func (e *Exchanges) take(w *queuedQuery) *Exchange {
 	e.bytes.Add(-int64(len(w.messages)))
-	q := w.unpack()
 	return &Exchange{
-		Record: record(&q, e.reader.recorder.units.path(&q)), Local: w.local,
+		Record: record(w.Query, e.reader.recorder.units.path(w.Query)), Local: w.local,
 		Request: w.messages[:w.request:w.request], Response: w.messages[w.request:],
 	}
 }

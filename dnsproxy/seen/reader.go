@@ -9,10 +9,6 @@ import (
 	"github.com/nametap/nametap/internal/chans"
 )
 
-// holeWait is how long a reader waits for a query that is not written yet. A writer takes a number first and then
-// writes the query, but it may give up; then the query with this number never comes.
-const holeWait = 100 * time.Millisecond
-
 // gatherTime is how long a reader waits for more queries after the first one, so that it does not wake for each query.
 const gatherTime = 20 * time.Millisecond
 
@@ -25,11 +21,10 @@ type Reader struct {
 	wake     chan struct{} // has an element when there may be a new query
 	halfFull chan struct{} // has an element when live may be half full of new queries
 
-	number        uint64              // the number of the next query in live
-	pastIDs       map[uint64]struct{} // the ids of the queries that Past has looked at
-	nextTruncated uint64              // the number, in Recorder.truncated, of the next response that may become noteworthy
-	lost          uint64              // how many queries the reader has missed since Next last returned
-	missed        atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
+	number  uint64              // the number of the next query in live
+	pastIDs map[uint64]struct{} // the ids of the queries that Past has looked at
+	lost    uint64              // how many queries the reader has missed since Next last returned
+	missed  atomic.Uint64       // how many queries the filter might have selected, but their clients were not looked up
 
 	exchanges *Exchanges // gets the queries in place of live; nil if no messages are read
 }
@@ -37,9 +32,9 @@ type Reader struct {
 // Close removes the reader. It may be called more than once.
 func (r *Reader) Close() { r.recorder.remove(r) }
 
-// put writes a packed query of n bytes into the ring live.
-func (r *Reader) put(b *packedQuery, n int) {
-	if number := r.live.put(b, n); number%(liveSize/2) == 0 {
+// put adds a query to the ring live.
+func (r *Reader) put(q *Query) {
+	if number := r.live.put(q); number%(liveSize/2) == 0 {
 		chans.Wake(r.halfFull)
 	}
 	chans.Wake(r.wake)
@@ -57,25 +52,17 @@ func (r *Reader) Past(start time.Time) []Record {
 	var records []Record
 	r.pastIDs = map[uint64]struct{}{}
 	for _, kind := range []Kind{Failure, Odd} {
-		r.recorder.recent[kind].all(func(b *packedQuery) {
-			if b.time().Before(start) {
-				return
+		all, _ := r.recorder.recent[kind].from(0)
+		for _, q := range all {
+			if q.Time.Before(start) {
+				continue
 			}
-			r.pastIDs[b.id()] = struct{}{}
-			if q := b.unpack(); r.filter.mayWant(&q) && r.filter.wants(&q) {
-				records = r.append(records, &q)
+			r.pastIDs[q.id] = struct{}{}
+			if r.filter.mayWant(q) && r.filter.wants(q) {
+				records = r.append(records, q)
 			}
-		})
+		}
 	}
-	r.nextTruncated, _ = r.recorder.truncated.visitOverdue(0, time.Now(), func(q *Query) {
-		if q.Time.Before(start) {
-			return
-		}
-		r.pastIDs[q.id] = struct{}{}
-		if r.filter.mayWant(q) && r.filter.wants(q) {
-			records = r.append(records, q)
-		}
-	})
 	sort.SliceStable(records, func(i, j int) bool { return records[i].Time.Before(records[j].Time) })
 	return records
 }
@@ -90,49 +77,18 @@ func (r *Reader) append(records []Record, q *Query) []Record {
 	return append(records, record(q, path))
 }
 
-// appendOverdue appends to records the truncated responses that have become noteworthy. due is when the next one may
-// become noteworthy; it is zero if there is none. For a reader that does not only want noteworthy queries,
-// appendOverdue does nothing: such a reader gets truncated responses when they are sent.
-func (r *Reader) appendOverdue(records []Record) (all []Record, due time.Time) {
-	if !r.filter.noteworthy {
-		return records, due
-	}
-	r.nextTruncated, due = r.recorder.truncated.visitOverdue(r.nextTruncated, time.Now(), func(q *Query) {
-		if r.filter.mayWant(q) && r.filter.wants(q) {
-			records = r.append(records, q)
-		}
-	})
-	return records, due
-}
-
-// Next waits for queries and returns them, in the order in which they were answered. For a reader that only wants
-// noteworthy queries, truncated responses come later, when they have become noteworthy. lost is how many queries were
-// lost that the filter selects, or might have selected. After the end of ctx, Next returns the queries that it still
-// finds. If it finds none, it returns the error of ctx. For a reader that has given way, that is [ErrGaveWay].
+// Next waits for queries and returns them, in the order in which they were answered. lost is how many queries were lost
+// that the filter selects, or might have selected. After the end of ctx, Next returns the queries that it still finds. If
+// it finds none, it returns the error of ctx. For a reader that has given way, that is [ErrGaveWay].
 func (r *Reader) Next(ctx context.Context) (records []Record, lost uint64, err error) {
 	for {
-		var due time.Time
-		records, due = r.appendOverdue(r.drain())
+		records = r.drain()
 		if lost, r.lost = r.lost+r.missed.Swap(0), 0; len(records) > 0 || lost > 0 {
 			return records, lost, nil
-		}
-		var hole, wait <-chan time.Time
-		if !due.IsZero() {
-			wait = time.After(time.Until(due))
-		}
-		if r.number < r.live.next.Load() {
-			hole = time.After(holeWait)
 		}
 		select {
 		case <-r.wake:
 			gather(ctx, r.halfFull)
-		case <-wait:
-		case <-hole:
-			var b packedQuery
-			if r.live.get(r.number, &b) == notWritten {
-				r.number++
-				r.lost++
-			}
 		case <-r.gaveWay:
 			return nil, 0, ErrGaveWay
 		case <-ctx.Done():
@@ -154,26 +110,13 @@ func gather(ctx context.Context, halfFull chan struct{}) {
 
 // drain returns the queries in the ring live that were not read yet.
 func (r *Reader) drain() (records []Record) {
-	var b packedQuery
-	for r.number < r.live.next.Load() {
-		switch r.live.get(r.number, &b) {
-		case notWritten:
-			return records
-		case replaced:
-			// Go on in the middle of the ring, because the oldest queries are about to be replaced.
-			first := r.live.next.Load() - min(r.live.next.Load(), liveSize/2)
-			first = max(first, r.number+1)
-			r.lost += first - r.number
-			r.number = first
-			continue
-		case written:
+	all, next := r.live.from(r.number)
+	r.lost += next - r.number - uint64(len(all))
+	r.number = next
+	for _, q := range all {
+		if _, past := r.pastIDs[q.id]; !past {
+			records = r.append(records, q)
 		}
-		r.number++
-		if _, past := r.pastIDs[b.id()]; past {
-			continue
-		}
-		q := b.unpack()
-		records = r.append(records, &q)
 	}
 	return records
 }

@@ -1,7 +1,6 @@
 package seen
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -36,32 +35,12 @@ type Record struct {
 	Noteworthy bool           `json:"noteworthy"`
 }
 
-// unpack returns the query in a slot.
-func (b *packedQuery) unpack() Query {
-	order := binary.LittleEndian
-	texts := b.texts()
-	q := Query{
-		id: b.id(), Kind: Kind(b[43]), Time: b.time(),
-		Took:   time.Duration(order.Uint64(b[16:])), //nolint:gosec // bits
-		Client: netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:40])).Unmap(), order.Uint16(b[40:])),
-		TCP:    b[42]&flagTCP != 0, Truncated: b[42]&flagTruncated != 0,
-		Type: order.Uint16(b[44:]), Class: order.Uint16(b[46:]), Rcode: order.Uint16(b[48:]), Opcode: b[50],
-		Age: time.Duration(order.Uint32(b[64:])) * time.Second, Expired: time.Duration(order.Uint32(b[68:])) * time.Second,
-		Who:  Who{Known: b[42]&flagKnown != 0, UID: order.Uint32(b[52:]), Cgroup: order.Uint64(b[56:])},
-		Name: wire.Name(texts[0]), Source: texts[1], Server: texts[2], Reason: texts[4],
-	}
-	if texts[3] != "" {
-		q.Rows = strings.Fields(texts[3])
-	}
-	return q
-}
-
 // record returns the record of a query. path is the path of the client's cgroup.
 func record(q *Query, path string) Record {
 	r := Record{
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: UnitOf(path), Transport: "udp",
 		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
-		Source: q.Source, Server: q.Server, Age: int(q.Age / time.Second), Expired: int(q.Expired / time.Second),
+		Source: q.Source, Server: q.Server, Age: int(max(q.Age, 0) / time.Second), Expired: int(max(q.Expired, 0) / time.Second),
 		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(),
 	}
 	if q.TCP {

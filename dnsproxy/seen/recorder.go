@@ -3,7 +3,6 @@ package seen
 import (
 	"context"
 	"errors"
-	"hash/maphash"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/internal/chans"
 )
 
 const (
@@ -33,7 +31,7 @@ type Recorder struct {
 	wantOrdinary atomic.Bool               // whether a reader may want ordinary queries
 	ids          atomic.Uint64             // the id of the last query
 	recent       [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
-	truncated    truncatedResponses
+	retries      retries
 	clients      *clients
 	units        *units
 
@@ -46,7 +44,6 @@ func New() *Recorder {
 	for kind := range r.recent {
 		r.recent[kind].size = recentSize
 	}
-	r.truncated.size, r.truncated.seed = truncatedSize, maphash.MakeSeed()
 	return r
 }
 
@@ -100,25 +97,30 @@ func (r *Recorder) Find(q *Query, sent Sent) Who {
 // Record keeps a query if it is noteworthy, and gives it to the readers that want it. It does not block.
 func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
-	var b packedQuery
-	n := 0
+	var kept *Query
 	switch {
 	case q.Kind.noteworthy():
-		n = q.pack((*[slotSize]byte)(&b))
-		r.recent[q.Kind].put(&b, n)
+		kept = q.kept()
+		r.recent[q.Kind].put(kept)
 	case q.Kind == Truncated:
-		n = q.pack((*[slotSize]byte)(&b))
-		r.truncated.keep(&b, n, q)
+		late := *q.kept()
+		late.Kind, late.Rows, late.Reason = Odd, []string{"A9"}, "truncated, and not asked again over TCP within 5s"
+		r.retries.await(&late, func() {
+			r.recent[Odd].put(&late)
+			r.give(&late, &late, func(reader *Reader) bool { return reader.filter.noteworthy }) // others have it already
+		})
 	}
+	r.give(q, kept, func(*Reader) bool { return true })
+}
+
+// give gives a query to those of some readers that want it. kept is the copy to give; give makes it if it is nil.
+func (r *Recorder) give(q, kept *Query, to func(*Reader) bool) {
 	readers := r.readers.Load()
 	if readers == nil {
 		return
 	}
 	for _, reader := range *readers {
-		if q.Kind == Truncated && reader.filter.noteworthy {
-			chans.Wake(reader.wake) // the reader sets a timer for when the response becomes noteworthy
-		}
-		if !reader.filter.mayWant(q) {
+		if !to(reader) || !reader.filter.mayWant(q) {
 			continue
 		}
 		if q.Who.skipped && reader.filter.byOwner() {
@@ -128,20 +130,20 @@ func (r *Recorder) Record(q *Query) {
 		if !reader.filter.wants(q) {
 			continue
 		}
-		if n == 0 {
-			n = q.pack((*[slotSize]byte)(&b))
+		if kept == nil {
+			kept = q.kept()
 		}
 		if reader.exchanges != nil {
-			reader.exchanges.put(&b, q)
+			reader.exchanges.put(kept, q)
 		} else {
-			reader.put(&b, n)
+			reader.put(kept)
 		}
 	}
 }
 
 // Retried notes that a client has asked a question over TCP, perhaps because the response over UDP was truncated.
 func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
-	r.truncated.retried(client, name, qtype)
+	r.retries.end(retry{client, name, qtype})
 }
 
 // Failures returns the failures that are kept and were answered at the time start or later, sorted by time.
@@ -176,7 +178,7 @@ func (r *Recorder) ReadExchanges(filter *Filter, onDrop func(messages int)) *Exc
 }
 
 func newReader(r *Recorder, filter *Filter) *Reader {
-	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1), nextTruncated: r.truncated.next.Load()}
+	reader := &Reader{recorder: r, filter: filter, wake: make(chan struct{}, 1), halfFull: make(chan struct{}, 1)}
 	reader.live.size = liveSize
 	return reader
 }

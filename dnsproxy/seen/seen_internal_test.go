@@ -2,7 +2,6 @@ package seen
 
 import (
 	"encoding/binary"
-	"hash/maphash"
 	"net"
 	"net/netip"
 	"os"
@@ -14,90 +13,53 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A query has the same fields after it was in a slot. Texts that are too long are cut.
-func TestPack(t *testing.T) { // R13
+// What is kept of a query does not change with the packet, and its reason is bounded.
+func TestKept(t *testing.T) { // R13
 	t.Parallel()
-	q := Query{
-		id: 7, Kind: Odd, Time: time.Unix(1, 2), Took: 3 * time.Second, Client: netip.MustParseAddrPort("192.0.2.1:53"), TCP: true, Opcode: 5,
-		Name: "\x03www\x07example", Type: 28, Class: 1, Rcode: 16, Truncated: true, Source: "upstream", Server: "[2001:db8::1]:53",
-		Rows: []string{"N5", "N1", "A1"}, Reason: "why", Age: time.Minute, Expired: time.Second, Who: Who{Known: true, UID: 998, Cgroup: 1 << 40},
-	}
-	for _, change := range []func(){
-		func() {},
-		func() { q.Client = netip.MustParseAddrPort("[2001:db8::2]:4000") },
-		func() { q.Took, q.Rows, q.Who = -1, nil, Who{} },
-	} {
-		change()
-		var b packedQuery
-		q.pack((*[slotSize]byte)(&b))
-		if diff := cmp.Diff(q, b.unpack(), cmp.AllowUnexported(Query{}, Who{}), cmpopts.EquateComparable(netip.AddrPort{})); diff != "" {
-			t.Errorf("(-packed +unpacked):\n%s", diff)
-		}
-	}
-	long := strings.Repeat("x", 1000)
-	q.Name, q.Server, q.Source, q.Reason, q.Rows = q.Name[:0], long, long, long, []string{"N5", long}
-	for range 23 {
-		q.Name += "\x0aabcdefghij"
-	}
-	var b packedQuery
-	if n := q.pack((*[slotSize]byte)(&b)); n > slotSize {
-		t.Errorf("%d bytes", n)
-	}
-	got := b.unpack()
-	if got.Name != q.Name || len(got.Server) != maxServer || !strings.HasSuffix(got.Server, cut) || !strings.HasSuffix(got.Reason, cut) || len(got.Rows) != 1 {
-		t.Errorf("%+v", got)
+	packet := []byte("\x03www\x07example")
+	q := Query{Name: wire.Name(unsafe.String(&packet[0], len(packet))), Reason: strings.Repeat("x", 1000), Request: packet, Response: packet}
+	k := q.kept()
+	packet[1] = 'x'
+	if k.Name != "\x03www\x07example" || len(k.Reason) > maxReason+3 || !strings.HasSuffix(k.Reason, "...") || k.Request != nil || k.Response != nil {
+		t.Errorf("%+v", k)
 	}
 }
 
-// Writers that overtake each other and a reader leave no query that is half another one.
+// A reader gets each query that is still there, in order, and counts the others, while writers overtake it.
 func TestRing(t *testing.T) { // R13
 	t.Parallel()
-	r := ring{size: 8}
 	const writers, each = 4, 5_000
-	var writing, reading sync.WaitGroup
-	done := make(chan struct{})
-	whole := func(b *packedQuery) {
-		id := b.id()
-		for at := 8; at < slotSize; at += 8 {
-			if got := binary.LittleEndian.Uint64(b[at:]); got != id {
-				t.Errorf("a query has parts of %d and %d", id, got)
-				return
-			}
-		}
-	}
-	reading.Go(func() {
-		for running := true; running; {
-			select {
-			case <-done:
-				running = false
-			default:
-			}
-			r.all(whole)
-		}
-	})
-	for writer := range writers {
+	reader := newReader(New(), All())
+	var writing sync.WaitGroup
+	for writer := range uint64(writers) {
 		writing.Go(func() {
-			var b packedQuery
-			for i := range each {
-				for at := 0; at < slotSize; at += 8 {
-					binary.LittleEndian.PutUint64(b[at:], uint64(writer*each+i+1))
-				}
-				r.put(&b, slotSize)
+			for i := range uint64(each) {
+				reader.put(&Query{id: writer*each + i + 1})
 			}
 		})
 	}
-	writing.Wait()
-	close(done)
-	reading.Wait()
-	n := 0
-	r.all(func(*packedQuery) { n++ })
-	if n == 0 || n > r.size || r.next.Load() != writers*each {
-		t.Errorf("%d are there, %d were written", n, r.next.Load())
+	done := make(chan struct{})
+	go func() { writing.Wait(); close(done) }()
+	got := uint64(0)
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		got += uint64(len(reader.drain()))
+	}
+	if got+reader.lost != writers*each || got == 0 {
+		t.Errorf("%d were read and %d lost, of %d", got, reader.lost, writers*each)
+	}
+	reader.put(&Query{id: 1})
+	if last := reader.drain(); len(last) != 1 {
+		t.Errorf("%+v", last)
 	}
 }
 
@@ -354,39 +316,12 @@ func TestReadersOfFailuresCostNothing(t *testing.T) { // R13, R21
 	for kind := range kinds {
 		r.Record(&Query{Kind: kind, Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x"})
 	}
-	// The truncated one has no time, so the time to ask again over TCP has passed.
-	for reader, want := range map[*Reader]int{failures: 1, noteworthy: 3} {
+	for reader, want := range map[*Reader]int{failures: 1, noteworthy: 2} {
 		records, lost, err := reader.Next(t.Context())
 		if len(records) != want || lost != 0 || err != nil {
 			t.Errorf("%d records, %d lost, %v; want %d", len(records), lost, err, want)
 		}
 	}
-}
-
-// A reader waits for a truncated response that is being written, unless the writer has given up.
-func TestTruncatedIsBeingWritten(t *testing.T) { // R13
-	t.Parallel()
-	cut, now := &truncatedResponses{ring: ring{size: truncatedSize}, seed: maphash.MakeSeed()}, time.Now()
-	keep := func(age time.Duration) {
-		q := Query{Kind: Truncated, Client: netip.MustParseAddrPort("192.0.2.1:53"), Name: "\x01x", Time: now.Add(-age)}
-		var b packedQuery
-		cut.keep(&b, q.pack((*[slotSize]byte)(&b)), &q)
-	}
-	number, visited := uint64(0), 0
-	look := func(at time.Time, next uint64, due time.Duration, visits int) {
-		t.Helper()
-		var when time.Time
-		number, when = cut.visitOverdue(number, at, func(*Query) { visited++ })
-		if number != next || visited != visits || due < 0 && !when.IsZero() || due >= 0 && when.Sub(at).Round(time.Second) != due {
-			t.Errorf("next %d, due %v, %d visits; want %d, %v, %d", number, when.Sub(at), visited, next, due, visits)
-		}
-	}
-	keep(2 * retryWait)
-	cut.next.Add(1) // a writer has begun
-	look(now, 1, retryWait, 1)
-	keep(0)
-	look(now, 1, retryWait, 1)
-	look(now.Add(2*retryWait), 3, -1, 2) // the writer has given up
 }
 
 // The queue of messages is bounded by its length and by the bytes in it. What it drops is counted, and what was read

@@ -548,45 +548,6 @@ func (t *Table) hasPortBelow(name wire.Name) bool {
 	return false
 }
 
-// Domains returns the domains that the hosts outside of the cluster domain are in. The domain of a host is its own
-// name, and the domain of a wildcard is its suffix. If a domain is below another one, Domains leaves it out. So each
-// host outside of the cluster domain is at or below one of the domains. The domains come in no particular order,
-// without duplicates.
-//
-// The fingerprint depends on the names of all hosts. If one of two tables was made from the other by [Table.With],
-// and they have the same names, they have the same fingerprint.
-func (t *Table) Domains() (domains []wire.Name, fingerprint uint64) {
-	var s Scratch
-	for h := range t.all {
-		fingerprint ^= maphash.String(t.seed, string(h.Name))
-		name := h.Name
-		if h.wildcard() {
-			name = name.Parent()
-		}
-		if name != wire.Root && !name.Below(t.Cluster.Domain) && !t.hasAbove(name, h.wildcard(), &s) {
-			domains = append(domains, name)
-		}
-	}
-	return domains, fingerprint
-}
-
-// hasAbove reports whether name is below the domain of another host or equals it. name is the domain of a host or, if
-// wildcard is true, of a wildcard.
-func (t *Table) hasAbove(name wire.Name, wildcard bool, s *Scratch) bool {
-	if wildcard {
-		if _, found := t.find(name); found { // a host with this name has the same domain
-			return true
-		}
-	}
-	for parent := name.Parent(); parent != wire.Root; parent = parent.Parent() {
-		if _, found := t.find(parent); found {
-			return true
-		}
-	}
-	_, found := t.wildcard(name, s)
-	return found
-}
-
 // Skipped returns what was left out of the table, sorted by key.
 func (t *Table) Skipped() []Skipped {
 	var skipped []Skipped

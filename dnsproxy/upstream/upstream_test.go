@@ -1,17 +1,14 @@
 package upstream_test
 
 import (
-	"context"
 	"crypto/tls"
 	"encoding/binary"
-	"errors"
 	"io"
 	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -194,22 +191,4 @@ func client(tb testing.TB, config upstream.Config) *upstream.Client {
 	c := upstream.NewClient(config)
 	tb.Cleanup(c.Close)
 	return c
-}
-
-func TestExchange(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { // time stands still
-		s := serve(t, answers(3))
-		c := client(t, upstream.Config{})
-		g := c.Group([]upstream.Spec{s.spec()}, upstream.Options{})
-		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPThenUDP} {
-			got, from, err := g.Exchange(context.Background(), query(), how)
-			if err != nil || from != s.spec().String() || string(got) != string(reply(query(), 3)) {
-				t.Errorf("%v: %x from %v, %v", how, got, from, err)
-			}
-		}
-		if _, _, err := c.Group(nil, upstream.Options{}).Exchange(context.Background(), query(), 0); !errors.Is(err, upstream.ErrNoServers) {
-			t.Errorf("no servers: %v", err)
-		}
-	})
 }

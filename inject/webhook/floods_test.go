@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -36,7 +37,7 @@ func costly() map[string]struct {
 		"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), `"allowed":true`},
 		"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), `"allowed":true`},
 		"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), `"allowed":true`},
-		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "at most 20000 values"},
+		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "brackets and commas: want at most 50000"},
 		"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), `"patch":`},
 		"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), "want an AdmissionReview in JSON, in UTF-8"},
 		"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), `want \"true\" or \"false\"`},
@@ -56,7 +57,7 @@ func answered(hook *webhook.Webhook, body []byte) string {
 func TestCostlyFields(t *testing.T) { // I10
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		hook := webhook.New(webhook.Config{})
+		hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
 		for name, test := range costly() {
 			if answer := answered(hook, test.body); !strings.Contains(answer, test.want) {
 				t.Errorf("%s: %.300s", name, answer)
@@ -68,7 +69,7 @@ func TestCostlyFields(t *testing.T) { // I10
 // BenchmarkCostlyFields measures how much memory is allocated for questions of 1 MiB. The longest are of 4 MiB, and half
 // of the memory of the container is 256 MiB.
 func BenchmarkCostlyFields(b *testing.B) {
-	hook := webhook.New(webhook.Config{})
+	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
 	for name, test := range costly() {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -1,12 +1,12 @@
 package webhook
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -23,7 +23,6 @@ type settings struct {
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	text    []byte // the text of the file that cfg was read from
 	cfg     inject.Config
 	usable  bool   // cfg was read from the file, or there is no file
 	problem string // why the file cannot be used; "" if it can
@@ -60,17 +59,18 @@ func (s *settings) failing() float64 {
 }
 
 // read reads the file.
-func (s *settings) read() (text []byte, cfg inject.Config, err error) {
-	if text, err = os.ReadFile(s.file); err != nil {
-		return nil, cfg, fmt.Errorf("settings of injection: %w (--inject-config)", err)
+func (s *settings) read() (cfg inject.Config, err error) {
+	text, err := os.ReadFile(s.file)
+	if err != nil {
+		return cfg, fmt.Errorf("settings of injection: %w (--inject-config)", err)
 	}
 	if cfg, err = inject.ParseConfig(text); err == nil {
 		err = errors.Join(cfg.Check(), cfg.ReadRootCAs())
 	}
 	if err != nil {
-		return nil, cfg, fmt.Errorf("settings of injection %q: %w (--inject-config)", s.file, err)
+		return cfg, fmt.Errorf("settings of injection %q: %w (--inject-config)", s.file, err)
 	}
-	return text, cfg, nil
+	return cfg, nil
 }
 
 // run keeps the settings in step with the file until ctx ends. While the file cannot be used, the previous settings
@@ -92,7 +92,7 @@ func (s *settings) run(ctx context.Context) {
 }
 
 // update uses the result of read.
-func (s *settings) update(text []byte, cfg inject.Config, err error) {
+func (s *settings) update(cfg inject.Config, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -106,8 +106,8 @@ func (s *settings) update(text []byte, cfg inject.Config, err error) {
 		s.problem = err.Error()
 		return
 	}
-	if s.problem != "" || !bytes.Equal(text, s.text) || cfg.RootCAs != s.cfg.RootCAs {
+	if s.problem != "" || !s.usable || !reflect.DeepEqual(cfg, s.cfg) {
 		s.log.Info("the settings of injection are in use", "file", s.file, "mode", cfg.Mode)
 	}
-	s.text, s.cfg, s.usable, s.problem = text, cfg, true, ""
+	s.cfg, s.usable, s.problem = cfg, true, ""
 }

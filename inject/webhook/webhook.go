@@ -10,15 +10,14 @@
 package webhook
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,7 +73,7 @@ type Config struct {
 	Namespace func(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 	// ProxyMetadata returns [inject.Config.ProxyMetadata]; nil if there is no mesh config.
 	ProxyMetadata func() map[string]string
-	// Logger is for logs; nil discards them.
+	// Logger is for logs.
 	Logger *slog.Logger
 }
 
@@ -95,9 +94,6 @@ type Webhook struct {
 // New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until the file
 // has usable settings.
 func New(cfg Config) *Webhook {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
 	s := newSettings(cfg.File, cfg.Logger)
 	name := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
@@ -195,8 +191,9 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout-bodyTimeout)
 	defer cancel()
+	placeOf(ctx).Hold(held(r))
+	defer placeOf(ctx).Hold(-held(r))
 	question, err := readBody(to, r)
-	defer placeOf(ctx).Hold(-held(question))
 	switch {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return invalid(http.StatusRequestEntityTooLarge, fmt.Sprintf("the request is too large: want at most %d MiB", maxBody>>20))
@@ -204,7 +201,7 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 		return invalid(http.StatusBadRequest, fmt.Sprintf("reading the request: %v", err))
 	}
 	places := w.pods
-	if held(question) > 0 {
+	if held(r) > 0 {
 		places = w.largePods
 	}
 	if places.Acquire(ctx, 1) != nil {
@@ -214,36 +211,29 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 	return w.reviewer.review(ctx, r.URL.Path == PathNamespace, question)
 }
 
-// held returns how many bytes the place of a question holds.
-func held(question []byte) int64 { return int64(max(0, cap(question)-smallBody)) }
-
-// readBody reads a question. What it returns is counted as [held], even after an error. Its buffer grows only as bytes
-// arrive: a client may announce more than it sends.
-func readBody(to http.ResponseWriter, r *http.Request) ([]byte, error) {
-	place, connection := placeOf(r.Context()), http.NewResponseController(to)
-	question := make([]byte, 0, smallBody)
-	if r.ContentLength > maxBody {
-		return question, new(http.MaxBytesError)
+// held returns how many bytes the place of a question holds: what the client announces or, without that, the most.
+func held(r *http.Request) int64 {
+	if r.ContentLength < 0 {
+		return maxBody - smallBody
 	}
+	return max(0, min(r.ContentLength, maxBody)-smallBody)
+}
+
+// readBody reads a question.
+func readBody(to http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if r.ContentLength > maxBody {
+		return nil, new(http.MaxBytesError)
+	}
+	place, connection := placeOf(r.Context()), http.NewResponseController(to)
 	place.Await()
 	defer place.Serve()
 	_ = connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // fails only for writers without deadlines
-	from := http.MaxBytesReader(to, r.Body, maxBody)
-	for {
-		n, err := from.Read(question[len(question):cap(question)])
-		question = question[:len(question)+n]
-		switch {
-		case errors.Is(err, io.EOF):
-			_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
-			return question, nil
-		case err != nil:
-			return question, err
-		case len(question) == cap(question):
-			before := held(question)
-			question = slices.Grow(question, len(question))
-			place.Hold(held(question) - before)
-		}
+	question := bytes.NewBuffer(make([]byte, 0, max(r.ContentLength, 0)+bytes.MinRead))
+	_, err := question.ReadFrom(http.MaxBytesReader(to, r.Body, maxBody))
+	if err == nil {
+		_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
 	}
+	return question.Bytes(), err
 }
 
 func busy() answer {

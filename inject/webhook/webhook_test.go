@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -333,7 +334,7 @@ func testBadSettings(t *testing.T) {
 // TestProxyMetadata injects a pod in a mesh whose config switches capture off.
 func TestProxyMetadata(t *testing.T) { // I12
 	t.Parallel()
-	hook := webhook.New(webhook.Config{ProxyMetadata: func() map[string]string { return map[string]string{"ISTIO_META_DNS_CAPTURE": "false"} }})
+	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler), ProxyMetadata: func() map[string]string { return map[string]string{"ISTIO_META_DNS_CAPTURE": "false"} }})
 	recorder := httptest.NewRecorder()
 	hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathNamespace, strings.NewReader(question("pods", "CREATE", pod))))
 	var review admissionv1.AdmissionReview
@@ -397,7 +398,7 @@ func FuzzReview(f *testing.F) { // I10
 	f.Add([]byte(question("pods", "CREATE", `{"spec":{"containers":[{"name":"istio-proxy","env":[{"name":"ISTIO_META_DNS_CAPTURE","value":"true"}]}]}}`)))
 	f.Add([]byte(question("pods", "CREATE", `{"metadata":{"annotations":{"nametap.dev/status":"{\"mode\":\"resolv\"}"}},"spec":{"containers":[{"name":"a"}],"dnsConfig":{"nameservers":null}}}`)))
 	f.Add([]byte(`null`))
-	hook := webhook.New(webhook.Config{})
+	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, path := range []string{webhook.PathNamespace, webhook.PathPod} {
 			recorder := httptest.NewRecorder()

@@ -24,6 +24,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 const (
@@ -35,6 +38,8 @@ const (
 	reserved = 4
 	// network is the length of the IPv6 prefix that one client may have.
 	network = 64
+	// acceptWait is how long a listener waits for a client at a time while there are no descriptors.
+	acceptWait = 100 * time.Millisecond
 	// looked is at how many places a choice for a connection looks at most. It then takes some 50 µs.
 	looked = 256
 )
@@ -124,6 +129,29 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 	l.mu.Unlock()
 	other.close()
 	return p
+}
+
+// Accept returns the next connection of a listener, and whether it has a descriptor of the reserve: then the server should
+// close it soon. After errors that pass, such as a lack of descriptors, Accept waits as pacer says, and retries. It
+// returns an error if the listener is closed or dead. If stopped is closed, it waits no longer.
+func (l *Limit) Accept(from *net.TCPListener, pacer *listen.Pacer, stopped <-chan struct{}) (conn *net.TCPConn, spare bool, err error) {
+	for {
+		conn, err := from.AcceptTCP()
+		switch {
+		case err == nil, listen.Dead(err), chans.Closed(stopped):
+			return conn, spare, err
+		case listen.OutOfDescriptors(err):
+			if !listen.Waiting(from, acceptWait) {
+				continue // accept(2) fails even if no client waits
+			}
+			var freed bool
+			if freed, spare = l.FreeDescriptor(); freed {
+				pacer.Note(err)
+				continue
+			}
+		}
+		pacer.Wait(err, stopped)
+	}
 }
 
 // FreeDescriptor frees a descriptor for a connection that could not be accepted. It closes a connection or, if all states

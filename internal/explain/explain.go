@@ -13,10 +13,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-
-	"github.com/miekg/dns"
 )
 
 //go:embed entries.gz
@@ -112,29 +109,7 @@ func numbered(entries []Entry, word string) *Entry {
 			return &entries[i]
 		}
 	}
-	if kind == Row {
-		return nil
-	}
-	return foreign(id)
-}
-
-// foreign returns an entry for an extended DNS error that nametap does not send, or nil if there is no such error.
-func foreign(id string) *Entry {
-	n, err := strconv.ParseUint(id, 10, 16)
-	if err != nil {
-		return nil
-	}
-	name, registered := dns.ExtendedErrorCodeToString[uint16(n)]
-	const private = 49152 // RFC 8914, section 5.2
-	switch {
-	case registered:
-	case n >= private:
-		name = "for private use"
-	default:
-		return nil
-	}
-	return &Entry{Kind: Code, ID: id, Section: "Extended DNS Errors (RFC 8914)", Title: name,
-		Text: "nametap does not send this code: it is another server's"}
+	return nil
 }
 
 // How well an entry matches a text.
@@ -142,7 +117,6 @@ const (
 	matchNone  = iota
 	matchWords // all words are in the entry
 	matchTitle // all words are in the entry's title
-	matchPart  // the text is a part of the entry's title
 	matchQuote // the entry is about a message in the text
 )
 
@@ -183,11 +157,8 @@ func match(e *Entry, text string, words []*regexp.Regexp) int {
 			}
 		}
 	}
-	title := fold(e.Title)
 	switch {
-	case e.Title != "" && strings.Contains(title, text):
-		return matchPart
-	case e.Title != "" && containsAll(title, words):
+	case e.Title != "" && containsAll(fold(e.Title), words):
 		return matchTitle
 	case containsAll(fold(strings.Join([]string{e.Title, e.Text, e.Why}, " ")), words):
 		return matchWords

@@ -76,15 +76,15 @@ func TestExclusions(t *testing.T) {
 // K8
 func TestSocketsInUse(t *testing.T) {
 	t.Parallel()
-	for _, zone := range []uint16{53, 0} {
-		t.Run(map[uint16]string{53: "zone", 0: "no zone"}[zone], func(t *testing.T) {
+	for name, natOnly := range map[string]bool{"zone": false, "no zone": true} {
+		t.Run(name, func(t *testing.T) {
 			labs(t, diagonal(), func(l *lab) {
 				t := l.t
 				l.agent()
 				l.addForeign(l.backend) // without any rules there are no entries
 				conn := l.socket()
 				l.wantOn(conn, "U")
-				c := l.apply(func(c *iptables.Config) { c.Zone = zone })
+				c := l.apply(func(c *iptables.Config) { c.NATOnly = natOnly })
 				l.wantOn(conn, "AU")
 				remove(t, c)
 				l.wantOn(conn, "U")

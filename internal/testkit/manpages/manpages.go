@@ -23,16 +23,24 @@ func Missing(newRoot func() *cobra.Command, dir string) ([]string, error) {
 	}
 	var missing []string
 	for _, command := range manual.Commands(newRoot()) {
-		page, err := os.ReadFile(filepath.Join(dir, "man/man1", manual.PageName(command)+".1"))
+		path := filepath.Join(dir, "man/man1", manual.PageName(command)+".1")
+		page, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err
 		}
-		path := strings.Fields(command.CommandPath())[1:]
-		flags, err := complete(newRoot(), append(path, "--"))
+		info, err := os.Stat(path)
 		if err != nil {
 			return nil, err
 		}
-		subs, err := complete(newRoot(), append(path, ""))
+		if info.Mode()|0o044 != 0o644 { // the umask may have taken bits away
+			missing = append(missing, fmt.Sprintf("%s: mode %v", path, info.Mode()))
+		}
+		words := strings.Fields(command.CommandPath())[1:]
+		flags, err := complete(newRoot(), append(words, "--"))
+		if err != nil {
+			return nil, err
+		}
+		subs, err := complete(newRoot(), append(words, ""))
 		if err != nil {
 			return nil, err
 		}

@@ -213,12 +213,9 @@ func all(m *lab.Machine) string {
 	return m.Net.Rules() + "== nft\n" + m.Net.Exec("nft", "--stateless", "list", "ruleset")
 }
 
-// own returns nametap's rules, as iptables-save prints them. They do not include the chain that
-// marks a table which did not exist before.
+// own returns nametap's rules, as iptables-save prints them.
 func own(m *lab.Machine) string {
-	return tables(m.Net.Rules(), func(line string) bool {
-		return strings.Contains(line, "NAMETAP") && !strings.Contains(line, "NAMETAP_MADE_TABLE")
-	})
+	return tables(m.Net.Rules(), func(line string) bool { return strings.Contains(line, "NAMETAP") })
 }
 
 // others returns the rules and chains among all that are not nametap's, from iptables, and the
