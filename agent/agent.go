@@ -47,7 +47,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 	registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "nametap_restarts_total", Help: "Times that --supervise has restarted the agent.",
 	}, func() float64 { return float64(cfg.Restarts) }))
-	cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Logger, registry
+	cfg.DNS.Inherited, cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Inherited, cfg.Logger, registry
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	registry.MustRegister(a.diagnosis)
-	return a, nil
+	return a, cfg.Inherited.Close(cfg.Logger)
 }
 
 // Run answers queries until ctx ends or a client of the status endpoints ends the agent. Then Run drains: it removes

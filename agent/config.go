@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"time"
 
@@ -18,25 +17,29 @@ import (
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/nds"
 )
 
+// statusSetting names [Config.StatusAddr] in errors.
+const statusSetting = "status-addr"
+
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. New sets its Logger and Registerer, and the fields Clock, AddressesChanged,
+	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged,
 	// KeptResolvConf and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed, Handled and Resolver. If XDS.Clock is nil,
 	// New also sets that field.
 	XDS nds.Config
-	// StatusAddr is the host:port of the status endpoints. An empty host means all
-	// addresses, and port 0 means a free port.
+	// StatusAddr is the host:port of the status endpoints: an IP address, localhost, or no host for all addresses. Port
+	// 0 means a free port.
 	StatusAddr string
-	// StatusSockets are listening TCP sockets that another process has opened on the port of StatusAddr. New uses
-	// them instead of a socket of its own, and closes the files.
-	StatusSockets []*os.File
+	// Inherited has sockets that another process holds; nil for none. New uses those on the ports of the settings, and
+	// closes the others.
+	Inherited *listen.Inherited
 	// SocketDirs are the directories in which the socket of the private status endpoints may be:
 	// see [SocketDirs]. If the list is empty, there are no private endpoints.
 	SocketDirs []string
@@ -56,17 +59,17 @@ type Config struct {
 	ReadyTimeout time.Duration
 	// Capture configures the redirection of queries to the agent. If it is nil, the agent redirects no query.
 	Capture *CaptureConfig
-	// Egress configures the connections to automatic VIPs. New sets its Table, Synced, Resolve, OwnPorts, Store,
-	// Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
+	// Egress configures the connections to automatic VIPs. New sets its Inherited, Table, Synced, Resolve,
+	// OwnPorts, Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
 	Egress *egress.Config
 	// Records says which queries are logged and sent to a receiver of dnstap.
 	Records RecordsConfig
 	// Identity is the name of this agent in messages of dnstap.
 	Identity string
-	// Restarts is how often the supervisor has restarted the agent. The agent writes to Heart while it answers; Heart may
-	// be nil.
-	Restarts int
-	Heart    *os.File
+	// Supervised is true if a supervisor restarts the agent when it ends: an agent that hangs then ends itself.
+	// Restarts is how often the supervisor has done so.
+	Supervised bool
+	Restarts   int
 	// Settings returns, by name, the settings in use that were set. The commands for capture read them, and `nametap
 	// doctor --bundle`. Settings may be nil.
 	Settings func() map[string][]string
@@ -94,23 +97,12 @@ func DefaultConfig() Config {
 // Validate returns an error if a setting is wrong. It opens no socket. It makes the state directory if
 // StateDirRequired is set. [New] calls Validate.
 func (c Config) Validate() error {
-	errs := []error{c.DNS.Validate(), c.XDS.Validate(), c.checkStatusAddr(), c.checkStateDir()}
+	_, _, statusErr := listen.SplitAddr(statusSetting, c.StatusAddr)
+	errs := []error{c.DNS.Validate(), c.XDS.Validate(), statusErr, c.checkStateDir()}
 	if c.Egress != nil {
 		errs = append(errs, c.Egress.Validate())
 	}
 	return errors.Join(errs...)
-}
-
-// checkStatusAddr returns an error unless the status address is a host and a port.
-func (c *Config) checkStatusAddr() error {
-	_, port, err := net.SplitHostPort(c.StatusAddr)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if err != nil {
-		return fmt.Errorf("status address %q: want host:port (--status-addr): %w", c.StatusAddr, err)
-	}
-	return nil
 }
 
 // checkStateDir returns an error if the state directory is required and cannot be used.

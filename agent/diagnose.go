@@ -15,7 +15,7 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // diagnoseInterval is how often the conditions of all parts are read.
@@ -154,7 +154,7 @@ func descriptors() resource {
 	switch {
 	case err == nil:
 		return resource{uint64(len(files)), limit.Cur}
-	case sockets.OutOfDescriptors(err):
+	case listen.OutOfDescriptors(err):
 		return resource{limit.Cur, limit.Cur}
 	}
 	return resource{}

@@ -4,9 +4,8 @@
 //	agent.go          Agent: passes a push to the query path, starts all parts and ends them in order
 //	await.go          waiting for an agent in another container
 //	status.go         the status server: probes, metrics, /debug/..., and a request that empties the cache
-//	statuspart.go     a part of the status server, whose listener is opened again when it fails
 //	diagnose.go       what is wrong: reading the conditions of all parts; resources that can run out
-//	systemd.go        notifications to systemd, and heartbeats to the supervisor
+//	systemd.go        notifications to systemd, and the end of an agent that hangs
 //	egress.go         connections to automatic VIPs
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends
@@ -22,8 +21,6 @@
 //	dump.go           responses that grow with the table and the cache, entry by entry
 //	tail.go           /debug/tail, which sends queries to its readers as the queries are answered
 //	private.go        the private socket: where it is, and which users may use it
-//	statussockets.go  sockets of the status address that the supervisor or systemd holds
-//	storedsockets.go  sockets that systemd stores for the next process
 //	starts.go         the count of starts and the last failure that a unit of systemd keeps
 //	addresses.go      the addresses of the node, and following their changes
 //	memory.go         returning memory to the kernel when pushes pause
@@ -38,7 +35,7 @@
 //	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per query on the
 //	                     slow path; the watcher of resolv.conf; one that finds the names of cgroups; one that
 //	                     follows the addresses of this host; one that opens connection tracking,
-//	                     if that failed at first; one that opens missing listeners
+//	                     if that failed at first
 //	upstream.Client      one reader per open socket, two per connection, and one that closes
 //	                     idle connections; none without queries
 //	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
@@ -55,6 +52,5 @@
 //	                     that follows resolv.conf, and one that notices other agents (one more for each)
 //
 // The command nametap agent has more goroutines outside of the errgroup: one that writes the log,
-// one that waits for a second signal, two that follow the settings files, and in a container
-// with --supervise one that continues a supervisor that was stopped.
+// one that waits for a second signal, and two that follow the settings files.
 package agent

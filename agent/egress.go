@@ -3,9 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -25,7 +23,6 @@ type vipCarrier struct {
 	log      *slog.Logger
 	draining time.Duration // egress.Config.Drain
 	ended    chan struct{} // closed when all connections have ended
-	shared   atomic.Bool   // whether another process holds the listeners, too
 }
 
 // newVIPCarrier returns a vipCarrier, or nil if the settings want none.
@@ -34,7 +31,7 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 		return nil, nil
 	}
 	cfg, proxy := *c.config.Egress, c.proxy
-	cfg.Drain = c.config.Drain
+	cfg.Drain, cfg.Inherited = c.config.Drain, c.config.Inherited
 	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error) {
@@ -45,14 +42,6 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 	}
 	for _, addr := range []string{c.config.DNS.Addr, c.config.StatusAddr, cfg.Addr} {
 		cfg.OwnPorts = append(cfg.OwnPorts, portOf(addr))
-	}
-	cfg.Store = func(listener net.Listener) {
-		if storeSocket(VIPsFDName, listener, c.log) {
-			v.shared.Store(true)
-		}
-	}
-	if len(cfg.Sockets) > 0 {
-		v.shared.Store(true)
 	}
 	if c.capture != nil {
 		cfg.Opened = func(listeners []netip.AddrPort) {
@@ -91,7 +80,7 @@ func (v *vipCarrier) end(drain bool) {
 // hastened is closed. If another process holds the listeners for VIPs, new connections wait there for the next agent.
 // If no other process does, new connections would be refused during the drain, so drain returns at once.
 func (v *vipCarrier) drain(serving context.Context, hastened <-chan struct{}) {
-	if v == nil || !v.shared.Load() {
+	if v == nil || !v.Listeners().Held() {
 		return
 	}
 	v.log.Info("connections to VIPs go on, and queries are still answered", "for", v.draining)

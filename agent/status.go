@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/nametap/nametap/agent/probe"
@@ -28,7 +30,8 @@ import (
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -38,9 +41,8 @@ type statusServer struct {
 	core      *core
 	diagnosis *diagnosis
 	dumps     dumps
-	// public are the parts on the status address: a part for each inherited socket, or a single part.
-	public  []*statusPart
-	private *statusPart // nil without a directory for its socket
+	public    *statusPart // on the status address
+	private   *statusPart // nil without a directory for its socket
 
 	reading sync.Mutex     // held while the state of capture is read
 	capture *CaptureStatus // guarded by reading: as it was read last
@@ -59,27 +61,25 @@ func newStatusServer(ctx context.Context, d *diagnosis, registry *prometheus.Reg
 	public := http.NewServeMux()
 	s.handlePublic(public, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 	public.Handle("/", s.elsewhere())
-	if err := s.openPublic(ctx, public); err != nil {
+	var err error
+	s.public, err = s.open(ctx, registry, public, listen.Spec{
+		Name: "the status address", Setting: statusSetting, Addr: c.config.StatusAddr, Networks: []string{"tcp"}, Keep: true,
+	})
+	if err != nil {
 		return nil, err
 	}
-	limit := func(server string, parts ...*statusPart) {
-		limit := connlimit.New(server, maxStatusConns, 0)
-		registry.MustRegister(limit.Metric())
-		for _, p := range parts {
-			p.limit = limit
-		}
-	}
-	limit("status", s.public...)
 	if len(c.config.SocketDirs) > 0 {
 		private := http.NewServeMux()
 		s.handlePublic(private, promhttp.HandlerFor(registry, promhttp.HandlerOpts{CoalesceGather: true}))
 		s.handlePrivate(private)
-		s.private = &statusPart{name: "the private socket", handler: private, private: true, log: c.log}
-		s.private.listen = func(context.Context) (net.Listener, error) {
-			return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
+		s.private, err = s.open(ctx, registry, private, listen.Spec{
+			Name: "the private socket", Listen: func(context.Context) (net.Listener, error) {
+				return listenPrivate(SocketPaths(c.config.SocketDirs, s.addr()))
+			},
+		})
+		if err != nil {
+			return nil, err
 		}
-		limit("socket", s.private)
-		_ = s.private.open(ctx) // Run opens it later
 	}
 	registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_unserved_addresses", Help: "Addresses of the agent, besides those for DNS, that cannot be opened; retried.",
@@ -126,67 +126,61 @@ func (s *statusServer) elsewhere() http.Handler {
 	})
 }
 
-// openPublic opens the status address, or adopts the inherited sockets.
-func (s *statusServer) openPublic(ctx context.Context, handler http.Handler) error {
-	c := s.core
-	listen := func(ctx context.Context) (net.Listener, error) {
-		var config net.ListenConfig
-		listener, err := config.Listen(ctx, "tcp", c.config.StatusAddr)
-		if err == nil {
-			storeSocket(StatusFDName, listener, c.log)
-		}
-		return listener, err
+// open opens a part.
+func (s *statusServer) open(
+	ctx context.Context, registry *prometheus.Registry, handler http.Handler, spec listen.Spec,
+) (*statusPart, error) {
+	spec.Log = s.core.log
+	set, err := listen.New(spec, s.core.config.Inherited)
+	if err == nil {
+		err = set.Open(ctx)
 	}
-	for _, file := range c.config.StatusSockets {
-		listener, err := adoptStatus(c.config.StatusAddr, file)
-		if err != nil {
-			return err
-		}
-		e := &statusPart{name: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
-		e.use(listener)
-		s.public = append(s.public, e)
+	if err != nil {
+		return nil, err
 	}
-	if len(s.public) > 0 {
-		return nil
+	server := "status"
+	if spec.Listen != nil {
+		server = "socket"
 	}
-	e := &statusPart{name: "the status address " + c.config.StatusAddr, handler: handler, listen: listen, log: c.log}
-	s.public = []*statusPart{e}
-	if err := e.open(ctx); sockets.WrongAddr(err) {
-		return fmt.Errorf("status address %q: want a host:port of this host (--status-addr): %w", c.config.StatusAddr, err)
+	p := &statusPart{
+		Set: set, name: spec.Name, handler: handler, private: spec.Listen != nil, log: s.core.log,
+		limit: connlimit.New(server, maxStatusConns, 0),
 	}
-	return nil
+	registry.MustRegister(p.limit.Metric())
+	return p, nil
 }
 
 // Run serves until ctx ends and the requests in flight are done.
 func (s *statusServer) Run(ctx context.Context) error {
-	var serving sync.WaitGroup
 	defer context.AfterFunc(ctx, s.end)()
 	defer s.end()
-	for _, e := range s.parts() {
-		serving.Go(func() { e.run(ctx) })
+	var group errgroup.Group
+	for _, p := range s.parts() {
+		group.Go(func() error { return p.run(ctx) })
 	}
-	serving.Wait()
-	return nil
+	return group.Wait()
 }
 
 // parts returns all parts.
 func (s *statusServer) parts() []*statusPart {
 	if s.private == nil {
-		return s.public
+		return []*statusPart{s.public}
 	}
-	return append(slices.Clone(s.public), s.private)
+	return []*statusPart{s.public, s.private}
 }
 
 // unserved returns a text for each address that cannot be opened, with the reason. It leaves out DNS addresses.
-func (s *statusServer) unserved() []string {
-	var texts []string
-	for _, e := range s.parts() {
-		if err := e.failure(); err != nil {
-			texts = append(texts, e.name+": "+err.Error())
+func (s *statusServer) unserved() (texts []string) {
+	add := func(name string, set *listen.Set) {
+		for _, err := range set.Missing() {
+			texts = append(texts, name+": "+err.Error())
 		}
 	}
+	for _, p := range s.parts() {
+		add(p.name, p.Set)
+	}
 	if s.core.vips != nil {
-		texts = append(texts, s.core.vips.Unserved()...)
+		add("connections to VIPs", s.core.vips.Listeners())
 	}
 	return texts
 }
@@ -194,7 +188,45 @@ func (s *statusServer) unserved() []string {
 // addr returns the host:port of the endpoints for all clients. If they are not open, it returns the configured
 // status address.
 func (s *statusServer) addr() string {
-	return cmp.Or(s.public[0].addr(), s.core.config.StatusAddr)
+	return cmp.Or(s.public.addr(), s.core.config.StatusAddr)
+}
+
+const (
+	// maxStatusConns is the largest number of connections to the status address, and to the private socket. Every host
+	// that reaches this host can connect to the status address.
+	maxStatusConns = 64
+	// statusGrace is how long requests in flight may take at the end.
+	statusGrace = time.Second
+)
+
+// A statusPart is a part of the status server with its own listeners. If one cannot be opened, or fails, it is opened
+// again. Meanwhile the agent runs without it, because DNS does not need it.
+type statusPart struct {
+	*listen.Set
+
+	name    string // the name of the part in texts
+	handler http.Handler
+	private bool // whether only root and the agent's user may use the part
+	limit   *connlimit.Limit
+	log     *slog.Logger
+}
+
+// addr returns the address of the first listener that is open, "" if there is none.
+func (p *statusPart) addr() string {
+	for _, addr := range p.Addrs() {
+		return addr.Address
+	}
+	return ""
+}
+
+// run serves until ctx ends and the requests in flight are done.
+func (p *statusPart) run(ctx context.Context) error {
+	defer p.limit.Close()
+	return p.Serve(ctx, func(ctx context.Context, socket *listen.Socket) error {
+		server, listener := httpguard.New(p.handler, socket.Conn.(net.Listener), p.limit, p.log) //nolint:forcetypeassert // of network tcp or unix
+		server.SetKeepAlivesEnabled(p.private)                                                   // elsewhere one client could send any number of requests at once
+		return httpguard.Serve(ctx, server, listener, statusGrace)
+	})
 }
 
 func (s *statusServer) handleLive(w http.ResponseWriter, r *http.Request) {

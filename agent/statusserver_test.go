@@ -108,7 +108,7 @@ func TestWrongStatusAddress(t *testing.T) {
 	for _, addr := range []string{"192.0.2.1:15020", "nowhere", "127.0.0.1:many"} {
 		cfg := config(t, "127.0.0.1:1")
 		cfg.StatusAddr = addr
-		if _, err := agent.New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "status address \""+addr+"\"") {
+		if _, err := agent.New(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "status-addr \""+addr+"\"") {
 			t.Errorf("%s: %v", addr, err)
 		}
 	}

@@ -2,9 +2,9 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // notifySystemd notifies systemd, if systemd runs the agent. First it notifies systemd that the agent is ready: the
@@ -27,8 +28,8 @@ func notifySystemd(ctx context.Context, c *core) error {
 		c.capture.awaitBegun(ctx)
 	}
 	if ctx.Err() == nil {
-		if err := notify(ctx, daemon.SdNotifyReady); err != nil {
-			return fmt.Errorf("notifying systemd that the agent is ready: %w", err)
+		if err := listen.Notify(ctx, daemon.SdNotifyReady, nil); err != nil {
+			return err
 		}
 		c.notified.Store(true)
 	}
@@ -39,8 +40,9 @@ func notifySystemd(ctx context.Context, c *core) error {
 }
 
 // watchListeners probes the UDP listeners until ctx ends: even after a signal to end, because the agent should answer
-// until it closes its sockets. While they answer, it notifies the supervisor and systemd's watchdog. While one of them
-// is silent, it probes the TCP listeners, too. It waits for no disk, unlike polls of the agent's clock.
+// until it closes its sockets. While they answer, it notifies systemd's watchdog. While one of them is silent, it probes
+// the TCP listeners, too. It waits for no disk, unlike polls of the agent's clock. If the listeners hang twice in
+// succession, an agent that a supervisor restarts ends itself, and prints its stacks.
 func watchListeners(ctx context.Context, c *core) error {
 	watchdog, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
@@ -52,6 +54,7 @@ func watchListeners(ctx context.Context, c *core) error {
 	}
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
+	hung := false
 	for answered := map[string]bool{}; ; {
 		listeners := udpListeners(c.proxy)
 		if len(*c.silent.Load()) > 0 {
@@ -63,10 +66,20 @@ func watchListeners(ctx context.Context, c *core) error {
 		}
 		texts := probe.Errors(found)
 		c.silent.Store(&texts)
-		if hangs(answered, found) {
-			c.log.Warn("DNS listeners do not answer: the agent is restarted unless they do")
-		} else if err := c.saysAnswers(ctx, watchdog > 0 && c.notified.Load()); err != nil {
-			c.log.Warn("saying that the agent answers has failed", "error", err)
+		switch hangs := hangs(answered, found); {
+		case hangs && hung && c.config.Supervised:
+			_ = unix.Kill(os.Getpid(), unix.SIGQUIT) // never fails
+		case hangs:
+			hung = true
+			c.log.Error("the agent hangs: DNS listeners do not answer; it is restarted unless they do", "error", strings.Join(texts, "; "))
+		default:
+			hung = false
+			if watchdog == 0 || !c.notified.Load() {
+				break
+			}
+			if err := listen.Notify(ctx, daemon.SdNotifyWatchdog, nil); err != nil {
+				c.log.Warn("the watchdog does not know that the agent answers", "error", err)
+			}
 		}
 		select {
 		case <-ticker.C:
@@ -74,17 +87,6 @@ func watchListeners(ctx context.Context, c *core) error {
 			return nil
 		}
 	}
-}
-
-// saysAnswers notifies the supervisor, and systemd if it has a watchdog.
-func (c *core) saysAnswers(ctx context.Context, watchdog bool) (err error) {
-	if c.config.Heart != nil {
-		_, err = c.config.Heart.Write([]byte{0})
-	}
-	if watchdog {
-		err = errors.Join(err, notify(ctx, daemon.SdNotifyWatchdog))
-	}
-	return err
 }
 
 // hangs reports whether UDP listeners are silent: one that has answered before, or all. One of two families may never work
@@ -101,22 +103,4 @@ func hangs(answered map[string]bool, found []probe.Result) bool {
 		}
 	}
 	return stopped || silent && !works
-}
-
-// notify sends state to systemd, if systemd runs the agent. While the socket of systemd is full, notify retries. It
-// returns nil if ctx ends first.
-func notify(ctx context.Context, state string) error {
-	if os.Getenv("NOTIFY_SOCKET") == "" {
-		return nil
-	}
-	const pause = 20 * time.Millisecond
-	for {
-		err := notifyWith(state, nil)
-		switch {
-		case !errors.Is(err, unix.EAGAIN):
-			return err
-		case !clock.Sleep(ctx, pause):
-			return nil
-		}
-	}
 }

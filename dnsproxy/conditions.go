@@ -16,7 +16,8 @@ import (
 // Conditions says what is wrong with the listeners, with nameservers and with the answers to queries.
 func (s *Server) Conditions() []condition.Condition {
 	missing := condition.Condition{Code: "listener_missing", Title: "all DNS listeners are open"}
-	for _, text := range s.listeners.unopened() {
+	for _, err := range s.listeners.Missing() {
+		text := err.Error()
 		listener, _, _ := strings.Cut(strings.TrimPrefix(text, "listen "), ": ") // as in "listen udp [::1]:15053: bind: …"
 		missing.Problems = append(missing.Problems, condition.Problem{
 			Severity: condition.Minor, Subject: text, What: "a DNS listener cannot be opened; retrying: " + listener,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // The defaults of a Config, used for zero values.
@@ -36,13 +35,8 @@ type Config struct {
 	// Addr is the host:port to listen on, over UDP and TCP. The host is an IP address, "localhost" (127.0.0.1 and ::1)
 	// or empty (all addresses, both families). For port 0 the kernel chooses a free port. Default localhost:15053.
 	Addr string
-	// Sockets are UDP sockets and listening TCP sockets that are open already, because a service manager keeps them
-	// open across restarts. They must be on the port of Addr. The server serves them instead of opening Addr. Run
-	// closes the files. Default none.
-	Sockets []*os.File
-	// OpenOthers says whether the server also opens the sockets of Addr that are not among Sockets. Default false,
-	// because a service manager opens all sockets that its user wants.
-	OpenOthers bool
+	// Inherited has sockets that another process holds. The server serves those on the port of Addr. Default none.
+	Inherited *listen.Inherited
 	// Namespace is the clients' namespace, in which short names of one label are found.
 	// Default none.
 	Namespace string
@@ -138,7 +132,7 @@ func (c Config) Validate() error {
 // check returns the names of c, or an error if a setting is wrong. It sets what Forward needs of the other settings. The
 // defaults of c must be set.
 func (c *Config) check() (names configNames, err error) {
-	_, _, addrErr := sockets.SplitAddr(addrSetting, c.Addr)
+	_, _, addrErr := listen.SplitAddr(addrSetting, c.Addr)
 	names.cluster, err = table.NewCluster(c.Namespace, c.Domain)
 	if err == nil {
 		c.Forward.OwnDomains, c.Forward.OwnTTL = names.cluster.Zones(), c.TTL

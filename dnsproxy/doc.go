@@ -7,10 +7,10 @@
 //	resolve.go     addresses of names for the agent itself
 //	conditions.go  what is wrong with listeners and answers
 //	server.go      Server: New, Run, Ready; Load, for a new table; Configure, for new settings
-//	listen.go      opening the sockets
+//	listen.go      the sockets, and who serves each
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
 //	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
-//	listener.go    what the sockets of both transports have in common
+//	udpmessage.go  a UDP packet with its addresses, without allocation
 //	front.go       gives each query to the handler in use
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones
 //	fast.go        the fast path: parse, decide, answer from the table or the cache

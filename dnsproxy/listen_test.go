@@ -3,7 +3,6 @@ package dnsproxy_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // families returns the addresses that this machine has. The kernel may have IPv6, and so ::, but no address of it.
@@ -77,59 +77,20 @@ func TestListeners(t *testing.T) { // R3
 	}
 }
 
-// onePort opens sockets on a port that is free for all of them: UDP for addresses of the network udp, otherwise listening
-// TCP sockets.
-func onePort(t *testing.T, addrs ...dnsproxy.Addr) (port string, opened []net.Addr, files []*os.File) {
+// heldSockets opens sockets over UDP and TCP, as another process does that holds them for the server.
+func heldSockets(t *testing.T, host string) (port string, files []*os.File) {
 	t.Helper()
-	const attempts = 100
-	for range attempts {
-		port, opened, files = "0", nil, nil
-		for _, a := range addrs {
-			var socket io.Closer
-			var err error
-			var local net.Addr
-			if a.Network == "udp" {
-				var udp net.PacketConn
-				if udp, err = net.ListenPacket("udp", net.JoinHostPort(a.Address, port)); err == nil {
-					socket, local = udp, udp.LocalAddr()
-				}
-			} else {
-				var tcp net.Listener
-				if tcp, err = net.Listen("tcp", net.JoinHostPort(a.Address, port)); err == nil {
-					socket, local = tcp, tcp.Addr()
-				}
-			}
-			if err != nil {
-				break
-			}
-			t.Cleanup(func() { socket.Close() })
-			opened, files = append(opened, local), append(files, file(t, socket))
-			_, port, _ = net.SplitHostPort(local.String())
+	for {
+		udp, err := net.ListenPacket("udp", net.JoinHostPort(host, "0"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if len(opened) == len(addrs) {
-			return port, opened, files
+		t.Cleanup(func() { udp.Close() })
+		_, port, _ = net.SplitHostPort(udp.LocalAddr().String())
+		if tcp, err := net.Listen("tcp", net.JoinHostPort(host, port)); err == nil { // the port is free over TCP, too
+			t.Cleanup(func() { tcp.Close() })
+			return port, []*os.File{file(t, udp), file(t, tcp)}
 		}
-		for _, f := range files {
-			f.Close()
-		}
-	}
-	t.Fatalf("no port is free for %v", addrs)
-	return "", nil, nil
-}
-
-// A listener that cannot be opened is logged, and the others serve.
-func TestDegraded(t *testing.T) { // R3
-	t.Parallel()
-	port, opened, files := onePort(t, dnsproxy.Addr{Network: "tcp", Address: "127.0.0.1"}, dnsproxy.Addr{Network: "udp", Address: "127.0.0.1"})
-	logger, log := newLog()
-	p := start(t, dnsproxy.Config{Addr: "127.0.0.1:" + port, Sockets: files[1:], OpenOthers: true, Logger: logger})
-	files[0].Close() // and the socket stays open
-	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
-	if got := outcome(p.exchange(t, "udp", question("web", dns.TypeA))); got != webAddress {
-		t.Error(got)
-	}
-	if len(p.Addrs()) != 1 || !strings.Contains(log.String(), "degraded") || !strings.Contains(log.String(), "listen tcp4 "+opened[0].String()) {
-		t.Errorf("listens on %v and logs\n%s", p.Addrs(), log)
 	}
 }
 
@@ -252,11 +213,11 @@ func TestShutdownWhileHeld(t *testing.T) { // R1, C6
 
 // Queries wait in the sockets of a service manager while there is no server, and the next
 // server answers them.
-func TestAdoptedSockets(t *testing.T) { // R1
+func TestInheritedSockets(t *testing.T) { // R1
 	t.Parallel()
 	for _, address := range families("127.0.0.1", "0.0.0.0", "::") {
 		for range 2 {
-			port, _, files := onePort(t, dnsproxy.Addr{Network: "udp", Address: address}, dnsproxy.Addr{Network: "tcp", Address: address})
+			port, files := heldSockets(t, address)
 			answers := make(chan string, 2)
 			for _, network := range []string{"udp", "tcp"} {
 				go func() {
@@ -264,7 +225,7 @@ func TestAdoptedSockets(t *testing.T) { // R1
 				}()
 			}
 			ctx, stop := context.WithCancel(t.Context())
-			p := startIn(ctx, t, dnsproxy.Config{Addr: "localhost:" + port, Sockets: files, BeforeSync: dnsproxy.BeforeSyncHold})
+			p := startIn(ctx, t, dnsproxy.Config{Addr: "localhost:" + port, Inherited: inherit(t, true, files...), BeforeSync: dnsproxy.BeforeSyncHold})
 			p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 			for range 2 {
 				if got := <-answers; got != webAddress {
@@ -289,21 +250,12 @@ func file(t *testing.T, socket any) *os.File {
 	return duplicate
 }
 
-func TestAdoptedSocketsRefused(t *testing.T) { // R3
-	t.Parallel()
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+// inherit returns sockets of systemd, or else of the supervisor.
+func inherit(t *testing.T, systemd bool, files ...*os.File) *listen.Inherited {
+	t.Helper()
+	inherited, err := listen.Inherit(files, systemd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer udp.Close()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for want, socket := range map[string]*os.File{"want the port of localhost:1": file(t, udp), "want a UDP or a listening TCP socket": null} {
-		p := newProxy(t, dnsproxy.Config{Addr: "localhost:1", Sockets: []*os.File{socket}})
-		if err := p.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
+	return inherited
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // errOrigin is the error for a query whose original destination cannot be looked up. The query
@@ -84,7 +84,7 @@ func isUnsupported(err error) bool {
 
 // keepOpening calls tryOpen until its result is final or ctx ends.
 func (o *origins) keepOpening(ctx context.Context) {
-	sockets.Retry(ctx, func() error {
+	listen.Retry(ctx, func() error {
 		if !o.tryOpen() {
 			return errOrigin
 		}

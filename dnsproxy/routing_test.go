@@ -159,7 +159,7 @@ func TestSelfIsNoNameserver(t *testing.T) { // F6, F7
 		defer udp.Close()
 		own := netip.MustParseAddrPort(udp.LocalAddr().String())
 		p := start(t, dnsproxy.Config{
-			Addr: own.String(), Sockets: []*os.File{file(t, udp)}, Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: own}}}, Logger: logger,
+			Addr: own.String(), Inherited: inherit(t, true, file(t, udp)), Forward: forward.Config{Upstreams: []upstream.Spec{{Addr: own}}}, Logger: logger,
 		})
 		p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 		if got := p.Upstreams(); len(got) > 0 {

@@ -31,7 +31,7 @@ type Server struct {
 
 	building  sync.Mutex   // held while a table or a handler is made and stored
 	empty     *table.Table // a table without hosts, from which the first table is built; guarded by building
-	listeners listeners
+	listeners *listeners
 	ready     chan struct{} // closed when the listeners are open
 
 	abandoned     context.Context // ends when forwarded queries in flight must fail
@@ -76,7 +76,9 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.abandoned, s.endForwarding = context.WithCancel(context.Background())
 	s.useSettings(&cfg, names.suffixes)
-	s.listeners = listeners{config: &s.config, handler: &s.handler}
+	if s.listeners, err = newListeners(&s.config, &s.handler); err != nil {
+		return nil, err
+	}
 	s.handler.origins = newOrigins(s.log, s.handler.metrics.originErrors)
 	s.handler.metrics.register(cfg.Registerer, s.handler.collisions)
 	return s, nil
@@ -140,7 +142,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := s.listeners.open(ctx); err != nil {
 		return err
 	}
-	defer s.listeners.close()
+	defer s.listeners.limit.Close() // releases spare descriptors, after all listeners have ended
 	reopen := !s.handler.origins.tryOpen()
 	defer s.handler.origins.close()
 
@@ -156,7 +158,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 	close(s.ready) // packets that arrive before the sockets are read wait in the kernel
 	group, ctx := errgroup.WithContext(ctx)
-	s.listeners.run(ctx, group)
+	group.Go(func() error { return s.listeners.Serve(ctx, s.listeners.serve) })
 	if reopen {
 		group.Go(func() error {
 			s.handler.origins.keepOpening(ctx)
@@ -191,7 +193,7 @@ func (s *Server) Addrs() []Addr {
 	default:
 		return nil
 	}
-	return s.listeners.addrs()
+	return s.listeners.Addrs()
 }
 
 // Upstreams returns the nameservers that queries are forwarded to, except the nameservers of

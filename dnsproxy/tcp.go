@@ -20,7 +20,7 @@ import (
 
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/connlimit"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // tcpTimeouts are the timeouts of a client's connection.
@@ -78,7 +78,7 @@ type tcpListener struct {
 	listener *net.TCPListener
 	limit    *connlimit.Limit
 	stopped  chan struct{} // closed by stop
-	errors   *sockets.Pacer
+	errors   *listen.Pacer
 	serving  sync.WaitGroup
 
 	mu   sync.Mutex
@@ -86,9 +86,8 @@ type tcpListener struct {
 	ends time.Time // when reading ends; zero if the listener has not stopped
 }
 
-// newTCPListener returns the listener of an open socket; limit bounds its connections.
-func newTCPListener(h *front, listener *net.TCPListener, limit *connlimit.Limit) *tcpListener {
-	address := Addr{Network: "tcp", Address: listener.Addr().String()}
+// newTCPListener returns the listener of a socket; limit bounds its connections.
+func newTCPListener(h *front, socket *listen.Socket, listener *net.TCPListener, limit *connlimit.Limit) *tcpListener {
 	if raw, err := listener.SyscallConn(); err == nil { // otherwise accept returns the error
 		_ = raw.Control(func(fd uintptr) {
 			// Accepted connections inherit both options. Errors are ignored, because the agent works without the
@@ -99,16 +98,14 @@ func newTCPListener(h *front, listener *net.TCPListener, limit *connlimit.Limit)
 	}
 	return &tcpListener{
 		handler:  h,
-		address:  address,
+		address:  socket.Addr,
 		listener: listener,
 		limit:    limit,
 		stopped:  make(chan struct{}),
-		errors:   newPacer(h, address),
+		errors:   newPacer(h, socket.Addr),
 		open:     map[*net.TCPConn]struct{}{},
 	}
 }
-
-func (l *tcpListener) addr() Addr { return l.address }
 
 // serve accepts connections until stop is called. It returns when every query is answered.
 func (l *tcpListener) serve() error {
@@ -186,9 +183,6 @@ func (l *tcpListener) await(conn net.Conn, timeout time.Duration, answered bool)
 		endReading(conn)
 	}
 }
-
-// close closes a socket on which serve was not called.
-func (l *tcpListener) close() { _ = l.listener.Close() }
 
 // arrival returns the arrival of a connection's queries. The original destination of the
 // connection is looked up once.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"os"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -207,7 +206,7 @@ func TestUDPErrorsPass(t *testing.T) { // R3
 		t.Fatal(err)
 	}
 	logger, log := newLog()
-	p := start(t, dnsproxy.Config{Addr: udp.LocalAddr().String(), Sockets: []*os.File{file(t, udp)}, Logger: logger})
+	p := start(t, dnsproxy.Config{Addr: udp.LocalAddr().String(), Inherited: inherit(t, true, file(t, udp)), Logger: logger})
 	p.load(t, hosts{"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.1")})
 	packet, err := question("web", dns.TypeA).Pack()
 	if err != nil {

@@ -1,7 +1,6 @@
 package dnsproxy
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,7 +17,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/seen"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // udpReceiveBuffer is the size of a socket's receive buffer in bytes. A query takes about 800 bytes of it, and a
@@ -45,7 +44,7 @@ type udpListener struct {
 	raw      syscall.RawConn
 	stopping atomic.Bool
 	stopped  chan struct{} // closed by stop
-	errors   *sockets.Pacer
+	errors   *listen.Pacer
 
 	// The slow path runs on workers.
 	passed  chan udpTask // passes tasks to idle workers
@@ -60,63 +59,23 @@ type udpListener struct {
 // A udpTask is a task, and the message that contains its query.
 type udpTask struct {
 	*task
-	message *sockets.Message
+	message *udpMessage
 }
 
-// listenUDP opens a socket.
-func listenUDP(ctx context.Context, h *front, addr netip.AddrPort) (*udpListener, error) {
-	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
-		return configureUDP(conn, addr.Addr()) // before the first packet can arrive
-	}}
-	conn, err := config.ListenPacket(ctx, "udp"+familyOf(addr), addr.String())
-	if err != nil {
-		return nil, err
-	}
-	return newUDPListener(h, conn)
-}
-
-// adoptUDP returns the listener of a socket that another process has opened. It closes the
-// socket on an error.
-func adoptUDP(h *front, conn net.PacketConn) (*udpListener, error) {
-	l, err := newUDPListener(h, conn)
-	if err != nil {
-		return nil, err
-	}
-	if err := configureUDP(l.raw, l.local.Addr()); err != nil {
-		l.close()
-		return nil, err
-	}
-	return l, nil
-}
-
-// newUDPListener returns the listener of an open socket. It closes the socket on an error.
-func newUDPListener(h *front, opened net.PacketConn) (*udpListener, error) {
-	local := opened.LocalAddr().String()
-	fail := func(err error) (*udpListener, error) {
-		_ = opened.Close() // it was never read
-		return nil, fmt.Errorf("listening on %s %s: %w", opened.LocalAddr().Network(), local, err)
-	}
-	conn, ok := opened.(*net.UDPConn)
-	if !ok {
-		return fail(fmt.Errorf("%T is not a UDP socket", opened))
-	}
-	bound, err := netip.ParseAddrPort(local)
-	if err != nil {
-		return fail(err)
-	}
+// newUDPListener returns the listener of a socket.
+func newUDPListener(h *front, socket *listen.Socket, conn *net.UDPConn) *udpListener {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return fail(err)
+		panic(err) // never for an open socket
 	}
-	l := &udpListener{
-		handler: h, conn: conn, raw: raw, local: bound,
-		address:  Addr{Network: "udp", Address: local},
-		wildcard: bound.Addr().IsUnspecified(),
+	local := socket.AddrPort()
+	return &udpListener{
+		handler: h, conn: conn, raw: raw, local: local, address: socket.Addr,
+		wildcard: local.Addr().IsUnspecified(),
 		stopped:  make(chan struct{}),
 		passed:   make(chan udpTask),
-		errors:   newPacer(h, Addr{Network: "udp", Address: local}),
+		errors:   newPacer(h, socket.Addr),
 	}
-	return l, nil
 }
 
 // configureUDP gives a socket large buffers. If the socket is bound to all addresses, the kernel must also report
@@ -143,8 +102,6 @@ func configureUDP(conn syscall.RawConn, bound netip.Addr) error {
 	return errors.Join(controlErr, err)
 }
 
-func (l *udpListener) addr() Addr { return l.address }
-
 // serve reads the socket until stop is called. It returns when every query that it has read is answered.
 // It retries after temporary errors, such as a lack of memory.
 func (l *udpListener) serve() error {
@@ -161,7 +118,7 @@ func (l *udpListener) serve() error {
 		switch {
 		case err == nil || l.stopping.Load():
 			return nil
-		case sockets.Dead(err):
+		case listen.Dead(err):
 			return fmt.Errorf("the DNS listener on %s failed: %w", l.address, err)
 		}
 		l.errors.Wait(err, l.stopped)
@@ -176,19 +133,16 @@ func (l *udpListener) stop() {
 	_ = l.conn.SetReadDeadline(time.Now()) // fails only on a closed socket
 }
 
-// close closes a socket on which serve was not called.
-func (l *udpListener) close() { _ = l.conn.Close() }
-
 // send sends a response to the client of a message. It never waits, because its goroutine may serve other clients: if
 // the kernel has no room for the response, the response is dropped, as a network may drop it (RFC 8085, section 3.1).
-func (l *udpListener) send(m *sockets.Message, response []byte) {
+func (l *udpListener) send(m *udpMessage, response []byte) {
 	// An error means that the socket is closed.
 	_ = l.raw.Control(func(fd uintptr) { l.sendTo(fd, m, response) })
 }
 
 // sendTo is send for the socket fd.
-func (l *udpListener) sendTo(fd uintptr, m *sockets.Message, response []byte) {
-	if m.Send(fd, response) != 0 {
+func (l *udpListener) sendTo(fd uintptr, m *udpMessage, response []byte) {
+	if m.send(fd, response) != 0 {
 		l.unsent.Add(1)
 		l.handler.metrics.dropped.Inc()
 	}
@@ -200,22 +154,22 @@ const udpLastPackets = 8192
 // A udpReader has what a goroutine needs to read a socket.
 type udpReader struct {
 	*udpListener
-	task    *task            // the task of the packet that is being answered
-	from    *arrival         // how the packet came
-	message *sockets.Message // the message with the packet
-	buffer  []byte           // memory for the response
-	left    int              // how many packets may still be read after stop
-	err     error            // the error that ended reading; nil for none
+	task    *task       // the task of the packet that is being answered
+	from    *arrival    // how the packet came
+	message *udpMessage // the message with the packet
+	buffer  []byte      // memory for the response
+	left    int         // how many packets may still be read after stop
+	err     error       // the error that ended reading; nil for none
 
 	known        [4]netip.Addr // addresses of this host that clients have used last
 	unsentBefore int64         // the value of unsent for which known is valid
 }
 
 func (l *udpListener) newReader() udpReader {
-	message := sockets.NewMessage(dns.MaxMsgSize, l.wildcard)
+	message := newUDPMessage(dns.MaxMsgSize, l.wildcard)
 	return udpReader{
 		udpListener: l, task: newTask(), left: udpLastPackets,
-		from: l.arrival(func() *sockets.Message { return message }, (*origins).ofUDP), message: message, buffer: make([]byte, 0,
+		from: l.arrival(func() *udpMessage { return message }, (*origins).ofUDP), message: message, buffer: make([]byte, 0,
 			dns.MaxMsgSize),
 	}
 }
@@ -224,7 +178,7 @@ func (l *udpListener) newReader() udpReader {
 // netpoller waits for the next one. It reports true when the socket is not to be read any more.
 func (r *udpReader) readAll(fd uintptr) (done bool) {
 	for {
-		packet, errno := r.message.Receive(fd)
+		packet, errno := r.message.receive(fd)
 		switch {
 		case errno == unix.EINTR:
 			continue
@@ -283,11 +237,11 @@ func (r *udpReader) reachable() bool {
 	if n := r.unsent.Load(); n != r.unsentBefore { // the host may have lost an address
 		r.unsentBefore, r.known = n, [4]netip.Addr{}
 	}
-	client := r.message.Client().Addr()
+	client := r.message.client().Addr()
 	if client.IsLoopback() || slices.Contains(r.known[:], client) {
 		return true
 	}
-	if !sockets.OfThisHost(client) {
+	if !listen.OfThisHost(client) {
 		return false
 	}
 	copy(r.known[1:], r.known[:])
@@ -313,7 +267,7 @@ func (r *udpReader) startForwarding(n int) bool {
 	t.outgoing.Client, t.outgoing.Mode = t.from.client(), overUDP.mode()
 	r.waiting.Add(1)
 	h.forwarder.Begin(&t.outgoing,
-		&udpClient{listener: r.udpListener, handler: h, message: r.message.Clone(n), server: server, began: t.began})
+		&udpClient{listener: r.udpListener, handler: h, message: r.message.clone(n), server: server, began: t.began})
 	return true
 }
 
@@ -322,7 +276,7 @@ func (r *udpReader) startForwarding(n int) bool {
 type udpClient struct {
 	listener *udpListener
 	handler  *handler
-	message  *sockets.Message
+	message  *udpMessage
 	server   netip.AddrPort // the value of forward.Query.Server
 	began    seen.Moment
 }
@@ -334,12 +288,12 @@ func (c *udpClient) Receive(found *forward.Result) {
 	a, ok := l.answers.Get().(*udpAnswer)
 	if !ok {
 		a = &udpAnswer{buffer: make([]byte, 0, udpAnswerSize)}
-		a.from = *l.arrival(func() *sockets.Message { return a.message }, (*origins).ofUDP)
+		a.from = *l.arrival(func() *udpMessage { return a.message }, (*origins).ofUDP)
 		a.send = func(fd uintptr) { l.sendTo(fd, a.message, a.response) }
 	}
 	t := &a.task
 	a.message = c.message
-	t.begin(c.message.Packet, &a.from)
+	t.begin(c.message.packet, &a.from)
 	t.usual = t.query.Parse(t.packet) // the packet was parsed before, so this succeeds
 	t.decision, t.outgoing = decision{action: actForward}, forward.Query{Server: c.server}
 	t.began, t.measured = c.began, true
@@ -361,7 +315,7 @@ type udpAnswer struct {
 	task     task
 	from     arrival
 	buffer   []byte           // empty; its capacity is for the response
-	message  *sockets.Message // the message with the query
+	message  *udpMessage      // the message with the query
 	response []byte           // the response to the query
 	send     func(fd uintptr) // sends response to the client of message
 }
@@ -375,9 +329,9 @@ func (r *udpReader) pass(n int) bool {
 	if r.tasks.Load() >= maxTasks || !r.handler.forwarder.ReserveMemory(n) {
 		return false
 	}
-	message := r.message.Clone(n)
+	message := r.message.clone(n)
 	passed := udpTask{r.task, message}
-	passed.keep(message.Packet, r.arrival(func() *sockets.Message { return message }, (*origins).awaitUDP))
+	passed.keep(message.packet, r.arrival(func() *udpMessage { return message }, (*origins).awaitUDP))
 	r.task = passed.next()
 	r.tasks.Add(1)
 	select {
@@ -438,18 +392,18 @@ func growStack() {
 // destination when it is needed. Queries of a client on the loopback interface count as not captured, because such a
 // client has sent them to the agent or to a stub resolver on this host.
 func (l *udpListener) arrival(
-	message func() *sockets.Message, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
+	message func() *udpMessage, find func(*origins, netip.AddrPort, netip.AddrPort) (netip.AddrPort, error),
 ) *arrival {
 	return &arrival{
 		protocol: overUDP,
-		client:   func() netip.AddrPort { return message().Client() },
-		local:    func() netip.AddrPort { return message().Local(l.local) },
+		client:   func() netip.AddrPort { return message().client() },
+		local:    func() netip.AddrPort { return message().local(l.local) },
 		original: func() (netip.AddrPort, error) {
-			client := message().Client()
+			client := message().client()
 			if client.Addr().IsLoopback() {
 				return netip.AddrPort{}, nil
 			}
-			return find(l.handler.origins, client, message().Local(l.local))
+			return find(l.handler.origins, client, message().local(l.local))
 		},
 	}
 }

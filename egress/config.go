@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"os"
 	"strconv"
 	"time"
 
@@ -15,8 +14,11 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
+
+// addrSetting names [Config.Addr] in errors.
+const addrSetting = "egress-addr"
 
 // VIPs returns the ranges of automatic VIPs: a part of the reserved IPv4 addresses (RFC 1112, section 4), of which istiod
 // uses 240.240.0.0/16, and a part of the IPv6 addresses for benchmarks (RFC 5180).
@@ -30,18 +32,11 @@ type Config struct {
 	// Addr is the host:port to listen on: localhost for 127.0.0.1 and ::1, an IP address, or no host
 	// for all addresses.
 	Addr string
-	// Sockets are listening TCP sockets that another process holds, on the port of Addr. New uses them instead of
-	// opening sockets, and closes the files.
-	Sockets []*os.File
-	// OpenOthers makes New also open the listeners of Addr that are not among Sockets. Otherwise, if there are
-	// Sockets, New opens no listener: the process that holds the Sockets decides which listeners there are.
-	OpenOthers bool
+	// Inherited has sockets that another process holds; nil for none. New uses those on the port of Addr.
+	Inherited *listen.Inherited
 	// Opened is called with the addresses of all open listeners when a listener is opened after New. It may be
 	// nil.
 	Opened func([]netip.AddrPort)
-	// Store is called with each listener that the server opens. The caller can keep the listener's socket for the
-	// next process. It may be nil.
-	Store func(net.Listener)
 	// Table returns the current table.
 	Table func() *table.Table
 	// Synced is closed when there is a table. Until then Table may return nil, and a connection waits for up to
@@ -85,7 +80,7 @@ func DefaultConfig() Config {
 // Validate returns an error for the first field that is not valid, with its value and what was
 // expected.
 func (c *Config) Validate() error {
-	if _, _, err := c.listenAddrs(); err != nil {
+	if _, _, err := listen.SplitAddr(addrSetting, c.Addr); err != nil {
 		return err
 	}
 	seen := map[family.Family]bool{}
@@ -106,9 +101,4 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("egress proxy %q: want host:port", c.Proxy)
 	}
 	return nil
-}
-
-// listenAddrs splits Addr into its addresses and its port.
-func (c *Config) listenAddrs() (hosts []netip.Addr, port uint16, err error) {
-	return sockets.SplitAddr("egress address", c.Addr)
 }

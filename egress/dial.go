@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 const (
@@ -221,7 +221,7 @@ func (r *dialing) failure(targets []endpoint) error {
 	switch {
 	case len(r.failed) > 0:
 		err, reason := joined(r.failed), ReasonConnect
-		if sockets.OutOfDescriptors(err) {
+		if listen.OutOfDescriptors(err) {
 			reason = ReasonDescriptor
 		}
 		return refuse(reason, "connecting to %s: %w", text, err)

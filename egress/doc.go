@@ -47,7 +47,6 @@
 //	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
 //	route.go     steps 3 and 4: from a VIP and a port to a host
 //	status.go    what the server counts for each host
-//	listen.go    the listeners: sockets that this process opens, or that another process has opened for it
 //	forbidden.go addresses that are refused
 //	endpoints.go step 4: from a port to the endpoints of the host
 //	refusals.go  why connections are refused

@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/nat64"
-	"github.com/nametap/nametap/internal/sockets"
 )
 
 // forbidden returns the ranges to which a name may not lead, and what each is. The owner of a name chooses its addresses,
@@ -80,7 +80,7 @@ func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
 			}
 		}
 	}
-	if slices.Contains(g.ownPorts, port) && sockets.OfThisHost(plain) {
+	if slices.Contains(g.ownPorts, port) && listen.OfThisHost(plain) {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil

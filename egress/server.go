@@ -12,12 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // A Server carries connections to automatic VIPs. Make one with [New] and start it with
@@ -25,7 +24,7 @@ import (
 type Server struct {
 	config    Config
 	log       *slog.Logger
-	listeners *listeners
+	listeners *listen.Set
 	metrics   *metrics
 	dialer    *dialer
 	copier    *copier
@@ -73,8 +72,15 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	s := &Server{config: cfg, log: cfg.Logger, copier: newCopier()}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.dying, s.die = context.WithCancelCause(context.WithoutCancel(ctx))
-	s.listeners = &listeners{config: &s.config}
-	if err := s.listeners.open(ctx); err != nil {
+	var err error
+	s.listeners, err = listen.New(listen.Spec{
+		Name: "connections to VIPs", Setting: addrSetting, Addr: cfg.Addr, Networks: []string{"tcp"},
+		FreeBind: true, Keep: true, Opened: cfg.Opened, Log: cfg.Logger,
+	}, cfg.Inherited)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.listeners.Open(ctx); err != nil {
 		return nil, err
 	}
 	limit := descriptorLimit()
@@ -112,10 +118,10 @@ func testMark(mark uint32) error {
 }
 
 // Addrs returns the addresses that the server listens on.
-func (s *Server) Addrs() []netip.AddrPort { return s.listeners.addrs() }
+func (s *Server) Addrs() []netip.AddrPort { return s.listeners.AddrPorts() }
 
-// Unserved returns, for each listener that could not be opened but may be opened later, a text with the reason.
-func (s *Server) Unserved() []string { return s.listeners.texts() }
+// Listeners returns the listeners.
+func (s *Server) Listeners() *listen.Set { return s.listeners }
 
 // Open reports whether connections are open.
 func (s *Server) Open() bool { return s.metrics.open.Load() > 0 }
@@ -138,15 +144,14 @@ func (s *Server) End(drain bool) {
 }
 
 // Run carries connections until ctx ends or [Server.End] is called. Then it accepts no more connections, waits up to
-// [Config.Drain] for the open connections, and resets the rest. When it returns, its goroutines have ended. The error
-// is nil unless a listener failed. Run makes the runtime use at least two processors.
+// [Config.Drain] for the open connections, and resets the rest. When it returns, its goroutines have ended. A
+// listener that fails is opened again. Run makes the runtime use at least two processors.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.limit.Close()
 	if runtime.GOMAXPROCS(0) == 1 { // DNS queries need a processor beside a connection that copies
 		runtime.GOMAXPROCS(2)
 	}
 	defer context.AfterFunc(ctx, s.end)()
-	defer context.AfterFunc(s.ending, s.listeners.close)()
 	tick := time.NewTicker(min(sweepInterval, max(s.config.IdleTimeout/60, time.Millisecond)))
 	defer tick.Stop()
 	var sweeping sync.WaitGroup
@@ -159,17 +164,7 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	})
-	var group errgroup.Group
-	for _, l := range s.listeners.all {
-		group.Go(func() error {
-			if !s.listeners.await(s.ending, l) {
-				return nil
-			}
-			defer s.end()
-			return s.accept(l.TCPListener)
-		})
-	}
-	err := group.Wait()
+	err := s.listeners.Serve(s.ending, s.accept)
 	s.drain()
 	sweeping.Wait()
 	return err
@@ -188,18 +183,20 @@ func (s *Server) drain() {
 	s.die(errEnded)
 }
 
-// accept accepts the clients of a listener until the end. It waits for nothing else: each client has a goroutine.
-func (s *Server) accept(l *net.TCPListener) error {
-	pacer := &sockets.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
+// accept accepts the clients of a listener until ctx ends. It waits for nothing else: each client has a goroutine.
+func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
+	l := socket.Conn.(*net.TCPListener)                      //nolint:forcetypeassert // of network tcp
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
+	pacer := &listen.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
 	for {
-		client, reserved, err := s.limit.Accept(l, pacer, s.ending.Done())
+		client, reserved, err := s.limit.Accept(l, pacer, ctx.Done())
 		switch {
 		case err == nil:
 			s.running.Go(func() { s.serve(client, reserved) })
-		case s.ending.Err() != nil:
-			return nil //nolint:nilerr // the listener is closed
+		case ctx.Err() != nil:
+			return nil // the listener is closed
 		default:
-			return fmt.Errorf("the listener for connections to VIPs egress %s failed: %w", l.Addr(), err)
+			return fmt.Errorf("accepting connections to VIPs on %s: %w", l.Addr(), err)
 		}
 	}
 }

@@ -119,12 +119,12 @@ func child(supervisor int) int {
 	return 0
 }
 
-// signalChild sends a signal to the supervised agent, and returns its process number.
-func (a *agent) signalChild(signal syscall.Signal) int {
+// killChild kills the supervised agent, and returns its process number.
+func (a *agent) killChild() int {
 	a.host.tb.Helper()
 	var pid int
 	wait.Until(a.host.tb, "the agent runs", func() bool { pid = child(a.Process.Pid); return pid != 0 })
-	if err := syscall.Kill(pid, signal); err != nil {
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		a.host.tb.Fatal(err)
 	}
 	return pid

@@ -88,7 +88,7 @@ func TestEgressSupervised(t *testing.T) {
 	}
 	a := e.supervised()
 	conn := e.open()
-	killed := a.signalChild(syscall.SIGKILL)
+	killed := a.killChild()
 	wait.Until(t, "the agent is gone", func() bool { return child(a.Process.Pid) != killed })
 	if got := e.greeting(vipA, "7"); got != "220 one" {
 		t.Errorf("while the agent restarts: %q", got)

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -121,71 +120,16 @@ func TestSupervisedPortsTaken(t *testing.T) { // R3, K15
 	a := h.launch("--supervise")
 	answers := func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP }
 	wait.Until(t, "the agent answers", answers)
-	pid := a.signalChild(syscall.SIGKILL)
+	pid := a.killChild()
 	wait.Until(t, "the next agent answers", func() bool { return child(a.Process.Pid) != pid && answers() })
-	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 || !strings.Contains(r.stdout, ": the status address "+statusAddr) {
+	if r := h.nametap("status", "--status-addr", statusAddr); r.code != 0 || !strings.Contains(r.stdout, ": the status address: listen tcp4 "+statusAddr) {
 		t.Errorf("%d %s%s", r.code, r.stdout, r.stderr)
 	}
 	if err := taken.Close(); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the status is served", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
-	wait.Until(t, "the log reports it", func() bool { return a.log.Count("the status address "+statusAddr+" is served now") == 1 })
-}
-
-// TestStoredStatusSocket checks that systemd gets the socket of the status address to store, that the next
-// agent uses it, and that one with another status address lets systemd close it.
-func TestStoredStatusSocket(t *testing.T) { // V1
-	t.Parallel()
-	h := newHost(t)
-	path := filepath.Join(h.dir, "notify")
-	notified, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer notified.Close()
-	if err := errors.Join(os.Chmod(path, 0o777), notified.SetReadDeadline(time.Now().Add(patience))); err != nil {
-		t.Fatal(err)
-	}
-	h.environment = append(h.environment, "NOTIFY_SOCKET="+path)
-	next := func(state string) (rights []byte) {
-		t.Helper()
-		for text, oob := make([]byte, 512), make([]byte, 128); ; {
-			n, oobn, _, _, err := notified.ReadMsgUnix(text, oob)
-			if err != nil {
-				t.Fatalf("no %s: %v", state, err)
-			}
-			if string(text[:n]) == state+"=1\nFDNAME=status" {
-				return oob[:oobn]
-			}
-		}
-	}
-	a := h.start()
-	messages, err := syscall.ParseSocketControlMessage(next("FDSTORE"))
-	if err != nil || len(messages) != 1 {
-		t.Fatalf("%v, %v", messages, err)
-	}
-	fds, err := syscall.ParseUnixRights(&messages[0])
-	if err != nil || len(fds) != 1 {
-		t.Fatalf("%v, %v", fds, err)
-	}
-	stored := os.NewFile(uintptr(fds[0]), "status")
-	defer stored.Close()
-	a.end(syscall.SIGKILL)
-	h.Run(func() {
-		if taken, err := net.Listen("tcp", statusAddr); err == nil {
-			_ = taken.Close()
-			t.Error("another program can take the status port")
-		}
-	})
-	h.sockets = []*os.File{stored}
-	h.environment = append(h.environment, "LISTEN_FDNAMES=status")
-	a = h.start()
-	a.end(terminate)
-	h.launch("--status-addr", "127.0.0.1:15055")
-	next("FDSTOREREMOVE")
-	next("FDSTORE")
-	wait.Until(t, "the agent answers", func() bool { return h.digSoon("@127.0.0.1", "-p", "15053", mesh) == meshIP })
+	wait.Until(t, "the log reports it", func() bool { return a.log.Count("a missing listener is open now") == 1 })
 }
 
 // TestSharedRunDirectory runs two agents with one status port in containers that share the directory of their sockets. A

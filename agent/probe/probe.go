@@ -21,7 +21,7 @@ import (
 
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/family"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -160,7 +160,7 @@ func (q Query) Ask(ctx context.Context) Result {
 	if q.As == 0 || q.As == os.Geteuid() {
 		_ = ask()
 	} else {
-		err = sockets.AsUser(q.As, q.As, ask)
+		err = listen.AsUser(q.As, q.As, ask)
 	}
 	switch id := text[strings.LastIndexByte(text, ' ')+1:]; {
 	case err != nil:

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/supervise"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 func newAgentCommand() *cobra.Command {
@@ -92,26 +93,23 @@ func runAgent(command *cobra.Command, o *options) error {
 	if err = errors.Join(err, more); err != nil {
 		return usageError{err}
 	}
-	sockets, heart, restarts := supervise.Inherited()
-	switch {
-	case heart != nil:
-		cfg.DNS.OpenOthers, cfg.Restarts, cfg.Heart = true, restarts, heart
-		if cfg.Egress != nil {
-			cfg.Egress.OpenOthers = true
-		}
+	held, restarts, supervised := supervise.Inherited()
+	switch cfg.Supervised, cfg.Restarts = supervised, restarts; {
+	case supervised:
+		cfg.Inherited, err = listen.Inherit(held, false)
 	case o.supervise:
 		return superviseAgent(command.Context(), cfg, signals)
 	default:
-		if sockets, err = systemdSockets(); err != nil {
-			return err
-		}
+		cfg.Inherited, err = systemdSockets()
 		cfg.DrainCaptured = o.flags.Changed("drain")
+	}
+	if err != nil {
+		return err
 	}
 	o.logStart(cfg)
 	o.logParallel(cfg.Logger)
 	cfg.SocketDirs = agent.SocketDirs(cfg.XDS.StateDir)
-	shareSockets(&cfg, o.egress.Addr, sockets)
-	cfg.Service = heart == nil && servesUnit(&cfg)
+	cfg.Service = !supervised && servesUnit(&cfg)
 	var a *agent.Agent
 	reloads := newReloader(o, cfg.Logger, func() configurable { return a })
 	reloads.showIn(&cfg)
@@ -127,9 +125,6 @@ func runAgent(command *cobra.Command, o *options) error {
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
 	beside.Go(func() { reloads.run(running, signals.reload) })
-	if heart != nil {
-		beside.Go(func() { supervise.WatchParent(running, a.Clock(), cfg.Logger) })
-	}
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
@@ -138,7 +133,7 @@ func runAgent(command *cobra.Command, o *options) error {
 // servesUnit reports whether a unit of systemd holds the DNS sockets of the agent. It warns if nametap.service
 // runs the agent without sockets.
 func servesUnit(cfg *agent.Config) bool {
-	if len(cfg.DNS.Sockets) > 0 {
+	if cfg.Inherited.Unit() {
 		return true
 	}
 	if filepath.Base(os.Getenv("RUNTIME_DIRECTORY")) == "nametap" && os.Getenv("NOTIFY_SOCKET") != "" {

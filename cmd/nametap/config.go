@@ -22,9 +22,9 @@ import (
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/nat64"
 	"github.com/nametap/nametap/internal/settings"
-	"github.com/nametap/nametap/internal/sockets"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -175,13 +175,13 @@ func (o *options) agentCaptureConfig() (agent.CaptureConfig, error) {
 // agent listens. It does not add the servers of resolv.conf.
 func (o *options) rulesConfig() (iptables.Config, error) {
 	cfg, addr := o.capture.Config, o.agent.DNS.Addr
-	hosts, port, err := sockets.SplitAddr(dnsAddrFlag, addr)
+	hosts, port, err := listen.SplitAddr(dnsAddrFlag, addr)
 	if err != nil {
 		return cfg, err
 	}
 	cfg.Port = port
 	if o.carries {
-		hosts, port, err := sockets.SplitAddr(egressAddrFlag, o.egress.Addr)
+		hosts, port, err := listen.SplitAddr(egressAddrFlag, o.egress.Addr)
 		if err != nil {
 			return cfg, err
 		}

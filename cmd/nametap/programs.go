@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // A takenPort is a port of the agent that another program uses.
@@ -25,7 +25,7 @@ type takenPort struct {
 // programsAt returns the programs other than nametap that have the port of a DNS address: at that address, at
 // loopback or at all addresses. Only root sees the programs of other users.
 func programsAt(addr string) (found []takenPort) {
-	hosts, port, err := sockets.SplitAddr("address", addr)
+	hosts, port, err := listen.SplitAddr("address", addr)
 	if err != nil {
 		return nil
 	}

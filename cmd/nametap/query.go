@@ -23,7 +23,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clip"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/iptables"
 )
@@ -215,7 +215,7 @@ func (a *asker) dial(ctx context.Context, network string) (conn net.Conn, err er
 	if a.agent == "" || a.user == os.Geteuid() {
 		err = dial()
 	} else {
-		err = sockets.AsUser(a.user, a.user, dial)
+		err = listen.AsUser(a.user, a.user, dial)
 	}
 	return conn, err
 }

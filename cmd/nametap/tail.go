@@ -21,7 +21,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clip"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // allOf is how far back `nametap tail --no-follow` begins if --since is not set, and how long it follows without --for.
@@ -404,7 +404,7 @@ func (c *clientNames) nameOf(r *seen.Record) string {
 	case r.Unit != "":
 	case r.UID != nil:
 		named.Unit = c.user(*r.UID)
-	case r.Client.Addr().IsValid() && sockets.OfThisHost(r.Client.Addr().Unmap()):
+	case r.Client.Addr().IsValid() && listen.OfThisHost(r.Client.Addr().Unmap()):
 		return "a local program"
 	}
 	return clip.Line(named.Who())

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // Sent knows to which address a client has sent its query.
@@ -96,7 +96,7 @@ func (c *clients) find(q *Query, sent Sent) Who {
 	}
 	// The client may be elsewhere, such as in a container. A socket of this host that is bound to all addresses, and
 	// has the client's port, is then not the socket of the client.
-	if found.wildcard && !sockets.OfThisHost(q.Client.Addr()) {
+	if found.wildcard && !listen.OfThisHost(q.Client.Addr()) {
 		return Who{}
 	}
 	return found.Who

@@ -25,7 +25,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 const (
@@ -49,7 +50,7 @@ type Limit struct {
 	maxConns int
 	maxBytes int64
 	origin   time.Time // elapsed counts from here
-	reserve  *sockets.Reserve
+	reserve  reserve
 	evicted  atomic.Int64
 	held     atomic.Int64 // bytes that all places hold, those of evicted connections included
 
@@ -81,13 +82,16 @@ type Place struct {
 // caller must call [Limit.Close] in the end.
 func New(server string, maxConns int, maxBytes int64) *Limit {
 	return &Limit{
-		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: sockets.NewReserve(reserved),
+		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: newReserve(reserved),
 		clients: map[netip.Prefix]*client{},
 	}
 }
 
 // Close releases the reserve of descriptors. The places stay usable.
-func (l *Limit) Close() { l.reserve.Close() }
+func (l *Limit) Close() {
+	for l.reserve.spend() {
+	}
+}
 
 // Metric returns the metric, which docs/metrics.md and docs/discovery-reference.md list.
 func (l *Limit) Metric() prometheus.Collector {
@@ -130,16 +134,16 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // Accept returns the next connection of a listener, and whether it has a descriptor of the reserve: then the server should
 // close it soon. After errors that pass, such as a lack of descriptors, Accept waits as pacer says, and retries. It
 // returns an error if the listener is closed or dead. If stopped is closed, it waits no longer.
-func (l *Limit) Accept(from *net.TCPListener, pacer *sockets.Pacer, stopped <-chan struct{}) (conn *net.TCPConn, spare bool, err error) {
+func (l *Limit) Accept(from *net.TCPListener, pacer *listen.Pacer, stopped <-chan struct{}) (conn *net.TCPConn, spare bool, err error) {
 	for {
 		conn, err := from.AcceptTCP()
 		switch {
-		case err == nil, sockets.Dead(err):
+		case err == nil, listen.Dead(err), chans.Closed(stopped):
 			return conn, spare, err
-		case sockets.OutOfDescriptors(err) && !sockets.Waiting(from, 0):
-			sockets.Waiting(from, acceptWait) // accept(2) fails even if no client waits; there may be descriptors when one comes
-			continue
-		case sockets.OutOfDescriptors(err):
+		case listen.OutOfDescriptors(err):
+			if !listen.Waiting(from, acceptWait) {
+				continue // accept(2) fails even if no client waits
+			}
 			var freed bool
 			if freed, spare = l.FreeDescriptor(); freed {
 				pacer.Note(err)
@@ -155,7 +159,7 @@ func (l *Limit) Accept(from *net.TCPListener, pacer *sockets.Pacer, stopped <-ch
 // from the reserve: then the server should close the next connection soon.
 func (l *Limit) FreeDescriptor() (freed, reserved bool) {
 	freed = l.evict(nil, false, spareTime)
-	reserved = !freed && l.reserve.Spend()
+	reserved = !freed && l.reserve.spend()
 	return freed || reserved, reserved
 }
 
@@ -213,7 +217,7 @@ func (p *Place) Leave() {
 	p.limit.mu.Lock()
 	p.limit.removeLocked(p)
 	p.limit.mu.Unlock()
-	p.limit.reserve.Refill()
+	p.limit.reserve.refill()
 }
 
 // evict closes a connection as evictLocked says. It reports whether there was one.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/connlimit"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept frees a
@@ -23,7 +23,7 @@ const (
 type listener struct {
 	net.Listener
 	limit  *connlimit.Limit
-	pacer  *sockets.Pacer
+	pacer  *listen.Pacer
 	closed chan struct{}
 	once   sync.Once
 }
@@ -36,17 +36,17 @@ func (l *listener) Accept() (net.Conn, error) {
 		switch {
 		case err == nil:
 			return &conn{accepted, l.limit.Enter(accepted)}, nil
-		case sockets.Dead(err):
+		case listen.Dead(err):
 			return nil, err
 		}
 		pause := l.pacer.Note(err)
-		if from, ok := l.Listener.(syscall.Conn); ok && sockets.OutOfDescriptors(err) && sockets.Waiting(from, acceptWait) {
+		if from, ok := l.Listener.(syscall.Conn); ok && listen.OutOfDescriptors(err) && listen.Waiting(from, acceptWait) {
 			if freed, _ := l.limit.FreeDescriptor(); freed {
 				continue // at once, before another part of the process takes the descriptor
 			}
 			pause = min(pause, retryPause)
 		}
-		sockets.Pause(pause, l.closed)
+		listen.Pause(pause, l.closed)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/internal/connlimit"
-	"github.com/nametap/nametap/internal/sockets"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // Limits of one request. Probes and scrapes are short; the table of a large mesh takes
@@ -32,7 +32,7 @@ const (
 func New(handler http.Handler, ln net.Listener, limit *connlimit.Limit, log *slog.Logger) (*http.Server, net.Listener) {
 	l := &listener{
 		Listener: ln, limit: limit, closed: make(chan struct{}),
-		pacer: &sockets.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
+		pacer: &listen.Pacer{Log: log, Listener: "status " + ln.Addr().String()},
 	}
 	var protocols http.Protocols // without HTTP/2, which the build leaves out of net/http
 	protocols.SetHTTP1(true)

@@ -41,7 +41,6 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, K11, K15
 		}
 		t.Run("agent killed", c.testAgentKilled)
 		t.Run("agent hangs", c.testAgentHangs)
-		t.Run("supervisor hangs", c.testSupervisorHangs)
 		t.Run("control plane away", c.testControlPlaneAway)
 		t.Run("run as non-root", c.testRunAsNonRoot)
 		t.Run("no rules", c.testNoRules)
@@ -275,39 +274,18 @@ func (c *cluster) testAgentKilled(t *testing.T) {
 	p.notRestarted()
 }
 
-// testAgentHangs stops the agent's process, and checks that it is replaced within 30 s.
+// testAgentHangs stops the agent's process, and checks that kubelet restarts its container within a minute.
 func (c *cluster) testAgentHangs(t *testing.T) {
 	t.Parallel()
 	s := c.space(t, "")
-	p := s.loaded(podOf(t, "discovery"), 100, "-timeout=30s")
-	supervisor, agent := p.pid("nametap"), p.agent()
+	p := s.loaded(podOf(t, "discovery"), 100)
 	begun := time.Now()
-	p.kill(agent, syscall.SIGSTOP)
-	p.replaced(supervisor, agent)
-	if took := time.Since(begun); took > 30*time.Second {
-		t.Errorf("the agent was replaced after %v, want at most 30s", took)
+	p.kill(p.agent(), syscall.SIGSTOP)
+	wait.Until(t, "kubelet has restarted the container", func() bool { return status(p.now(), "nametap").RestartCount > 0 })
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("the container was restarted after %v, want at most a minute", took)
 	}
 	p.has("db.example.com", "192.0.2.53")
-	if report := p.stop("load"); report.Bad() > report.Queries/20 { // the agent had some of them, before it hung
-		t.Errorf("%d of %d queries have no right answer, though they could wait", report.Bad(), report.Queries)
-	}
-	p.notRestarted()
-}
-
-// testSupervisorHangs stops the supervisor's process, the first one of its container, and checks
-// that the agent continues it.
-func (c *cluster) testSupervisorHangs(t *testing.T) {
-	t.Parallel()
-	s := c.space(t, "")
-	p := s.loaded(podOf(t, "discovery"), 100)
-	supervisor := p.pid("nametap")
-	p.kill(supervisor, syscall.SIGSTOP)
-	wait.Until(t, "the supervisor continues", func() bool {
-		_, state, _ := strings.Cut(p.Read(fmt.Sprintf("/proc/%d/status", supervisor)), "State:")
-		return !strings.HasPrefix(strings.TrimSpace(state), "T")
-	})
-	p.noneLost()
-	p.notRestarted()
 }
 
 // away gives a pod a control plane at an address where no machine is.

@@ -296,7 +296,7 @@ func testCannotStart(t *testing.T, m *lab.Machine) {
 		reason         string // in the output of systemctl status
 	}{
 		{"setting", func() { setDNSAddr(m, "nonsense") }, func() { setDNSAddr(m, "") }, "nonsense"},
-		{"other port", func() { setDNSAddr(m, "localhost:15153") }, func() { setDNSAddr(m, "") }, "want the port of localhost:15153"},
+		{"other port", func() { setDNSAddr(m, "localhost:15153") }, func() { setDNSAddr(m, "") }, "another port than dns-addr=localhost:15153"},
 		{"no program", func() { remove(m) }, func() { restore(m) }, binary + " is missing"},
 		{"crash", program("kill -SEGV $$"), func() { restore(m) }, "status=11/SEGV"},
 		{"hang", program("exec sleep 1000"), func() { restore(m) }, "timeout"},

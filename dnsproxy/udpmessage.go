@@ -1,4 +1,4 @@
-package sockets
+package dnsproxy
 
 import (
 	"encoding/binary"
@@ -11,11 +11,11 @@ import (
 // controlLen is enough for the largest control message that a query has, in6_pktinfo.
 const controlLen = 64
 
-// A Message is a UDP packet with its source and destination addresses in the
+// A udpMessage is a UDP packet with its source and destination addresses in the
 // kernel's form. It must not be copied.
-type Message struct {
-	// Packet is the buffer for received packets. In a clone, Packet has the bytes of one packet.
-	Packet  []byte
+type udpMessage struct {
+	// packet is the buffer for received packets. In a clone, it has the bytes of one packet.
+	packet  []byte
 	name    unix.RawSockaddrInet6 // the source address; for IPv4 it holds a RawSockaddrInet4, which is shorter
 	nameLen uint32
 	// envelope is nil unless the socket is bound to all addresses.
@@ -29,10 +29,10 @@ type envelope struct {
 	control [controlLen]byte
 }
 
-// NewMessage returns a message for packets of up to size bytes; wildcard is true if
+// newUDPMessage returns a message for packets of up to size bytes; wildcard is true if
 // the socket is bound to all addresses.
-func NewMessage(size int, wildcard bool) *Message {
-	m := &Message{Packet: make([]byte, size)}
+func newUDPMessage(size int, wildcard bool) *udpMessage {
+	m := &udpMessage{packet: make([]byte, size)}
 	if wildcard {
 		m.envelope = new(envelope)
 		m.point()
@@ -41,7 +41,7 @@ func NewMessage(size int, wildcard bool) *Message {
 }
 
 // point makes the envelope point to the message's own fields.
-func (m *Message) point() {
+func (m *udpMessage) point() {
 	header := &m.envelope.header
 	header.Name = (*byte)(unsafe.Pointer(&m.name))
 	header.Iov = &m.envelope.vector
@@ -49,40 +49,40 @@ func (m *Message) point() {
 	header.Control = &m.envelope.control[0]
 }
 
-// Receive reads a packet from the socket fd. The packet is valid until the next call. Receive does
+// receive reads a packet from the socket fd. The packet is valid until the next call. receive does
 // not block.
-func (m *Message) Receive(fd uintptr) ([]byte, unix.Errno) {
+func (m *udpMessage) receive(fd uintptr) ([]byte, unix.Errno) {
 	m.nameLen = unix.SizeofSockaddrInet6
 	if m.envelope != nil {
 		return m.receiveMsg(fd)
 	}
 	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, fd,
-		uintptr(unsafe.Pointer(&m.Packet[0])), uintptr(len(m.Packet)), unix.MSG_DONTWAIT,
+		uintptr(unsafe.Pointer(&m.packet[0])), uintptr(len(m.packet)), unix.MSG_DONTWAIT,
 		uintptr(unsafe.Pointer(&m.name)), uintptr(unsafe.Pointer(&m.nameLen)))
 	if errno != 0 {
 		return nil, errno
 	}
-	return m.Packet[:n], 0
+	return m.packet[:n], 0
 }
 
-// receiveMsg is Receive for a socket that is bound to all addresses: it also reads the packet's destination address.
-func (m *Message) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
+// receiveMsg is receive for a socket that is bound to all addresses: it also reads the packet's destination address.
+func (m *udpMessage) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 	e := m.envelope
-	e.vector.Base = &m.Packet[0]
-	e.vector.SetLen(len(m.Packet))
+	e.vector.Base = &m.packet[0]
+	e.vector.SetLen(len(m.packet))
 	e.header.Namelen = m.nameLen
 	e.header.SetControllen(len(e.control))
 	n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(&e.header)), unix.MSG_DONTWAIT)
 	if errno != 0 {
 		return nil, errno
 	}
-	return m.Packet[:n], 0
+	return m.packet[:n], 0
 }
 
-// Send sends response to the client: to the source address of the message, from its destination address.
-// It does not block. Send tries twice, because the kernel may first return an error that another
+// send sends response to the client: to the source address of the message, from its destination address.
+// It does not block. send tries twice, because the kernel may first return an error that another
 // client has caused on the socket, such as ECONNREFUSED.
-func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
+func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
 	errno := m.sendOnce(fd, response)
 	if errno != 0 && errno != unix.EAGAIN {
 		errno = m.sendOnce(fd, response)
@@ -90,8 +90,8 @@ func (m *Message) Send(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// sendOnce is one attempt of Send.
-func (m *Message) sendOnce(fd uintptr, response []byte) unix.Errno {
+// sendOnce is one attempt of send.
+func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
 	if m.envelope != nil {
 		return m.sendMsg(fd, response)
 	}
@@ -102,7 +102,7 @@ func (m *Message) sendOnce(fd uintptr, response []byte) unix.Errno {
 }
 
 // sendMsg is sendOnce for a socket that is bound to all addresses.
-func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
+func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
 	e := m.envelope
 	e.vector.Base = &response[0]
 	e.vector.SetLen(len(response))
@@ -118,8 +118,8 @@ func (m *Message) sendMsg(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// Client returns the source address of the message.
-func (m *Message) Client() netip.AddrPort {
+// client returns the source address of the message.
+func (m *udpMessage) client() netip.AddrPort {
 	if m.name.Family == unix.AF_INET {
 		name := (*unix.RawSockaddrInet4)(unsafe.Pointer(&m.name))
 		return netip.AddrPortFrom(netip.AddrFrom4(name.Addr), networkOrder(name.Port))
@@ -134,8 +134,8 @@ func networkOrder(port uint16) uint16 {
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// Local returns the destination address of the message; bound is the address that the socket is bound to.
-func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
+// local returns the destination address of the message; bound is the address that the socket is bound to.
+func (m *udpMessage) local(bound netip.AddrPort) netip.AddrPort {
 	e := m.envelope
 	if e == nil || e.header.Controllen < unix.SizeofCmsghdr {
 		return bound
@@ -152,10 +152,10 @@ func (m *Message) Local(bound netip.AddrPort) netip.AddrPort {
 	return bound
 }
 
-// Clone copies a message with the first n bytes of its packet, for another goroutine.
-func (m *Message) Clone(n int) *Message {
-	c := &Message{
-		Packet: append([]byte(nil), m.Packet[:n]...),
+// clone copies a message with the first n bytes of its packet, for another goroutine.
+func (m *udpMessage) clone(n int) *udpMessage {
+	c := &udpMessage{
+		packet: append([]byte(nil), m.packet[:n]...),
 		name:   m.name, nameLen: m.nameLen,
 	}
 	if m.envelope != nil {

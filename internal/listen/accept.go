@@ -1,14 +1,10 @@
-// Package sockets has helpers for listeners. It reads and sends UDP messages without allocation, parses addresses to
-// listen on, and opens sockets as another user. It distinguishes permanent errors of a listening socket from
-// temporary errors, and paces further attempts after temporary errors. It also keeps a reserve of descriptors.
-package sockets
+package listen
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
-	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -37,35 +33,36 @@ func OutOfDescriptors(err error) bool {
 // Waiting reports whether a client waits to be accepted by listener. It waits for a client until timeout has passed.
 // It also returns true if accept would return an error: then the caller should call accept to get the error.
 func Waiting(listener syscall.Conn, timeout time.Duration) bool {
-	raw, err := listener.SyscallConn()
-	if err != nil {
-		return true // accept returns the error
-	}
-	waiting := true
-	_ = raw.Control(func(fd uintptr) { // fails on a closed socket, for which accept returns the error
+	waiting := 1
+	err := withFD(listener, func(fd int) (err error) { // fails on a closed socket, for which accept returns the error
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
-		n, err := unix.Poll(poll, int(timeout.Milliseconds()))
-		waiting = err != nil || n > 0
+		waiting, err = unix.Poll(poll, int(timeout.Milliseconds()))
+		return err
 	})
-	return waiting
+	return err != nil || waiting > 0
 }
 
-// AsUser calls f on a thread whose new sockets belong to a user and a group: the kernel takes the owner of a socket from
-// the thread that opens it. AsUser returns the error of f. It needs CAP_SETUID and CAP_SETGID.
-func AsUser(uid, gid int, f func() error) error {
-	result := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := errors.Join(unix.Setfsgid(gid), unix.Setfsuid(uid))
-		if now, _ := unix.SetfsuidRetUid(-1); now != uid {
-			err = fmt.Errorf("opening a socket of the user %d: CAP_SETUID is missing", uid)
+// The pause before each attempt of Retry doubles from minRetry up to maxRetry.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 5 * time.Second
+)
+
+// Retry calls the function attempt until it succeeds. Retry waits before each call, and longer after each failure.
+// It returns false if ctx ends before attempt succeeds.
+func Retry(ctx context.Context, attempt func() error) bool {
+	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return false
 		}
-		if err == nil {
-			err = f()
+		if attempt() == nil {
+			return true
 		}
-		result <- err
-	}()
-	return <-result
+	}
 }
 
 // The pause after an error doubles from minPause up to maxPause. After quietTime without an error, the next pause is
