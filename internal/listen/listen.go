@@ -158,7 +158,8 @@ const portAttempts = 10
 // Open opens the sockets that are missing, and logs those that it cannot open. It fails if none is open, and the Set is
 // Required or the address is wrong: this host does not have it, or this process may not use it.
 func (s *Set) Open(ctx context.Context) error {
-	port, errs := s.port, s.openAll(ctx)
+	port := s.port
+	errs := s.openAll(ctx)
 	for range portAttempts {
 		if port != 0 || !errors.Is(errors.Join(errs...), unix.EADDRINUSE) {
 			break
