@@ -66,8 +66,8 @@ func Serve(ctx context.Context, server *http.Server, ln net.Listener, grace time
 	return err
 }
 
-// LocalOnly returns a handler that serves only programs on this host. It refuses other clients, and changes by pages of
-// other origins, which browsers do not let read a response. It also refuses a Host that is neither localhost nor a loopback address. Such a request may come from a
+// LocalOnly returns a handler that serves only programs on this host. It refuses other clients and pages of other
+// origins. It also refuses a Host that is neither localhost nor a loopback address. Such a request may come from a
 // page that has made its own name resolve to this host (DNS rebinding).
 func LocalOnly(next http.HandlerFunc) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -88,8 +88,16 @@ func foreign(r *http.Request) string {
 		return "for clients on this host only"
 	case !isLocal(r.Host):
 		return "want localhost or a loopback address as Host"
-	case new(http.CrossOriginProtection).Check(r) != nil:
-		return "not for pages of other sites"
+	}
+	for _, site := range r.Header.Values("Sec-Fetch-Site") {
+		if site != "same-origin" && site != "none" {
+			return "not for pages of other sites"
+		}
+	}
+	for _, origin := range r.Header.Values("Origin") {
+		if origin != "http://"+r.Host {
+			return "not for pages of other sites"
+		}
 	}
 	return ""
 }
