@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/chans"
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // InstanceIPs returns the addresses of the node. The list begins with the address preferred, if that is valid. Then
@@ -47,7 +47,7 @@ func InstanceIPs(preferred netip.Addr) ([]netip.Addr, error) {
 // sends a value to each of the channels in the parameter changed. Each channel must have a buffer for one value. One
 // value is enough for any number of changes, because its receiver reads all addresses.
 func watchAddresses(ctx context.Context, changed ...chan<- struct{}) error {
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+	socket, err := conntrack.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return fmt.Errorf("watching the addresses of the interfaces: %w", err)
 	}

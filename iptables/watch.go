@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/conntrack"
 )
 
 // A watch knows when the kernel last announced a change of nft rules. The kernel also announces changes by nametap.
@@ -22,7 +24,7 @@ type watch struct {
 // start subscribes to changes of nft rules in this network namespace. The caller passes the socket to [watch.run]. If
 // start returns no error, isRunning returns true until run ends.
 func (w *watch) start() (*nl.NetlinkSocket, error) {
-	socket, err := nl.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	socket, err := conntrack.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	w.subscribed.Store(err == nil)
 	return socket, err
 }

@@ -70,6 +70,23 @@ func Exchange(visit func(attributes []byte), r Request) error {
 	return err
 }
 
+// Subscribe opens a netlink socket that is in groups. The caller closes it. Unlike [nl.Subscribe], it has no descriptor left
+// after an error: the library closes the number of its file, which closes it again when the file is collected, and with it
+// whatever has the number then.
+func Subscribe(protocol int, groups ...int) (*nl.NetlinkSocket, error) {
+	socket, err := nl.Subscribe(protocol)
+	if err != nil {
+		return nil, err
+	}
+	for _, group := range groups {
+		if err := unix.SetsockoptInt(socket.GetFd(), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, group); err != nil {
+			socket.Close()
+			return nil, os.NewSyscallError("joining a group of netlink", err)
+		}
+	}
+	return socket, nil
+}
+
 // repeated calls dump until it is not interrupted, at most dumpAttempts times.
 func repeated(dump func() error) error {
 	for attempt := 1; ; attempt++ {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
+	"os"
+	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink/nl"
@@ -167,4 +169,26 @@ func FuzzEntry(f *testing.F) {
 			t.Errorf("entry %+v has no key", e)
 		}
 	})
+}
+
+// A subscription that is refused leaves no file that closes the descriptor of something else when it is collected.
+func TestSubscribeRefused(t *testing.T) {
+	for range 10 {
+		if socket, err := Subscribe(unix.NETLINK_ROUTE, 1<<20); err == nil {
+			socket.Close()
+			t.Fatal("the kernel has such a group")
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		defer w.Close()
+		for range 2 {
+			runtime.GC() // the second one waits for the finalizers of the first
+		}
+		if _, err := w.WriteString("x"); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
