@@ -192,7 +192,7 @@ func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
 		client, reserved, err := s.limit.Accept(l, pacer, ctx.Done())
 		switch {
 		case err == nil:
-			s.running.Go(func() { s.serve(client, reserved) })
+			s.running.Go(func() { s.serve(client.(*net.TCPConn), reserved) }) //nolint:forcetypeassert // of a TCP listener
 		case ctx.Err() != nil:
 			return nil // the listener is closed
 		default:

@@ -31,15 +31,16 @@ func OutOfDescriptors(err error) bool {
 }
 
 // Waiting reports whether a client waits to be accepted by listener. It waits for a client until timeout has passed.
-// It also returns true if accept would return an error: then the caller should call accept to get the error.
+// It also returns true if accept would return an error: then the caller should call accept to get the error. A signal
+// ends the wait.
 func Waiting(listener syscall.Conn, timeout time.Duration) bool {
-	waiting := 1
+	waiting := 0
 	err := withFD(listener, func(fd int) (err error) { // fails on a closed socket, for which accept returns the error
 		poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}} //nolint:gosec // a descriptor
 		waiting, err = unix.Poll(poll, int(timeout.Milliseconds()))
 		return err
 	})
-	return err != nil || waiting > 0
+	return waiting > 0 || err != nil && !errors.Is(err, unix.EINTR) // a signal, also of Go's scheduler, is no client
 }
 
 // The pause before each attempt of Retry doubles from minRetry up to maxRetry.
