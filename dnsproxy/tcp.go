@@ -114,7 +114,7 @@ func (l *tcpListener) serve() error {
 		conn, reserved, err := l.limit.Accept(l.listener, l.errors, l.stopped)
 		switch {
 		case err == nil:
-			l.start(conn, reserved)
+			l.start(conn.(*net.TCPConn), reserved) //nolint:forcetypeassert // of a TCP listener
 		case chans.Closed(l.stopped):
 			return nil
 		default:

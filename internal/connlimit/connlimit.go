@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -134,20 +135,20 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // Accept returns the next connection of a listener, and whether it has a descriptor of the reserve: then the server should
 // close it soon. After errors that pass, such as a lack of descriptors, Accept waits as pacer says, and retries. It
 // returns an error if the listener is closed or dead. If stopped is closed, it waits no longer.
-func (l *Limit) Accept(from *net.TCPListener, pacer *listen.Pacer, stopped <-chan struct{}) (conn *net.TCPConn, spare bool, err error) {
+func (l *Limit) Accept(from net.Listener, pacer *listen.Pacer, stopped <-chan struct{}) (conn net.Conn, spare bool, err error) {
 	for {
-		conn, err := from.AcceptTCP()
-		switch {
+		conn, err = from.Accept()
+		switch socket, ok := from.(syscall.Conn); {
 		case err == nil, listen.Dead(err), chans.Closed(stopped):
 			return conn, spare, err
-		case listen.OutOfDescriptors(err):
-			if !listen.Waiting(from, acceptWait) {
+		case ok && listen.OutOfDescriptors(err):
+			if !listen.Waiting(socket, acceptWait) {
 				continue // accept(2) fails even if no client waits
 			}
 			var freed bool
 			if freed, spare = l.FreeDescriptor(); freed {
 				pacer.Note(err)
-				continue
+				continue // at once, before another part of the process takes the descriptor
 			}
 		}
 		pacer.Wait(err, stopped)

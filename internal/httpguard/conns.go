@@ -5,18 +5,9 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/listen"
-)
-
-// acceptWait is how long Accept waits for a client after descriptors have run out. If a client comes, Accept frees a
-// descriptor. If it cannot, it retries after at most retryPause.
-const (
-	acceptWait = time.Second
-	retryPause = 50 * time.Millisecond
 )
 
 // listener is a listener whose connections have places.
@@ -31,23 +22,11 @@ type listener struct {
 // Accept returns the next connection. After a temporary error it waits and retries: if it returned the error, the
 // server would end.
 func (l *listener) Accept() (net.Conn, error) {
-	for {
-		accepted, err := l.Listener.Accept()
-		switch {
-		case err == nil:
-			return &conn{accepted, l.limit.Enter(accepted)}, nil
-		case listen.Dead(err):
-			return nil, err
-		}
-		pause := l.pacer.Note(err)
-		if from, ok := l.Listener.(syscall.Conn); ok && listen.OutOfDescriptors(err) && listen.Waiting(from, acceptWait) {
-			if freed, _ := l.limit.FreeDescriptor(); freed {
-				continue // at once, before another part of the process takes the descriptor
-			}
-			pause = min(pause, retryPause)
-		}
-		listen.Pause(pause, l.closed)
+	accepted, _, err := l.limit.Accept(l.Listener, l.pacer, l.closed)
+	if err != nil {
+		return nil, err
 	}
+	return &conn{accepted, l.limit.Enter(accepted)}, nil
 }
 
 // Close closes the listener. It may be called any number of times.
