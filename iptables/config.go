@@ -140,9 +140,14 @@ func (c Config) WithoutVIPs(f family.Family) Config {
 	return c
 }
 
-// hasVIPs reports whether rules redirect VIPs of a family.
-func (c Config) hasVIPs(f family.Family) bool {
-	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
+// vipRanges returns the VIPs of a family that are redirected.
+func (c Config) vipRanges(f family.Family) (ranges []string) {
+	for _, p := range c.VIPs {
+		if c.EgressPort != 0 && family.Of(p.Addr()) == f {
+			ranges = append(ranges, p.Masked().String())
+		}
+	}
+	return ranges
 }
 
 // withDefaults returns c with Backend, Interval, Settle and Patience set to their defaults where they are empty.

@@ -64,11 +64,9 @@
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     how long a repair of table filter waits for a program that changes rules
 //	installed.go    what this process has installed, and what is missing
-//	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
+//	backend.go      the two backends of iptables, nft and legacy: what they have, which tables exist, which one to use
 //	place.go        one family in one backend: restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
-//	legacy.go       which tables legacy has
-//	nft.go          what the tools of iptables do not show of nf_tables: whether a table exists
 //	variant.go      the rules of a Config, complete or in table nat alone
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it

@@ -47,7 +47,7 @@ func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	for f, v := range inst.families {
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
 		ok := e.drop(f, s.bypassing(changed))
-		if ok && changed && cfg.hasVIPs(f) {
+		if ok && changed && len(cfg.vipRanges(f)) > 0 {
 			ok = e.drop(f, bypassingVIPs(cfg))
 		}
 		e.failed = e.failed || !ok
