@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -209,11 +207,8 @@ func hasAddress(f family.Family) bool {
 	})
 }
 
-// errUnmapped is the error for a uid or gid that the kernel would refuse with EINVAL.
-var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
-
-// checkMapped returns an error if a uid or gid of the configuration does not exist in this
-// user namespace.
+// checkMapped returns an error if a uid or gid of the configuration does not exist in this user namespace: the kernel would
+// refuse it with EINVAL.
 func checkMapped(cfg Config) error {
 	for _, m := range []struct {
 		kind, file string
@@ -228,8 +223,8 @@ func checkMapped(cfg Config) error {
 		}
 		for _, ids := range m.ids {
 			for _, id := range ids {
-				if !isMapped(text, id) {
-					return fmt.Errorf("%s %d %w: choose one that %s lists", m.kind, id, errUnmapped, m.file)
+				if !isMapped(string(text), id) {
+					return fmt.Errorf("%s %d is not mapped in this user namespace, so no rule can name it: choose one that %s lists", m.kind, id, m.file)
 				}
 			}
 		}
@@ -239,12 +234,11 @@ func checkMapped(cfg Config) error {
 
 // isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
 // first id inside the user namespace, the first id outside, and how many ids there are.
-func isMapped(idMap []byte, id uint32) bool {
-	lines := bufio.NewScanner(bytes.NewReader(idMap))
-	for lines.Scan() {
+func isMapped(idMap string, id uint32) bool {
+	for line := range strings.Lines(idMap) {
 		var inside, outside, count uint64
-		if n, _ := fmt.Sscan(lines.Text(), &inside, &outside, &count); n == 3 &&
-			uint64(id) >= inside && uint64(id)-inside < count {
+		n, _ := fmt.Sscan(line, &inside, &outside, &count)
+		if n == 3 && uint64(id) >= inside && uint64(id)-inside < count {
 			return true
 		}
 	}

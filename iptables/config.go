@@ -251,8 +251,8 @@ func checkInterface(name string) error {
 type Backend string
 
 // The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which an agent that runs
-// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the backend that already has rules of nametap, and as a last
-// resort the backend that the tool named iptables-restore uses.
+// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the
+// backend that already has rules of nametap, or else the backend that the tool named iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"

@@ -77,14 +77,6 @@
 //	config.go       what is captured, and what is excluded
 //	names.go        the names of nametap's chains and tables
 //
-// iptables-restore changes one table after the other, and nat before raw. A flow that begins between these two
-// changes is redirected, but its conntrack entry is not in the zone. The application's next query is in the zone, so
-// it does not use this entry, but a query of the agent from the same port would. So such entries are dropped: by the
-// check after the settle time, when no reply can be in flight any more, or by an unhook at once.
-//
-// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over this
-// entry: the server has reset the connection, the SYN of the connection had no reply, or the kernel began to track
-// the connection in the middle and has seen no reply since. The next connection then takes the path of the old one,
-// whatever the rules say now. So such entries are dropped when rules change, and
-// once more after the settle time.
+// A conntrack entry that was made under previous rules, or while iptables-restore had changed only some of the tables, may
+// keep a socket on its old path. entries.go says which entries are dropped, and when.
 package iptables
