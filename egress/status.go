@@ -135,7 +135,7 @@ type metrics struct {
 	connections, idle prometheus.Counter
 }
 
-// newMetrics returns metrics with max as the limit of open connections. If registerer is not nil, they are registered there.
+// newMetrics returns metrics with a limit of open connections. If registerer is not nil, they are registered there.
 func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
 	factory := promauto.With(registerer)
 	refused := factory.NewCounterVec(prometheus.CounterOpts{
