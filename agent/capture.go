@@ -74,8 +74,8 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 }
 
 // run waits for the seat, and then keeps the kernel in the desired state until ctx ends. Then it removes the rules,
-// unless they stay for the next agent. If capture is on at the start and no rules can be installed, run returns an error. It logs and
-// retries later failures.
+// unless they stay for the next agent. If capture is on at the start and no rules can be installed, run returns an error.
+// It logs and retries later failures.
 //
 // A hand-over to the next agent needs rules with a lease: if no agent renews the lease in time, the kernel ends the
 // capture. First, the method endSoon tells package iptables to leave the rules in place. Next, [Agent.Run] renews the
@@ -272,8 +272,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 }
 
 // endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
-// agent follows, the kernel ends their capture. So do those of the previous agent, which this one has not replaced yet. Otherwise, before an end without a drain, run removes the rules and
-// waits only briefly for replies. The parameter drains is true if the settings want a drain after rules were removed.
+// agent follows, the kernel ends their capture. So do rules of the previous agent that this one has not replaced yet.
+// Otherwise, before an end without a drain, run removes the rules and waits only briefly for replies. The parameter drains
+// is true if the settings want a drain after rules were removed.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && (c.kernel.Leased() || !chans.Closed(c.kernel.Begun())):

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// SteadyTime is how long a process must be ready before its start counts as good.
-const SteadyTime = time.Second
+// steadyTime is how long a process must be ready before its start counts as good.
+const steadyTime = time.Second
 
 // forgetStarts deletes two files from the runtime directory of nametap.service: the count of starts and the message of the
 // last failure. The script deploy/systemd/back-off reads the count. If there is no count, the script does not pause
@@ -28,7 +28,7 @@ func forgetStarts(log *slog.Logger) {
 	}
 }
 
-// firstStart reports whether this start is the first since an agent was ready for [SteadyTime] or was stopped.
+// firstStart reports whether this start is the first since an agent was ready for [steadyTime] or was stopped.
 // Without systemd it returns false.
 func firstStart() bool {
 	path := runtimePath("starts")

@@ -33,7 +33,7 @@ func notifySystemd(ctx context.Context, c *core) error {
 		}
 		c.notified.Store(true)
 	}
-	if clock.Sleep(ctx, SteadyTime) {
+	if clock.Sleep(ctx, steadyTime) {
 		forgetStarts(c.log)
 	}
 	return nil

@@ -11,7 +11,7 @@
 //  5. If only one host has the VIP, and the host is no wildcard, the name is known. Then nothing is read from the
 //     client, because in many protocols the host sends data first. If a wildcard or several hosts have the VIP,
 //     the client says which name it wants: in the ClientHello of TLS (SNI) or in the Host field of HTTP/1. The
-//     name must belong to one of these hosts. Up to [MaxHello] bytes are read, for up to five seconds.
+//     name must belong to one of these hosts. Up to [maxHello] bytes are read, for up to five seconds.
 //  6. Nameservers say which addresses the name has. The table is not used for this: it would answer with the VIP.
 //     If the table has endpoints for the port, the endpoints are used instead of the name. They are addresses, or
 //     names that nameservers resolve. Some addresses are refused when they are dialled, such as loopback,

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// MaxHello is how many bytes at the start of a connection are read for a name: the length of the longest
+	// maxHello is how many bytes at the start of a connection are read for a name: the length of the longest
 	// handshake message that crypto/tls accepts. HTTP has the same limit.
-	MaxHello = 64 << 10
-	// maxFraming is how many bytes are read beyond MaxHello, to allow for the headers of TLS records. It is enough
+	maxHello = 64 << 10
+	// maxFraming is how many bytes are read beyond maxHello, to allow for the headers of TLS records. It is enough
 	// for a ClientHello in some 3,000 records.
 	maxFraming = 16 << 10
 	// helloTimeout is how long a client may take to say the name of a host behind a wildcard.
@@ -44,7 +44,7 @@ var (
 	// errNoName is the error if the client sent no name.
 	errNoName = errors.New("the client sent no name")
 	// errTooLong is the error if a beginning is as long as it may be and has no name.
-	errTooLong = fmt.Errorf("no name within %d bytes", MaxHello)
+	errTooLong = fmt.Errorf("no name within %d bytes", maxHello)
 	// errMemory is the error if beginnings use all of maxBeginnings.
 	errMemory = errors.New("other clients use all memory for longer beginnings")
 	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
@@ -83,7 +83,7 @@ func (b *beginning) Read(p []byte) (int, error) {
 
 // readMore reads up to n bytes from the connection.
 func (b *beginning) readMore(n int) {
-	if len(b.read) > MaxHello+maxFraming {
+	if len(b.read) > maxHello+maxFraming {
 		b.err = errTooLong
 		return
 	}

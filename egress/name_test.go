@@ -95,7 +95,7 @@ func FuzzHello(f *testing.F) {
 		for _, size := range []int{1, 7, 1 << 20} {
 			b := begin(bytes.NewReader(input), size)
 			name, err := b.name()
-			if len(input) > 0 && input[0] == recordHandshake && len(input) < MaxHello && (ok && want != "") != (err == nil) || err == nil && name == "" {
+			if len(input) > 0 && input[0] == recordHandshake && len(input) < maxHello && (ok && want != "") != (err == nil) || err == nil && name == "" {
 				t.Errorf("segments of %d bytes: %q, %v, but crypto/tls finds %q, %v", size, name, err, want, ok)
 			}
 			if err == nil && input[0] == recordHandshake && name != want {
@@ -191,7 +191,7 @@ func TestLongBeginnings(t *testing.T) {
 			}
 			b.parsing.Unlock()
 		}
-		if _, err := b.name(); !errors.Is(err, errTooLong) || len(b.read) > MaxHello+maxFraming+firstRead {
+		if _, err := b.name(); !errors.Is(err, errTooLong) || len(b.read) > maxHello+maxFraming+firstRead {
 			t.Errorf("%s: %d bytes, %.80v", name, len(b.read), err)
 		}
 		if b.release(); held != 0 || !b.parsing.TryLock() {

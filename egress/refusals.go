@@ -30,8 +30,8 @@ const (
 	ReasonEnd        Reason = "end"         // the agent ends
 )
 
-// AllReasons returns all reasons.
-func AllReasons() []Reason {
+// allReasons returns all reasons.
+func allReasons() []Reason {
 	return []Reason{
 		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol, ReasonSlow,
 		ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,

@@ -185,7 +185,7 @@ func (s *Server) drain() {
 
 // accept accepts the clients of a listener until ctx ends. It waits for nothing else: each client has a goroutine.
 func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
-	l := socket.Conn.(*net.TCPListener)                      //nolint:forcetypeassert // of network tcp
+	l := socket.Conn.(net.Listener)                          //nolint:forcetypeassert // of network tcp
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })() // ends Accept
 	pacer := &listen.Pacer{Log: s.log, Listener: "egress " + l.Addr().String()}
 	for {

@@ -23,7 +23,7 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. There are at most [MaxHosts] names. When a further
+	// Hosts are the hosts to which clients connected, by name. There are at most [maxHosts] names. When a further
 	// name is used, the name that was used longest ago is dropped. A name with open connections is dropped only if
 	// all names have open connections.
 	Hosts []HostStatus `json:"hosts,omitempty"`
@@ -60,9 +60,9 @@ type RefusalStatus struct {
 	Error  string    `json:"error"`
 }
 
-// MaxHosts is how many names are counted at a time. Clients choose the names below a wildcard, so there may be any
+// maxHosts is how many names are counted at a time. Clients choose the names below a wildcard, so there may be any
 // number of them.
-const MaxHosts = 1024
+const maxHosts = 1024
 
 // counts are the counts of one name.
 type counts struct {
@@ -91,7 +91,7 @@ func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip
 	}
 	c := h.byName[name]
 	if c == nil {
-		if len(h.byName) >= MaxHosts {
+		if len(h.byName) >= maxHosts {
 			h.forgetLocked()
 		}
 		c = &counts{all: h, HostStatus: HostStatus{Name: hostText(name)}}
@@ -135,13 +135,13 @@ type metrics struct {
 	connections, idle prometheus.Counter
 }
 
-// newMetrics returns metrics with max as the limit of open connections. If registerer is not nil, they are registered there.
+// newMetrics returns metrics with a limit of open connections. If registerer is not nil, they are registered there.
 func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
 	factory := promauto.With(registerer)
 	refused := factory.NewCounterVec(prometheus.CounterOpts{
 		Name: "nametap_egress_refusals_total", Help: "Connections to VIPs that were refused, by reason.",
 	}, []string{"reason"})
-	for _, reason := range AllReasons() {
+	for _, reason := range allReasons() {
 		refused.WithLabelValues(string(reason))
 	}
 	m := &metrics{

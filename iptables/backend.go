@@ -4,9 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -87,6 +93,33 @@ func knownEmpty(b Backend, f family.Family) bool {
 		}
 	}
 	return true
+}
+
+// legacyTables returns which of the tables that nametap uses exist in legacy. If the kernel has not loaded
+// ip_tables, no tables exist.
+func legacyTables(f family.Family) ([]string, error) {
+	name := "/proc/thread-self/net/ip_tables_names"
+	if f == family.IPv6 {
+		name = "/proc/thread-self/net/ip6_tables_names"
+	}
+	text, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading which tables iptables-legacy has: %w", err)
+	}
+	return slices.DeleteFunc(strings.Fields(string(text)), func(table string) bool { return !slices.Contains(tableNames(), table) }), nil
+}
+
+// nftGetTable is a message of nf_tables (linux/netfilter/nf_tables.h).
+const nftGetTable = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
+
+// askNFTTable asks nft for a table of a family. It returns nil if the table exists. family is the kernel's number
+// of the family.
+func askNFTTable(family uint8, table string) error {
+	return conntrack.Exchange(func([]byte) {}, conntrack.Request{Type: nftGetTable, Flags: unix.NLM_F_ACK, Family: family,
+		Attributes: nl.NewRtAttr(unix.NFTA_TABLE_NAME, nl.ZeroTerminated(table)).Serialize()})
 }
 
 // A machine has what both backends have in the kernel. plainBackend is the backend that the tool named

@@ -233,7 +233,7 @@ const refusedPort = 1
 // vips makes the rules that redirect connections to VIPs, of those that come in through inInterface; if inInterface is
 // "", of all. UDP packets are redirected to refusedPort, so the kernel refuses them at once.
 func (b builder) vips(inInterface string) (rules []string) {
-	for _, vip := range b.vipRanges() {
+	for _, vip := range b.cfg.vipRanges(b.family) {
 		for _, to := range []struct {
 			protocol string
 			port     uint16
@@ -250,22 +250,12 @@ func (b builder) vips(inInterface string) (rules []string) {
 
 // vipJumps makes the rules that send packets to VIPs to a chain.
 func (b builder) vipJumps(chain string) (jumps []string) {
-	for _, vip := range b.vipRanges() {
+	for _, vip := range b.cfg.vipRanges(b.family) {
 		for _, p := range []string{"udp", "tcp"} {
 			jumps = append(jumps, b.rule(matches("-d", vip, "-p", p), "VIPs over "+strings.ToUpper(p), chain))
 		}
 	}
 	return jumps
-}
-
-// vipRanges returns the VIPs of the family that are redirected.
-func (b builder) vipRanges() (ranges []string) {
-	for _, p := range b.cfg.VIPs {
-		if b.cfg.EgressPort != 0 && p.Addr().Is4() == (b.family == family.IPv4) {
-			ranges = append(ranges, p.Masked().String())
-		}
-	}
-	return ranges
 }
 
 // accepts makes the chains of table filter. They accept the packets of redirected flows, in both
@@ -278,7 +268,7 @@ func (b builder) accepts() []chain {
 		output.jumps = append(output.jumps, b.rule("-o "+name, "replies", outputChain))
 		input.jumps = append(input.jumps, b.rule("-i "+name, "to the agent", inputChain))
 	}
-	for _, vip := range b.vipRanges() { // makes sendmsg(2) fail: an ICMP error alone reaches connected sockets only
+	for _, vip := range b.cfg.vipRanges(b.family) { // makes sendmsg(2) fail: an ICMP error alone reaches connected sockets only
 		m := fmt.Sprintf("-p udp -m conntrack --ctstate DNAT --ctorigdst %s --ctreplsrcport %d", vip, refusedPort)
 		icmp := map[family.Family]string{family.IPv4: "icmp", family.IPv6: "icmp6"}[b.family]
 		output.rules = append(output.rules, b.rule(m, "UDP to VIPs", "REJECT --reject-with "+icmp+"-port-unreachable"))
@@ -299,7 +289,7 @@ func (b builder) acceptRedirected() (rules []string) {
 		rules = append(rules, b.rule(m, "redirected", "ACCEPT"))
 	}
 	accept(fmt.Sprintf("--ctorigdstport %d", dnsPort), b.cfg.Port)
-	for _, vip := range b.vipRanges() {
+	for _, vip := range b.cfg.vipRanges(b.family) {
 		accept("--ctorigdst "+vip, b.cfg.EgressPort)
 		accept("--ctorigdst "+vip, refusedPort)
 	}

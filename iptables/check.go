@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -209,11 +207,8 @@ func hasAddress(f family.Family) bool {
 	})
 }
 
-// errUnmapped is the error for a uid or gid that the kernel would refuse with EINVAL.
-var errUnmapped = errors.New("is not mapped in this user namespace, so no rule can name it")
-
-// checkMapped returns an error if a uid or gid of the configuration does not exist in this
-// user namespace.
+// checkMapped returns an error if a uid or gid of the configuration does not exist in this user namespace: the kernel would
+// refuse it with EINVAL.
 func checkMapped(cfg Config) error {
 	for _, m := range []struct {
 		kind, file string
@@ -228,8 +223,8 @@ func checkMapped(cfg Config) error {
 		}
 		for _, ids := range m.ids {
 			for _, id := range ids {
-				if !isMapped(text, id) {
-					return fmt.Errorf("%s %d %w: choose one that %s lists", m.kind, id, errUnmapped, m.file)
+				if !isMapped(string(text), id) {
+					return fmt.Errorf("%s %d is not mapped in this user namespace, so no rule can name it: choose one that %s lists", m.kind, id, m.file)
 				}
 			}
 		}
@@ -239,44 +234,31 @@ func checkMapped(cfg Config) error {
 
 // isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
 // first id inside the user namespace, the first id outside, and how many ids there are.
-func isMapped(idMap []byte, id uint32) bool {
-	lines := bufio.NewScanner(bytes.NewReader(idMap))
-	for lines.Scan() {
+func isMapped(idMap string, id uint32) bool {
+	for line := range strings.Lines(idMap) {
 		var inside, outside, count uint64
-		if n, _ := fmt.Sscan(lines.Text(), &inside, &outside, &count); n == 3 &&
-			uint64(id) >= inside && uint64(id)-inside < count {
+		n, _ := fmt.Sscan(line, &inside, &outside, &count)
+		if n == 3 && uint64(id) >= inside && uint64(id)-inside < count {
 			return true
 		}
 	}
 	return false
 }
 
-// goLockWait is how long go-iptables lets a tool wait for the lock, in seconds: as long as lockWait.
-const goLockWait = 5
-
-// goTool returns the tool that adds and deletes single rules, by github.com/coreos/go-iptables. The library (in version
-// 0.8.0) does not restore or save, finds only tools named iptables in $PATH, and sets no limit for how long a tool runs.
-func (t tools) goTool() (*goiptables.IPTables, error) {
+// checkVersion returns a finding about the version of a family's tool.
+func checkVersion(t tools) Finding {
+	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
 	protocol := goiptables.ProtocolIPv4
 	if t.family == family.IPv6 {
 		protocol = goiptables.ProtocolIPv6
 	}
-	return goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
-}
-
-// oldestTool is the first version whose iptables-restore waits for the lock (-w).
-func oldestTool() []int { return []int{1, 6, 2} }
-
-// checkVersion returns a finding about the version of a family's tool.
-func checkVersion(t tools) Finding {
-	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
-	tool, err := t.goTool()
+	tool, err := goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol))
 	if err != nil {
 		return found.withResult(fmt.Errorf("the version of %s is not known: %w", t.restore, err))
 	}
 	major, minor, patch := tool.GetIptablesVersion()
 	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", t.restore, major, minor, patch)
-	if slices.Compare([]int{major, minor, patch}, oldestTool()) < 0 {
+	if slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) < 0 { // older ones do not wait for the lock (-w)
 		found.Needed, err = true, errors.New(found.Detail)
 	}
 	return found.withResult(err)

@@ -126,7 +126,7 @@ func TestIsMapped(t *testing.T) {
 	t.Parallel()
 	const idMap = "         0     100000       1000\n      2000      50000          1\n"
 	for id, want := range map[uint32]bool{0: true, 999: true, 1000: false, 1337: false, 2000: true, 2001: false} {
-		if got := isMapped([]byte(idMap), id); got != want {
+		if got := isMapped(idMap, id); got != want {
 			t.Errorf("id %d: mapped is %v", id, got)
 		}
 	}

@@ -140,9 +140,14 @@ func (c Config) WithoutVIPs(f family.Family) Config {
 	return c
 }
 
-// hasVIPs reports whether rules redirect VIPs of a family.
-func (c Config) hasVIPs(f family.Family) bool {
-	return c.EgressPort != 0 && slices.ContainsFunc(c.VIPs, func(p netip.Prefix) bool { return family.Of(p.Addr()) == f })
+// vipRanges returns the VIPs of a family that are redirected.
+func (c Config) vipRanges(f family.Family) (ranges []string) {
+	for _, p := range c.VIPs {
+		if c.EgressPort != 0 && family.Of(p.Addr()) == f {
+			ranges = append(ranges, p.Masked().String())
+		}
+	}
+	return ranges
 }
 
 // withDefaults returns c with Backend, Interval, Settle and Patience set to their defaults where they are empty.
@@ -246,8 +251,8 @@ func checkInterface(name string) error {
 type Backend string
 
 // The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which an agent that runs
-// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the backend that already has rules of nametap, and as a last
-// resort the backend that the tool named iptables-restore uses.
+// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the
+// backend that already has rules of nametap, or else the backend that the tool named iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"

@@ -41,7 +41,7 @@ func (t *target) variantsFor(f family.Family, inKernel saved) []variant {
 		leased.Lease = true
 		vs, _ = variants(leased) // valid, as t.Config is
 	}
-	if filter := inKernel[filterTable]; filter != nil && filter.unreadable {
+	if inKernel[filterTable].unreadable {
 		return withoutFilter(vs)
 	}
 	return vs

@@ -64,11 +64,9 @@
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     how long a repair of table filter waits for a program that changes rules
 //	installed.go    what this process has installed, and what is missing
-//	backend.go      the two backends of iptables, nft and legacy: what they have, and which of them to use
+//	backend.go      the two backends of iptables, nft and legacy: what they have, which tables exist, which one to use
 //	place.go        one family in one backend: restore, verify, retry, roll back
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
-//	legacy.go       which tables legacy has
-//	nft.go          what the tools of iptables do not show of nf_tables: whether a table exists
 //	variant.go      the rules of a Config, complete or in table nat alone
 //	build.go        the rules of a Config
 //	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
@@ -79,14 +77,6 @@
 //	config.go       what is captured, and what is excluded
 //	names.go        the names of nametap's chains and tables
 //
-// iptables-restore changes one table after the other, and nat before raw. A flow that begins between these two
-// changes is redirected, but its conntrack entry is not in the zone. The application's next query is in the zone, so
-// it does not use this entry, but a query of the agent from the same port would. So such entries are dropped: by the
-// check after the settle time, when no reply can be in flight any more, or by an unhook at once.
-//
-// A TCP connection leaves an entry, too. In three cases the next connection from the same port takes over this
-// entry: the server has reset the connection, the SYN of the connection had no reply, or the kernel began to track
-// the connection in the middle and has seen no reply since. The next connection then takes the path of the old one,
-// whatever the rules say now. So such entries are dropped when rules change, and
-// once more after the settle time.
+// A conntrack entry that was made under previous rules, or while iptables-restore had changed only some of the tables, may
+// keep a socket on its old path. entries.go says which entries are dropped, and when.
 package iptables

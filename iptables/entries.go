@@ -47,7 +47,7 @@ func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	for f, v := range inst.families {
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
 		ok := e.drop(f, s.bypassing(changed))
-		if ok && changed && cfg.hasVIPs(f) {
+		if ok && changed && len(cfg.vipRanges(f)) > 0 {
 			ok = e.drop(f, bypassingVIPs(cfg))
 		}
 		e.failed = e.failed || !ok
@@ -107,34 +107,22 @@ type sweep struct {
 // bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
 // to it. changed is true after a change of rules, and false when the settle time has passed.
 func (s sweep) bypassing(changed bool) class {
-	filters := []conntrack.Filter{
-		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, // stale, leftover
-		{Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort}, // ended
-	}
+	c := ofDNS(func(e conntrack.Entry) bool {
+		stale := (changed || s.zone != 0) && s.stale(e)
+		return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || !changed && s.leftover(e)
+	})
 	if !changed {
-		filters = append(filters, conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort}) // ofReply
+		c.filters = append(c.filters, conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort}) // ofReply
 	}
-	return class{
-		filters: filters,
-		match: func(e conntrack.Entry) bool {
-			stale := (changed || s.zone != 0) && s.stale(e)
-			return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || !changed && s.leftover(e)
-		},
-	}
+	return c
 }
 
-// captured returns the class of DNS entries that are redirected to the agent and for which match returns true.
-func (s sweep) captured(match func(conntrack.Entry) bool) class {
-	return class{
-		filters: []conntrack.Filter{
-			{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, {Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
-		},
-		match: func(e conntrack.Entry) bool { return s.redirected(e) && match(e) },
-	}
+// ofDNS returns the class of entries of flows to port 53 for which match returns true.
+func ofDNS(match func(conntrack.Entry) bool) class {
+	return class{match: match, filters: []conntrack.Filter{
+		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, {Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
+	}}
 }
-
-// orphans returns the class of entries that have to be dropped after rules were removed.
-func (s sweep) orphans() class { return s.captured(s.orphaned) }
 
 // bypassingVIPs returns the class of entries that let connections to VIPs bypass the agent.
 func bypassingVIPs(cfg Config) class {
@@ -196,11 +184,13 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }
 
-// orphaned reports whether an entry has to be dropped after rules were removed. The entries of
-// captured queries in the zone stay: no new query enters the zone, and a reply may be in flight.
-// The entries of open TCP connections stay, too.
-func (s sweep) orphaned(e conntrack.Entry) bool {
-	return s.redirected(e) && ended(e, true) || e.Zone == 0 && s.toAgent(e)
+// orphans returns the class of entries that have to be dropped after rules were removed. The entries of captured queries
+// in the zone stay: no new query enters the zone, and a reply may be in flight. The entries of open TCP connections
+// stay, too.
+func (s sweep) orphans() class {
+	return ofDNS(func(e conntrack.Entry) bool {
+		return s.redirected(e) && ended(e, true) || e.Zone == 0 && s.toAgent(e)
+	})
 }
 
 // toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.
@@ -215,9 +205,7 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 
 // inUse reports whether queries were captured recently. It returns true if the entries cannot be read.
 func inUse(f family.Family, inKernel saved) bool {
-	s := sweep{ports: inKernel.redirections()}
 	used := false
-	every := func(conntrack.Entry) bool { return true }
-	err := s.captured(every).visit(f, func(conntrack.Entry) { used = true })
+	err := ofDNS(sweep{ports: inKernel.redirections()}.redirected).visit(f, func(conntrack.Entry) { used = true })
 	return err != nil || used
 }

@@ -248,7 +248,7 @@ func (i *installer) unhook(ctx context.Context, p place, inKernel saved) (used b
 	if len(inKernel["raw"].ownChains()) > 0 {
 		i.entries.drop(p.family, s.orphans())
 	}
-	err = p.unhook(ctx, inKernel)
+	_, _, err = p.write(ctx, inKernel, unhookText)
 	i.entries.drop(p.family, s.orphans())
 	return used, err
 }

@@ -25,22 +25,16 @@ const (
 const (
 	istioAdvice = "the rules of nametap come first, so nametap answers; use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod"
 
-	// AmbientAdvice says how to switch off the DNS capture of ztunnel.
-	AmbientAdvice = "start the pod again with the annotation ambient.istio.io/dns-capture: \"false\", which switches off the DNS capture of ztunnel for this pod"
-
-	ambientAdvice       = "the rules of nametap come first, and its own queries to nameservers do not pass the rules for ztunnel, so nametap answers; use only one of the two: " + AmbientAdvice
-	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + AmbientAdvice
+	ambientSwitch       = "start the pod again with the annotation ambient.istio.io/dns-capture: \"false\", which switches off the DNS capture of ztunnel for this pod"
+	ambientAdvice       = "the rules of nametap come first, and its own queries to nameservers do not pass the rules for ztunnel, so nametap answers; use only one of the two: " + ambientSwitch
+	nativeAmbientAdvice = "these rules send the agent's own queries to ztunnel, or back to the agent: " + ambientSwitch
 )
 
 // istioRules describes the saved rules of Istio for port 53, table by table. ambient is true if any of them are for ztunnel.
 func istioRules(s saved) (found []string, ambient bool) {
 	for _, name := range tableNames() {
 		chains, ztunnel := make(map[string]bool), false
-		t := s[name]
-		if t == nil {
-			continue
-		}
-		for _, r := range t.rules {
+		for _, r := range s[name].rules {
 			if istio, marked := isIstio(r); istio {
 				chains[r.chain] = true
 				ztunnel = ztunnel || marked

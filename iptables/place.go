@@ -109,10 +109,3 @@ func (p place) rollBack(ctx context.Context, original saved) error {
 	}
 	return nil
 }
-
-// unhook deletes the jumps to the chains of nametap, and keeps the chains. inKernel has the rules that were in the
-// kernel a moment ago.
-func (p place) unhook(ctx context.Context, inKernel saved) error {
-	_, _, err := p.write(ctx, inKernel, unhookText)
-	return err
-}

@@ -80,7 +80,7 @@ type chain struct {
 	rules  []string
 }
 
-func (t table) drift(inKernel *savedTable) []string {
+func (t table) drift(inKernel savedTable) []string {
 	var ds []string
 	add := func(format string, args ...any) {
 		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
@@ -128,7 +128,7 @@ func difference(want, have []string) string {
 
 func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
-func (t table) change(b *strings.Builder, inKernel *savedTable) {
+func (t table) change(b *strings.Builder, inKernel savedTable) {
 	fmt.Fprintf(b, "*%s\n", t.name)
 	for _, c := range t.chains {
 		fmt.Fprintf(b, ":%s - [0:0]\n", c.name) // creates the chain, or flushes it
@@ -180,7 +180,7 @@ func (t table) wants(name string) bool {
 }
 
 // deleteJumps writes the deletion of all jumps to the chains of nametap.
-func deleteJumps(b *strings.Builder, inKernel *savedTable) {
+func deleteJumps(b *strings.Builder, inKernel savedTable) {
 	for _, j := range inKernel.jumps() {
 		fmt.Fprintf(b, "-D %s %s\n", j.chain, j.spec)
 	}

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"cmp"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +15,7 @@ import (
 
 // saved is the parsed output of iptables-save for one family in one backend: tables by name.
 // A table that is missing was never used.
-type saved map[string]*savedTable
+type saved map[string]savedTable
 
 // savedTable is one table of the output.
 type savedTable struct {
@@ -37,6 +38,7 @@ type savedRule struct {
 // parseSave reads the output of iptables-save, with or without counters.
 func parseSave(text []byte) (saved, error) {
 	s := make(saved)
+	var name string // of the present table
 	var t *savedTable
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
@@ -44,26 +46,29 @@ func parseSave(text []byte) (saved, error) {
 		line := strings.TrimRight(lines.Text(), " \r")
 		switch {
 		case line == "" || line[0] == '#':
-			switch name, ok := incompatible(line); {
-			case ok && name == filterTable:
-				s[name] = &savedTable{unreadable: true}
-			case ok && slices.Contains(tableNames(), name):
-				return nil, fmt.Errorf("%w: table %q %s", errRefused, name, errIncompatible)
+			switch other, ok := incompatible(line); {
+			case ok && other == filterTable:
+				s[other] = savedTable{unreadable: true}
+			case ok && slices.Contains(tableNames(), other):
+				return nil, fmt.Errorf("%w: table %q %s", errRefused, other, errIncompatible)
 			}
 			continue
 		case line[0] == '*':
-			t = new(savedTable)
-			s[line[1:]] = t
+			name, t = line[1:], new(savedTable)
 			continue
-		case line == "COMMIT":
-			t = nil
+		case line == "COMMIT" && t != nil:
+			s[name], t = *t, nil
 			continue
 		}
 		if t == nil || !t.add(line) {
 			return nil, fmt.Errorf("line %d of the output of iptables-save is not recognised: %q", n, line)
 		}
 	}
-	if err := lines.Err(); err != nil {
+	err := lines.Err()
+	if t != nil {
+		err = cmp.Or(err, io.ErrUnexpectedEOF)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("reading the output of iptables-save: %w", err)
 	}
 	return s, nil
@@ -139,12 +144,8 @@ func words(spec string) []string {
 	return out
 }
 
-// ownChains returns the chains of nametap in a table. t may be nil.
-func (t *savedTable) ownChains() []string {
-	var names []string
-	if t == nil {
-		return nil
-	}
+// ownChains returns the chains of nametap in a table.
+func (t savedTable) ownChains() (names []string) {
 	for _, c := range t.chains {
 		if strings.HasPrefix(c.name, ownPrefix) {
 			names = append(names, c.name)
@@ -154,11 +155,7 @@ func (t *savedTable) ownChains() []string {
 }
 
 // jumps returns the rules of other chains that jump to nametap's chains.
-func (t *savedTable) jumps() []savedRule {
-	var jumps []savedRule
-	if t == nil {
-		return nil
-	}
+func (t savedTable) jumps() (jumps []savedRule) {
 	for _, r := range t.rules {
 		if strings.HasPrefix(r.target, ownPrefix) && !strings.HasPrefix(r.chain, ownPrefix) {
 			jumps = append(jumps, r)
@@ -168,11 +165,7 @@ func (t *savedTable) jumps() []savedRule {
 }
 
 // rulesIn returns the rules of a chain, in order, without -A and the chain.
-func (t *savedTable) rulesIn(chain string) []string {
-	var specs []string
-	if t == nil {
-		return nil
-	}
+func (t savedTable) rulesIn(chain string) (specs []string) {
 	for _, r := range t.rules {
 		if r.chain == chain {
 			specs = append(specs, r.spec)
@@ -183,7 +176,7 @@ func (t *savedTable) rulesIn(chain string) []string {
 
 // foreign counts what other programs have in a table: rules, chains, and policies other than
 // the default.
-func (t *savedTable) foreign() int {
+func (t savedTable) foreign() int {
 	n := t.foreignRules()
 	for _, c := range t.chains {
 		if !strings.HasPrefix(c.name, ownPrefix) && c.policy != "ACCEPT" {
@@ -193,12 +186,8 @@ func (t *savedTable) foreign() int {
 	return n
 }
 
-// foreignRules counts the rules of other programs in a table. t may be nil.
-func (t *savedTable) foreignRules() int {
-	n := 0
-	if t == nil {
-		return n
-	}
+// foreignRules counts the rules of other programs in a table.
+func (t savedTable) foreignRules() (n int) {
 	for _, r := range t.rules {
 		if !strings.HasPrefix(r.chain, ownPrefix) && !strings.HasPrefix(r.target, ownPrefix) {
 			n++
@@ -257,10 +246,7 @@ func redirection(spec string) uint16 {
 }
 
 // equal reports whether two tables have the same chains and rules in the same order.
-func (t *savedTable) equal(u *savedTable) bool {
-	if t == nil || u == nil {
-		return t == u
-	}
+func (t savedTable) equal(u savedTable) bool {
 	return slices.Equal(t.chains, u.chains) && slices.Equal(t.rules, u.rules)
 }
 

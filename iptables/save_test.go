@@ -70,6 +70,7 @@ func TestParseSaveErrors(t *testing.T) {
 		"*nat\nhello\n":               "line 2",
 		"*nat\n: ACCEPT\n":            "line 2",
 		"*nat\n-A\n":                  "line 2",
+		"*nat\n:A ACCEPT [0]\n":       "unexpected EOF",
 		"*nat\nCOMMIT\n:A ACCEPT [0]": "line 3",
 		"# Table `nat' is incompatible, use 'nft' tool.\n": "keep them in a table of another name",
 	} {

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// ConnectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
+// connectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
 // or has lost. Otherwise the text is a message of the server.
-func ConnectionError(text string) bool {
+func connectionError(text string) bool {
 	return strings.Contains(text, "connection error: ") || strings.Contains(text, "error reading from server: ")
 }
 
@@ -38,7 +38,7 @@ func advice(cfg Config, addr, addrFlag string, err error) string {
 			cfg.Node.Namespace, cfg.Node.ServiceAccount)
 	default:
 	}
-	if _, fromGRPC := status.FromError(err); fromGRPC && !ConnectionError(err.Error()) {
+	if _, fromGRPC := status.FromError(err); fromGRPC && !connectionError(err.Error()) {
 		return "" // the server's message may quote an error of another connection
 	}
 	if errors.As(err, new(*net.DNSError)) {

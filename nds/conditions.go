@@ -45,7 +45,7 @@ const failureCounts = 90 * time.Second
 func classify(cfg Config, err error) failure {
 	f := failure{code: controlUnreachable, evidence: err.Error(), at: time.Now()}
 	_, fromGRPC := status.FromError(err)
-	said := fromGRPC && !ConnectionError(f.evidence) // by the control plane; it may quote an error of another connection
+	said := fromGRPC && !connectionError(f.evidence) // by the control plane; it may quote an error of another connection
 	switch code := status.Code(err); {
 	case errors.As(err, new(fileError)):
 		f.code = controlFile

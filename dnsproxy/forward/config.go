@@ -24,9 +24,6 @@ const (
 	defaultServeStale  = 24 * time.Hour
 )
 
-// DefaultTimeout is the default of Config.Timeout.
-const DefaultTimeout = 4 * time.Second
-
 // A Config configures a [Forwarder]. The zero value of a field means the default named in
 // its comment.
 type Config struct {
@@ -84,7 +81,7 @@ type Config struct {
 func (c *Config) SetDefaults() {
 	c.ResolvConf = cmp.Or(c.ResolvConf, resolvconf.DefaultPath)
 	c.Order = cmp.Or(c.Order, OrderStrict)
-	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.Timeout = cmp.Or(c.Timeout, 4*time.Second)
 	c.MaxInflight = cmp.Or(c.MaxInflight, defaultMaxInflight)
 	c.CacheSize = cmp.Or(c.CacheSize, defaultCacheSize)
 	c.ServeStale = cmp.Or(c.ServeStale, defaultServeStale)

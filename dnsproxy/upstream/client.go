@@ -221,7 +221,7 @@ func (g *Group) Transfer(query []byte, send func(message []byte) error) (last An
 	c := g.client
 	if c.transfers.Add(1) > maxTransfers {
 		c.transfers.Add(-1)
-		return Answer{}, ErrTransfers
+		return Answer{}, errTransfers
 	}
 	defer c.transfers.Add(-1)
 	tracker, err := newTransferEnd(query)

@@ -14,8 +14,8 @@ import (
 // for as long as the client takes to read the transfer.
 const maxTransfers = 16
 
-// ErrTransfers is the error when too many zone transfers are running.
-var ErrTransfers = errors.New("too many zone transfers are running")
+// errTransfers is the error when too many zone transfers are running.
+var errTransfers = errors.New("too many zone transfers are running")
 
 // A transferRelay says where the messages of a transfer are sent, and how long the relay waits for one message.
 type transferRelay struct {

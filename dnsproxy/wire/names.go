@@ -319,8 +319,8 @@ const (
 	ResolverArpa      = "\x08resolver" + arpa
 
 	thisNetwork      = "\x010" + inAddrArpa
-	Loopback4        = "\x03127" + inAddrArpa
-	Localhost4       = "\x011\x010\x010" + Loopback4
+	loopback4        = "\x03127" + inAddrArpa
+	Localhost4       = "\x011\x010\x010" + loopback4
 	broadcast        = "\x03255\x03255\x03255\x03255" + inAddrArpa
 	zeros8      Name = "\x010\x010\x010\x010\x010\x010\x010\x010"
 	zeros31          = zeros8 + zeros8 + zeros8 + "\x010\x010\x010\x010\x010\x010\x010" + ip6Arpa
@@ -341,8 +341,8 @@ func (n Name) SpecialZone() (zone Name, found bool) {
 		return Root, false
 	case n.Below(ResolverArpa):
 		return ResolverArpa, true
-	case n.Below(Loopback4):
-		return Loopback4, true
+	case n.Below(loopback4):
+		return loopback4, true
 	case n.Below(thisNetwork):
 		return thisNetwork, true
 	case n.Below(broadcast):

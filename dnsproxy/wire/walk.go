@@ -91,12 +91,12 @@ func WalkQuestions(msg []byte) (end int, err error) {
 // their names' letters.
 func EqualQuestions(a, b []byte) bool {
 	name := len(a) - questionFixedLen
-	return len(a) == len(b) && name >= 0 && EqualFold(a[:name], b[:name]) && bytes.Equal(a[name:], b[name:])
+	return len(a) == len(b) && name >= 0 && equalFold(a[:name], b[:name]) && bytes.Equal(a[name:], b[name:])
 }
 
-// EqualFold reports whether two names in wire form are equal when ASCII letters are compared
+// equalFold reports whether two names in wire form are equal when ASCII letters are compared
 // without regard to case (RFC 4343).
-func EqualFold(a, b []byte) bool {
+func equalFold(a, b []byte) bool {
 	if len(a) != len(b) {
 		return false
 	}
@@ -199,7 +199,7 @@ func WalkName(msg []byte, offset int) (end int, isQuestion bool, err error) {
 		if length += n; length > MaxNameLen+1 {
 			return 0, false, ErrLongName
 		}
-		isQuestion = isQuestion && len(msg)-question >= n && EqualFold(msg[question:question+n], msg[offset:next])
+		isQuestion = isQuestion && len(msg)-question >= n && equalFold(msg[question:question+n], msg[offset:next])
 		question += n // not used unless isQuestion is true
 		offset = next
 		switch {

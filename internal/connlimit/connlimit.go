@@ -137,18 +137,19 @@ func (l *Limit) Enter(conn net.Conn) *Place {
 // returns an error if the listener is closed or dead. If stopped is closed, it waits no longer.
 func (l *Limit) Accept(from net.Listener, pacer *listen.Pacer, stopped <-chan struct{}) (conn net.Conn, spare bool, err error) {
 	for {
-		conn, err := from.Accept()
+		conn, err = from.Accept()
 		switch socket, ok := from.(syscall.Conn); {
 		case err == nil, listen.Dead(err), chans.Closed(stopped):
 			return conn, spare, err
 		case ok && listen.OutOfDescriptors(err):
-			if !listen.Waiting(socket, acceptWait) {
-				continue // accept(2) fails even if no client waits
+			if !listen.Waiting(socket, 0) { // accept(2) fails even if no client waits
+				listen.Waiting(socket, acceptWait)
+				continue // there may be descriptors when a client comes
 			}
 			var freed bool
 			if freed, spare = l.FreeDescriptor(); freed {
 				pacer.Note(err)
-				continue
+				continue // at once, before another part of the process takes the descriptor
 			}
 		}
 		pacer.Wait(err, stopped)

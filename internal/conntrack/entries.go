@@ -42,9 +42,8 @@ type TCPState uint8
 
 // Some of the states.
 const (
-	TCPSynSent     TCPState = 1 // the client's SYN has no reply
-	TCPEstablished TCPState = 3
-	TCPClose       TCPState = 8 // after a RST
+	TCPSynSent TCPState = 1 // the client's SYN has no reply
+	TCPClose   TCPState = 8 // after a RST
 )
 
 // A Tuple is one direction of a flow.
@@ -56,14 +55,14 @@ type Tuple struct {
 // parseEntry reads the attributes of an entry, without the key. Fields that are missing or
 // malformed stay zero.
 func parseEntry(b []byte) Entry {
-	original := FindAttribute(b, nl.CTA_TUPLE_ORIG)
-	e := Entry{Original: parseTuple(original), Reply: parseTuple(FindAttribute(b, nl.CTA_TUPLE_REPLY))}
-	e.Zone = max(uint16Of(FindAttribute(original, tupleZone)), uint16Of(FindAttribute(b, nl.CTA_ZONE)))
-	tcp := FindAttribute(FindAttribute(b, nl.CTA_PROTOINFO), nl.CTA_PROTOINFO_TCP)
-	if state := FindAttribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
+	original := findAttribute(b, nl.CTA_TUPLE_ORIG)
+	e := Entry{Original: parseTuple(original), Reply: parseTuple(findAttribute(b, nl.CTA_TUPLE_REPLY))}
+	e.Zone = max(uint16Of(findAttribute(original, tupleZone)), uint16Of(findAttribute(b, nl.CTA_ZONE)))
+	tcp := findAttribute(findAttribute(b, nl.CTA_PROTOINFO), nl.CTA_PROTOINFO_TCP)
+	if state := findAttribute(tcp, nl.CTA_PROTOINFO_TCP_STATE); len(state) == 1 {
 		e.TCP = TCPState(state[0])
 	}
-	if status := FindAttribute(b, nl.CTA_STATUS); len(status) == 4 {
+	if status := findAttribute(b, nl.CTA_STATUS); len(status) == 4 {
 		e.Replied = binary.BigEndian.Uint32(status)&seenReply != 0
 	}
 	return e
@@ -80,7 +79,7 @@ func entryKey(b []byte) (key []byte) {
 // parseTuple reads the attributes of a tuple.
 func parseTuple(b []byte) Tuple {
 	t := Tuple{Source: parseAddrPort(b, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT), Destination: parseDestination(b)}
-	if number := FindAttribute(FindAttribute(b, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(number) == 1 {
+	if number := findAttribute(findAttribute(b, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(number) == 1 {
 		t.Protocol = number[0]
 	}
 	return t
@@ -94,13 +93,13 @@ func parseDestination(b []byte) netip.AddrPort {
 // parseAddrPort reads an address of one of two kinds, and a port, from the
 // attributes of a tuple.
 func parseAddrPort(b []byte, kind4, kind6, port uint16) netip.AddrPort {
-	ip := FindAttribute(b, nl.CTA_TUPLE_IP)
-	value := FindAttribute(ip, kind4)
+	ip := findAttribute(b, nl.CTA_TUPLE_IP)
+	value := findAttribute(ip, kind4)
 	if value == nil {
-		value = FindAttribute(ip, kind6)
+		value = findAttribute(ip, kind6)
 	}
 	addr, _ := netip.AddrFromSlice(value)
-	return netip.AddrPortFrom(addr, uint16Of(FindAttribute(FindAttribute(b, nl.CTA_TUPLE_PROTO), port)))
+	return netip.AddrPortFrom(addr, uint16Of(findAttribute(findAttribute(b, nl.CTA_TUPLE_PROTO), port)))
 }
 
 // uint16Of returns the number in an attribute, such as a port; 0 if there is none.

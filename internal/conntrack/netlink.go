@@ -97,16 +97,16 @@ func repeated(dump func() error) error {
 	}
 }
 
-// FindAttribute returns the value of the first attribute of a kind. It returns nil if b has no such attribute, or
+// findAttribute returns the value of the first attribute of a kind. It returns nil if b has no such attribute, or
 // if b is malformed before the attribute.
-func FindAttribute(b []byte, kind uint16) []byte {
+func findAttribute(b []byte, kind uint16) []byte {
 	if found := wholeAttribute(b, kind); found != nil {
 		return found[attributeHeader:binary.NativeEndian.Uint16(found)]
 	}
 	return nil
 }
 
-// wholeAttribute returns the same attribute as FindAttribute, with its header and its padding. The library has
+// wholeAttribute returns the same attribute as findAttribute, with its header and its padding. The library has
 // only parsers that allocate, and an entry has about 40 attributes.
 func wholeAttribute(b []byte, kind uint16) []byte {
 	for len(b) >= attributeHeader {

@@ -242,7 +242,7 @@ func parseLookup(b []byte, seq uint32) (original netip.AddrPort, matched bool, e
 		}
 	}
 	if kind == messageNew { // an entry; an acknowledgement was not requested
-		original = parseDestination(FindAttribute(body[netfilterHeader:], nl.CTA_TUPLE_ORIG))
+		original = parseDestination(findAttribute(body[netfilterHeader:], nl.CTA_TUPLE_ORIG))
 	}
 	if !original.IsValid() || original.Port() == 0 {
 		return netip.AddrPort{}, true, errMalformed

@@ -118,11 +118,8 @@ func (p *Pacer) Note(err error) time.Duration {
 }
 
 // Wait calls Note, and waits until the pause is over or stop is closed.
-func (p *Pacer) Wait(err error, stop <-chan struct{}) { Pause(p.Note(err), stop) }
-
-// Pause returns after pause, or when stop is closed.
-func Pause(pause time.Duration, stop <-chan struct{}) {
-	timer := time.NewTimer(pause)
+func (p *Pacer) Wait(err error, stop <-chan struct{}) {
+	timer := time.NewTimer(p.Note(err))
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -161,7 +161,7 @@ func (s *Set) Open(ctx context.Context) error {
 	port := s.port
 	errs := s.openAll(ctx)
 	for range portAttempts {
-		if port != 0 || !errors.Is(errors.Join(errs...), unix.EADDRINUSE) {
+		if port != 0 || s.spec.Listen != nil || !errors.Is(errors.Join(errs...), unix.EADDRINUSE) {
 			break
 		}
 		for _, p := range s.places {

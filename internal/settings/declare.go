@@ -37,21 +37,23 @@ func (g Group) String(p *string, name, usage string) Setting {
 }
 
 // Bool declares a setting that is true or false.
-func (g Group) Bool(p *bool, name, usage string) Setting { return g.yesOrNo(yesNo{p: p}, name, usage) }
+func (g Group) Bool(p *bool, name, usage string) Setting {
+	return g.yesOrNo(yesNo(p, false), name, usage)
+}
 
 // Negated declares a setting that is true or false. *p gets the opposite of its value.
 func (g Group) Negated(p *bool, name, usage string) Setting {
-	return g.yesOrNo(yesNo{p: p, negated: true}, name, usage)
+	return g.yesOrNo(yesNo(p, true), name, usage)
 }
 
-func (g Group) yesOrNo(value yesNo, name, usage string) Setting {
+func (g Group) yesOrNo(value pflag.Value, name, usage string) Setting {
 	setting := g.Var(value, name, usage)
 	setting.flag.NoOptDefVal = "true" // --name alone
 	return setting
 }
 
 // Text declares a setting of a type that reads and writes itself.
-func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(textual{p}, name, usage) }
+func (g Group) Text(p TextValue, name, usage string) Setting { return g.Var(textual(p), name, usage) }
 
 // A Setting is one declared setting.
 type Setting struct{ flag *pflag.Flag }

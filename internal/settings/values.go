@@ -16,27 +16,40 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// yesNo is a setting that is true or false.
-type yesNo struct {
-	p       *bool
-	negated bool // whether *p is the opposite of the setting
+// scalar is a setting of one value.
+type scalar[T any] struct {
+	p      *T
+	kind   string // of value, in the help
+	parse  func(string) (T, error)
+	format func(T) string
 }
 
-// String returns true or false.
-func (v yesNo) String() string { return strconv.FormatBool(*v.p != v.negated) }
+// String returns the value as Set reads it.
+func (v scalar[T]) String() string { return v.format(*v.p) }
 
-// Set reads true or false.
-func (v yesNo) Set(s string) error {
-	b, err := strconv.ParseBool(s)
-	if err != nil {
-		return errors.New("want true or false")
+// Set reads the value.
+func (v scalar[T]) Set(s string) error {
+	value, err := v.parse(s)
+	if err == nil {
+		*v.p = value
 	}
-	*v.p = b != v.negated
-	return nil
+	return err
 }
 
 // Type names the kind of value in the help.
-func (v yesNo) Type() string { return "bool" }
+func (v scalar[T]) Type() string { return v.kind }
+
+// yesNo returns a flag value that is true or false. If negated is true, *p is the opposite of the value.
+func yesNo(p *bool, negated bool) pflag.Value {
+	parse := func(s string) (bool, error) {
+		b, err := strconv.ParseBool(s)
+		if err != nil {
+			return false, errors.New("want true or false")
+		}
+		return b != negated, nil
+	}
+	return scalar[bool]{p, "bool", parse, func(b bool) string { return strconv.FormatBool(b != negated) }}
+}
 
 // A TextValue reads and writes itself as text. The error of UnmarshalText says what was expected; this package adds the
 // name and the value of the setting.
@@ -61,52 +74,30 @@ func (l LogLevel) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// textual is a setting of a type that reads and writes itself.
-type textual struct{ TextValue }
-
-// String returns the text of the value, "" if it has none.
-func (v textual) String() string {
-	text, err := v.MarshalText()
-	if err != nil {
-		return ""
+// textual returns a flag value for a type that reads and writes itself.
+func textual(p TextValue) pflag.Value {
+	format := func(p TextValue) string {
+		text, _ := p.MarshalText() // "" if it has none
+		return string(text)
 	}
-	return string(text)
+	return scalar[TextValue]{&p, "string", func(s string) (TextValue, error) { return p, p.UnmarshalText([]byte(s)) }, format}
 }
-
-// Set reads the value.
-func (v textual) Set(s string) error { return v.UnmarshalText([]byte(s)) }
-
-// Type names the kind of value in the help.
-func (v textual) Type() string { return "string" }
 
 // OneOf returns a flag value for a setting that is one of the given texts, or any text if none are given.
-func OneOf[T ~string](p *T, values ...T) pflag.Value { return oneOf[T]{p, values} }
-
-// oneOf is a setting of [OneOf].
-type oneOf[T ~string] struct {
-	p      *T
-	values []T
-}
-
-// String returns the text.
-func (v oneOf[T]) String() string { return string(*v.p) }
-
-// Set reads one of the values.
-func (v oneOf[T]) Set(s string) error {
-	if len(v.values) > 0 && !slices.Contains(v.values, T(s)) {
-		texts := make([]string, len(v.values))
-		for i, value := range v.values {
-			texts[i] = string(value)
+func OneOf[T ~string](p *T, values ...T) pflag.Value {
+	parse := func(s string) (T, error) {
+		if len(values) > 0 && !slices.Contains(values, T(s)) {
+			texts := make([]string, len(values))
+			for i, value := range values {
+				texts[i] = string(value)
+			}
+			last := len(texts) - 1
+			return "", fmt.Errorf("want %s or %s", strings.Join(texts[:last], ", "), texts[last])
 		}
-		last := len(texts) - 1
-		return fmt.Errorf("want %s or %s", strings.Join(texts[:last], ", "), texts[last])
+		return T(s), nil
 	}
-	*v.p = T(s)
-	return nil
+	return scalar[T]{p, "string", parse, func(value T) string { return string(value) }}
 }
-
-// Type names the kind of value in the help.
-func (v oneOf[T]) Type() string { return "string" }
 
 // A Zero says what 0 means if a user writes it as the value of a setting. This is needed because a zero field of a
 // Config means the default.
@@ -119,37 +110,24 @@ const (
 	ZeroIsNone              // 0 means none, and is stored as -1
 )
 
-// number is a setting that is a number, perhaps with a unit, and not negative.
-type number[T ~int | ~int64] struct {
-	p      *T
-	kind   string
-	zero   Zero
-	parse  func(string) (T, error)
-	format func(T) string
-}
-
-// String returns the number as Set reads it.
-func (n number[T]) String() string { return n.format(max(*n.p, 0)) }
-
-// Set reads the number.
-func (n number[T]) Set(s string) error {
-	v, err := n.parse(s)
-	switch {
-	case err != nil:
-		return err
-	case v < 0:
-		return errors.New("want no negative value")
-	case v == 0 && n.zero == ZeroRefused:
-		return errors.New("want more than 0")
-	case v == 0 && n.zero == ZeroIsNone:
-		v = -1
+// number returns a flag value that is a number, perhaps with a unit, and not negative.
+func number[T ~int | ~int64](p *T, kind string, zero Zero, parse func(string) (T, error), format func(T) string) pflag.Value {
+	checked := func(s string) (T, error) {
+		v, err := parse(s)
+		switch {
+		case err != nil:
+			return 0, err
+		case v < 0:
+			return 0, errors.New("want no negative value")
+		case v == 0 && zero == ZeroRefused:
+			return 0, errors.New("want more than 0")
+		case v == 0 && zero == ZeroIsNone:
+			v = -1
+		}
+		return v, nil
 	}
-	*n.p = v
-	return nil
+	return scalar[T]{p, kind, checked, func(v T) string { return format(max(v, 0)) }}
 }
-
-// Type names the kind of value in the help.
-func (n number[T]) Type() string { return n.kind }
 
 // Duration returns a flag value for a setting that is a length of time.
 func Duration(p *time.Duration, zero Zero) pflag.Value {
@@ -160,7 +138,7 @@ func Duration(p *time.Duration, zero Zero) pflag.Value {
 		}
 		return d, nil
 	}
-	return number[time.Duration]{p, "duration", zero, parse, time.Duration.String}
+	return number(p, "duration", zero, parse, time.Duration.String)
 }
 
 // Int returns a flag value for a setting that is a number.
@@ -172,14 +150,12 @@ func Int(p *int, zero Zero) pflag.Value {
 		}
 		return int(n), nil
 	}
-	return number[int]{p, "int", zero, parse, strconv.Itoa}
+	return number(p, "int", zero, parse, strconv.Itoa)
 }
 
 // Bytes returns a flag value for a setting that is a number of bytes. Users may write it
 // with KiB or MiB.
-func Bytes(p *int, zero Zero) pflag.Value {
-	return number[int]{p, "bytes", zero, parseBytes, formatBytes}
-}
+func Bytes(p *int, zero Zero) pflag.Value { return number(p, "bytes", zero, parseBytes, formatBytes) }
 
 func parseBytes(s string) (int, error) {
 	digits, shift := s, 0
@@ -208,25 +184,10 @@ func formatBytes(n int) string {
 }
 
 // Uint returns a flag value for a setting that is a number from 0 to the largest of its type.
-func Uint[T uint16 | uint32](p *T) pflag.Value { return unsigned[T]{p} }
-
-// unsigned is a setting of [Uint].
-type unsigned[T uint16 | uint32] struct{ p *T }
-
-// String returns the number.
-func (u unsigned[T]) String() string { return fmt.Sprint(*u.p) }
-
-// Set reads the number.
-func (u unsigned[T]) Set(s string) (err error) {
-	v, err := parseUint[T](s, 0) // as in Int
-	if err == nil {
-		*u.p = v
-	}
-	return err
+func Uint[T uint16 | uint32](p *T) pflag.Value {
+	parse := func(s string) (T, error) { return parseUint[T](s, 0) } // as in Int
+	return scalar[T]{p, "int", parse, func(v T) string { return fmt.Sprint(v) }}
 }
-
-// Type names the kind of value in the help.
-func (u unsigned[T]) Type() string { return "int" }
 
 // ParseUint reads a number from 0 to the largest of its type.
 func ParseUint[T uint16 | uint32](s string) (T, error) { return parseUint[T](s, 10) }

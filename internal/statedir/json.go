@@ -33,9 +33,9 @@ func (d *Dir) Save(name, format string, value any) error {
 	return d.Write(name, text, []byte{'\n'})
 }
 
-// Read calls decode with the JSON of a file that Save has written. If the file cannot be trusted, or decode fails,
-// the error is ErrDamaged. If there is no file, the error is [fs.ErrNotExist].
-func (d *Dir) Read(name, format string, decode func(data json.RawMessage) error) error {
+// Load calls decode with the JSON of a file that Save has written. If the file cannot be trusted, or decode fails, Load
+// renames the file, and the error is ErrDamaged. If there is no file, the error is [fs.ErrNotExist].
+func (d *Dir) Load(name, format string, decode func(data json.RawMessage) error) error {
 	text, err := os.ReadFile(d.File(name))
 	if err != nil {
 		return err
@@ -52,23 +52,14 @@ func (d *Dir) Read(name, format string, decode func(data json.RawMessage) error)
 	default:
 		err = decode(c.Data)
 	}
-	if err != nil {
-		return fmt.Errorf("%s is %w: %w", d.File(name), ErrDamaged, err)
-	}
-	return nil
-}
-
-// Load does the same as Read, and renames a damaged file.
-func (d *Dir) Load(name, format string, decode func(data json.RawMessage) error) error {
-	err := d.Read(name, format, decode)
-	if !errors.Is(err, ErrDamaged) {
-		return err
+	if err == nil {
+		return nil
 	}
 	aside, asideErr := d.SetAside(name, "damaged")
 	if asideErr != nil {
 		return fmt.Errorf("setting a damaged file aside: %w", asideErr)
 	}
-	return fmt.Errorf("%w; it was moved to %s", err, aside)
+	return fmt.Errorf("%s is %w: %w; it was moved to %s", d.File(name), ErrDamaged, err, aside)
 }
 
 func sum(data []byte) string {
