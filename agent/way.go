@@ -48,7 +48,7 @@ type ways struct {
 	isBarred    func() bool                                                             // reports whether a firewall drops all queries of the agent to nameservers
 	renew       func(family.Family) (emptied bool, err error)
 	drops       func() uint64   // returns how many queries the kernel has dropped because the queue of a listener was full
-	onMiss      func()          // is called after the first failed probe in a row: the rules may be gone
+	onMiss      func()          // is called after the first failed probe in a row, over TCP after each: the rules may be gone
 	begun       <-chan struct{} // closed when the rules are first installed
 	rules       <-chan struct{} // gets a value when the rules were installed or changed
 	beforeRound func()          // is called before each round of probes
@@ -213,7 +213,9 @@ func (w *ways) ask(ctx context.Context, nameserver netip.Addr, networks []string
 			found.answered = time.Now()
 		}
 		switch {
-		case state == WayReached, network == "tcp" && (state == WayUnknown || state == WaySilent): // no free port, or no connection is accepted
+		case state == WayReached, network == "tcp" && state == WayUnknown: // no free port
+		case network == "tcp" && state == WaySilent: // no connection is accepted, or a rule before nametap's drops it
+			w.onMiss()
 		case state == WaySilent:
 			found.State, found.Detail = state, direct.Error
 			return found
@@ -361,17 +363,15 @@ func passing(ways []Way) map[family.Family][]netip.Prefix {
 	}
 	for _, f := range family.All() {
 		if len(pass[f]) > 0 && others[f] == 0 {
-			pass[f] = []netip.Prefix{everywhere(f)}
-			if !known[f.Other()] {
-				pass[f.Other()] = []netip.Prefix{everywhere(f.Other())}
+			for _, g := range family.All() {
+				if g == f || !known[g] {
+					pass[g] = []netip.Prefix{netip.PrefixFrom(g.Loopback(), 0).Masked()}
+				}
 			}
 		}
 	}
 	return pass
 }
-
-// everywhere returns the prefix of all addresses of a family.
-func everywhere(f family.Family) netip.Prefix { return netip.PrefixFrom(f.Loopback(), 0).Masked() }
 
 // states returns the states of all ways, by nameserver.
 func (w *ways) states() []Way { return *w.status.Load() }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -47,7 +48,7 @@ func TestPassing(t *testing.T) {
 	}
 }
 
-// K19: what a probe and that of the listener after it show.
+// K10, K19: what a probe and that of the listener after it show. If nothing accepts TCP, the rules are looked at.
 func TestStateOf(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -63,6 +64,14 @@ func TestStateOf(t *testing.T) {
 		if got := stateOf(probe.Result{State: test.result}, probe.Result{State: test.direct}); got != test.want {
 			t.Errorf("%s, %s: %s, want %s", test.result, test.direct, got, test.want)
 		}
+	}
+	looks := 0
+	ended, end := context.WithCancel(t.Context())
+	end() // the probe is not sent
+	w := &ways{onMiss: func() { looks++ }, isBarred: func() bool { return false },
+		direct: func(context.Context, family.Family, string) probe.Result { return probe.Result{State: probe.Silent} }}
+	if way := w.ask(ended, netip.MustParseAddr("192.0.2.1"), []string{"tcp"}); way.State != WayReached || looks != 1 {
+		t.Errorf("state %q, %d looks", way.State, looks)
 	}
 }
 
