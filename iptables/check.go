@@ -251,26 +251,13 @@ func isMapped(idMap []byte, id uint32) bool {
 	return false
 }
 
-// goLockWait is how long go-iptables lets a tool wait for the lock, in seconds: as long as lockWait.
-const goLockWait = 5
-
-// goTool returns the tool that adds and deletes single rules, by github.com/coreos/go-iptables. The library (in version
-// 0.8.0) does not restore or save, finds only tools named iptables in $PATH, and sets no limit for how long a tool runs.
-func (t tools) goTool() (*goiptables.IPTables, error) {
-	protocol := goiptables.ProtocolIPv4
-	if t.family == family.IPv6 {
-		protocol = goiptables.ProtocolIPv6
-	}
-	return goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol), goiptables.Timeout(goLockWait))
-}
-
 // oldestTool is the first version whose iptables-restore waits for the lock (-w).
 func oldestTool() []int { return []int{1, 6, 2} }
 
-// checkVersion returns a finding about the version of a family's tool.
+// checkVersion returns a finding about the version of a family's tool, as github.com/coreos/go-iptables reads it.
 func checkVersion(t tools) Finding {
 	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
-	tool, err := t.goTool()
+	tool, err := goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")))
 	if err != nil {
 		return found.withResult(fmt.Errorf("the version of %s is not known: %w", t.restore, err))
 	}

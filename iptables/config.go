@@ -72,8 +72,8 @@ type Config struct {
 	Only family.Family
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
-	// Interval is the time between two checks of the rules by Keep; 0 is 5 s. If the kernel announces changes of
-	// rules, Keep checks the rules after a change instead.
+	// Interval is the pause of Keep before it repeats what has failed, and while other programs change rules all the
+	// time; 0 is 5 s. Rules whose changes the kernel does not announce (legacy) are read once in twelve intervals.
 	Interval time.Duration
 	// Settle is how long the chains stay after the capture ends. As long as they stay, replies in flight still reach
 	// the clients. Conntrack entries that such replies may need stay for the same time. Set it to a little more than
@@ -246,8 +246,8 @@ func checkInterface(name string) error {
 type Backend string
 
 // The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which an agent that runs
-// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the backend that already has rules of nametap, and as a last
-// resort the backend that the tool named iptables-restore uses.
+// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the
+// backend that already has rules of nametap, and as a last resort the backend that the tool named iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"
