@@ -25,9 +25,10 @@ const (
 	wayInterval = iptables.LeaseTime / 4
 	// In one of wayTCP intervals the way to each nameserver is also probed over TCP.
 	wayTCP = 8
-	// wayMisses is how many probes in a row must fail before queries to a nameserver pass through, which means that
-	// they are no longer redirected.
+	// wayMisses is how many probes in a row must fail before queries to a nameserver are no longer redirected.
 	wayMisses = 3
+	// wayLooks is after how many failed probes in a row the rules are looked at: a program may change them in steps.
+	wayLooks = 20
 	// wayPatience is how long the lease is renewed after the last answer of a listener, while this process runs: queries
 	// wait in the socket of a slow listener, as over a restart. So the capture ends 5 s after the last answer.
 	wayPatience = 5*time.Second - iptables.LeaseTime
@@ -48,7 +49,7 @@ type ways struct {
 	isBarred    func() bool                                                             // reports whether a firewall drops all queries of the agent to nameservers
 	renew       func(family.Family) (emptied bool, err error)
 	drops       func() uint64   // returns how many queries the kernel has dropped because the queue of a listener was full
-	onMiss      func()          // is called after the first failed probe in a row: the rules may be gone
+	onMiss      func()          // is called after failed probes: the rules may be gone
 	begun       <-chan struct{} // closed when the rules are first installed
 	rules       <-chan struct{} // gets a value when the rules were installed or changed
 	beforeRound func()          // is called before each round of probes
@@ -213,7 +214,9 @@ func (w *ways) ask(ctx context.Context, nameserver netip.Addr, networks []string
 			found.answered = time.Now()
 		}
 		switch {
-		case state == WayReached, network == "tcp" && (state == WayUnknown || state == WaySilent): // no free port, or no connection is accepted
+		case state == WayReached, network == "tcp" && state == WayUnknown: // no free port
+		case network == "tcp" && state == WaySilent: // no connection is accepted, or a rule before nametap's drops it
+			w.onMiss()
 		case state == WaySilent:
 			found.State, found.Detail = state, direct.Error
 			return found
@@ -231,8 +234,7 @@ func (w *ways) ask(ctx context.Context, nameserver netip.Addr, networks []string
 	return found
 }
 
-// stateOf returns the state of a way that a probe shows. If the probe has not reached the agent, direct is the result of
-// the probe of its listener.
+// stateOf returns the state that a probe shows. If it has not reached the agent, direct is that of the listener.
 func stateOf(result, direct probe.Result) WayState {
 	switch {
 	case result.State == probe.Agent:
@@ -256,12 +258,12 @@ func (w *ways) record(found []Way) {
 		if r.answered.After(state.answered) {
 			state.answered = r.answered
 		}
-		known.misses++
-		switch {
-		case r.State == WayReached:
+		if known.misses++; r.State == WayReached {
 			known.misses = 0
-		case known.misses == 1:
+		} else if known.misses == 1 {
 			state.drops = w.drops()
+		}
+		if known.misses > 0 && known.misses <= wayLooks && r.State != WayUnknown {
 			w.onMiss()
 		}
 		if known.misses == 0 || known.misses >= wayMisses {
@@ -361,17 +363,15 @@ func passing(ways []Way) map[family.Family][]netip.Prefix {
 	}
 	for _, f := range family.All() {
 		if len(pass[f]) > 0 && others[f] == 0 {
-			pass[f] = []netip.Prefix{everywhere(f)}
-			if !known[f.Other()] {
-				pass[f.Other()] = []netip.Prefix{everywhere(f.Other())}
+			for _, g := range family.All() {
+				if g == f || !known[g] {
+					pass[g] = []netip.Prefix{netip.PrefixFrom(g.Loopback(), 0).Masked()}
+				}
 			}
 		}
 	}
 	return pass
 }
-
-// everywhere returns the prefix of all addresses of a family.
-func everywhere(f family.Family) netip.Prefix { return netip.PrefixFrom(f.Loopback(), 0).Masked() }
 
 // states returns the states of all ways, by nameserver.
 func (w *ways) states() []Way { return *w.status.Load() }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -47,7 +48,7 @@ func TestPassing(t *testing.T) {
 	}
 }
 
-// K19: what a probe and that of the listener after it show.
+// K10, K19: what a probe and that of the listener after it show. The rules are looked at, also if nothing accepts TCP.
 func TestStateOf(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -63,6 +64,21 @@ func TestStateOf(t *testing.T) {
 		if got := stateOf(probe.Result{State: test.result}, probe.Result{State: test.direct}); got != test.want {
 			t.Errorf("%s, %s: %s, want %s", test.result, test.direct, got, test.want)
 		}
+	}
+	looks, server := 0, netip.MustParseAddr("192.0.2.1")
+	ended, end := context.WithCancel(t.Context())
+	end() // the probe is not sent
+	w := &ways{onMiss: func() { looks++ }, isBarred: func() bool { return false }, drops: func() uint64 { return 0 }, log: slog.New(slog.DiscardHandler),
+		known: map[netip.Addr]*way{server: {}}, families: map[family.Family]*probedFamily{family.IPv4: {}},
+		direct: func(context.Context, family.Family, string) probe.Result { return probe.Result{State: probe.Silent} }}
+	if way := w.ask(ended, server, []string{"tcp"}); way.State != WayReached || looks != 1 {
+		t.Errorf("state %q, %d looks", way.State, looks)
+	}
+	for range 2 * wayLooks {
+		w.record([]Way{{Nameserver: server, State: WayElsewhere}})
+	}
+	if looks != 1+wayLooks {
+		t.Errorf("%d looks", looks)
 	}
 }
 

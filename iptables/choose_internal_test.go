@@ -111,16 +111,6 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// A removal that is retried for 15 s can fail more than 40 times.
-func TestBackOff(t *testing.T) {
-	t.Parallel()
-	for n := range 100 {
-		if wait := backOff(n); wait < firstPause/2 || wait > longestPause {
-			t.Errorf("after failure %d: %v, want %v to %v", n, wait, firstPause/2, longestPause)
-		}
-	}
-}
-
 // K11: a uid or gid that does not exist in the user namespace cannot be in a rule.
 func TestIsMapped(t *testing.T) {
 	t.Parallel()

@@ -72,8 +72,8 @@ type Config struct {
 	Only family.Family
 	// Backend is where the rules go; "" is Auto.
 	Backend Backend
-	// Interval is the time between two checks of the rules by Keep; 0 is 5 s. If the kernel announces changes of
-	// rules, Keep checks the rules after a change instead.
+	// Interval is the pause of Keep before it repeats what has failed, and while other programs change rules all the
+	// time; 0 is 5 s. Rules whose changes the kernel does not announce (legacy) are read once in twelve intervals.
 	Interval time.Duration
 	// Settle is how long the chains stay after the capture ends. As long as they stay, replies in flight still reach
 	// the clients. Conntrack entries that such replies may need stay for the same time. Set it to a little more than

@@ -55,7 +55,7 @@
 // A step that fails is taken again later. A new desired value ends every wait.
 //
 //	capture.go      Capture: the loop that takes the steps to the desired value, and the methods for other goroutines
-//	desired.go      the desired value,
+//	desired.go      the desired value
 //	watch.go        changes of nft rules, as the kernel announces them
 //	status.go       what is in the kernel, and the texts that Apply would pass to iptables-restore
 //	install.go      the steps: apply, unhook and remove, of both families; the choice of the backend
