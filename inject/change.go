@@ -64,6 +64,9 @@ func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node 
 		key := target(pair[0]).Value
 		if v, stays := want[key]; stays {
 			c.apply(pair[1], before[key], v)
+			if pair[1].Style&yaml.FlowStyle == 0 && len(pair[1].Content) > 0 { // the library writes no comment beside it
+				pair[0].LineComment = cmp.Or(pair[0].LineComment, pair[1].LineComment)
+			}
 			content = append(content, pair...)
 			delete(others, key)
 		}

@@ -70,16 +70,10 @@ func (d *document) render() ([]byte, error) {
 		_ = json.Indent(&text, writeJSON(d.object), "", "    ") // as kubectl has it; the text is valid
 		return d.checked(append(text.Bytes(), '\n'))
 	}
-	before, err := readValue(d.Body)
-	if err != nil {
-		return nil, err
-	}
+	before, _ := readValue(d.Body) // without an error, as in read
 	c := change{map[*yaml.Node][]*yaml.Node{}, map[*yaml.Node]any{}}
 	c.apply(d.root, before, d.object)
-	body := string(d.Body)
-	if !strings.HasSuffix(body, "\n") {
-		body += "\n"
-	}
+	body := strings.TrimSuffix(string(d.Body), "\n") + "\n"
 	s := splicer{old: c.old, lines: strings.SplitAfter(body, "\n")}
 	s.lines = s.lines[:len(s.lines)-1]
 	end := len(s.lines)

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"math"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -51,7 +52,9 @@ func (s *splicer) collection(n *yaml.Node, end int) bool {
 		v := old[i+size-1]
 		if _, changed := s.old[v]; changed && !s.collection(v, limit) {
 			s.to(begin)
-			s.written = stop
+			if s.written = s.trimmed(begin+1, limit, math.MaxInt); s.written > begin+1 { // else only comments follow: they stay
+				s.written = stop
+			}
 			s.write(n.Kind, withoutOuter(old[i:i+size]), s.lines[begin][:indent], indent)
 		}
 	}
@@ -77,11 +80,9 @@ func (s *splicer) begins(n *yaml.Node) (lines []int, indent int, ok bool) {
 	if n.Style&yaml.FlowStyle != 0 || len(old) == 0 || len(n.Content) == 0 {
 		return nil, 0, false
 	}
+	indent = s.indent(n, old[0])
 	for i := 0; i < len(old); i += itemSize(n) {
 		line, column := old[i].Line-1, s.indent(n, old[i])
-		if i == 0 {
-			indent = column
-		}
 		if column != indent || column < 0 || i > 0 && line <= lines[len(lines)-1] {
 			return nil, 0, false
 		}

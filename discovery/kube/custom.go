@@ -44,7 +44,7 @@ func (c custom) run(ctx context.Context) {
 			c.noteRequest(ctx, err)
 		case !served:
 			failed, missing = retry(), nil
-			c.absent(ctx)
+			_ = c.Replace(nil, "") // it returns nil
 		default:
 			failed = retry()
 			c.noteRequest(ctx, missing)

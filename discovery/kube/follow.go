@@ -70,11 +70,14 @@ func (s *store[T]) listWatch() *cache.ListWatch {
 			return found, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if options.SendInitialEvents != nil && *options.SendInitialEvents {
+			initial := options.SendInitialEvents != nil && *options.SendInitialEvents
+			if initial {
 				options.ResourceVersion = ""
 			}
 			events, err := r.watch(ctx, options, decode)
-			note(ctx, err)
+			if err != nil || !initial { // Replace notes that all objects have come
+				note(ctx, err)
+			}
 			return events, err
 		},
 	}

@@ -21,7 +21,7 @@ import (
 // restored is an API server whose etcd was restored from a backup: it has other objects in each list, and its watches
 // send nothing.
 type restored struct {
-	streams  bool // it sends lists as streams
+	noStream int // the status with which it refuses to send a list as a stream; 0 if it sends it
 	mu       sync.Mutex
 	versions []string        // that lists of Services have asked for
 	lists    []time.Duration // when these began
@@ -38,8 +38,8 @@ func (r *restored) RoundTrip(request *http.Request) (*http.Response, error) {
 		status = http.StatusNotFound
 	case !isWatch:
 		body = strings.NewReader(`{"metadata": {"resourceVersion": "10"}, "items": [` + r.next(request) + `]}`)
-	case initial && !r.streams:
-		status, body = http.StatusBadRequest, strings.NewReader(`{"kind": "Status", "apiVersion": "v1", "reason": "BadRequest", "code": 400}`)
+	case initial && r.noStream != 0:
+		status, body = r.noStream, strings.NewReader(`{"kind": "Status", "apiVersion": "v1", "reason": "BadRequest", "code": 400}`)
 	default:
 		events := ""
 		if initial {
@@ -64,10 +64,10 @@ func (r *restored) next(request *http.Request) string {
 
 // D60: the objects are listed again after at most 10 min, although no watch has ended.
 func TestListedAgain(t *testing.T) {
-	for name, streams := range map[string]bool{"streams": true, "plain lists": false} {
+	for name, noStream := range map[string]int{"streams": 0, "plain lists": http.StatusBadRequest, "a proxy": http.StatusOK} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := &restored{streams: streams, began: time.Now()}
+				r := &restored{noStream: noStream, began: time.Now()}
 				access, err := newAccess(&rest.Config{Host: "http://api.test", Transport: r})
 				if err != nil {
 					t.Fatal(err)

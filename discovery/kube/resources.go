@@ -1,8 +1,10 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -108,11 +110,10 @@ func (e events) Decode() (watch.EventType, runtime.Object, error) {
 		Type   watch.EventType `json:"type"`
 		Object json.RawMessage `json:"object"`
 	}
-	err := e.stream.Decode(&next)
-	switch {
-	case err != nil:
-		return "", nil, err
-	case next.Type == watch.Error:
+	if err := e.stream.Decode(&next); err != nil || next.Type == "" { // then client-go would ask again at once, and say nothing
+		return "", nil, cmp.Or(err, errors.New("want an event of a watch"))
+	}
+	if next.Type == watch.Error {
 		status := new(metav1.Status)
 		return next.Type, status, json.Unmarshal(next.Object, status)
 	}

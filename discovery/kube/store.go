@@ -167,6 +167,7 @@ func (s *store[T]) Delete(o any) error {
 
 // Replace replaces all objects of the store by the objects in list.
 func (s *store[T]) Replace(list []any, _ string) error {
+	s.noteRequest(context.Background(), nil)
 	s.mu.Lock()
 	defer s.done()
 	listed := make(map[object.Key]bool, len(list))
@@ -237,12 +238,6 @@ func (s *store[T]) setErrsLocked(key object.Key, errs []object.Error) {
 	if delete(s.errs, key); len(errs) > 0 {
 		s.errs[key] = errs
 	}
-}
-
-// absent empties the store of a resource that the API server does not have.
-func (s *store[T]) absent(ctx context.Context) {
-	s.noteRequest(ctx, nil)
-	_ = s.Replace(nil, "") // it returns nil
 }
 
 // take adds to the map dirty the keys of the objects that have changed since the last call.
