@@ -27,8 +27,7 @@ func TestExplain(t *testing.T) { // R5
 		rule              table.Rule
 		host, source, why string
 	}{
-		{web + " A", "N1 A1", table.RuleExact, web, "table",
-			"in the mesh table: the host's FQDN"},
+		{web + " A", "N1 A1", table.RuleExact, web, "table", "in the mesh table: the host's FQDN"},
 		{"web a", "N2 A1", table.RuleShortName, web, "table",
 			"in the mesh table: short name of " + web},
 		{"x.wild.example.com AAAA", "N4 A2", table.RuleWildcard, "*.wild.example.com", "table",
@@ -49,10 +48,8 @@ func TestExplain(t *testing.T) { // R5
 			"in the mesh table: a port of the Service peer.shop.svc.cluster.local"},
 		{"peer SRV", "N2 D22", table.RuleShortName, "peer.shop.svc.cluster.local", "table",
 			"in the mesh table: short name of peer.shop.svc.cluster.local"},
-		{web + " SRV", "N1 A4", table.RuleExact, web, "table",
-			"in the mesh table: the host's FQDN"},
-		{"1.0.0.10.in-addr.arpa PTR", "N8", table.RulePTR, "", "table",
-			"the PTR name of a Service's address"},
+		{web + " SRV", "N1 A4", table.RuleExact, web, "table", "in the mesh table: the host's FQDN"},
+		{"1.0.0.10.in-addr.arpa PTR", "N8", table.RulePTR, "", "table", "the PTR name of a Service's address"},
 		{"1.2.0.192.in-addr.arpa PTR", "N8", table.RulePTR, "", "upstream",
 			"in the mesh table: the PTR name of an external host's address, if nameservers do not have 1.2.0.192.in-addr.arpa"},
 		{"web.corp.example A", "N5 N2 A1", table.RuleAutopath, web, "upstream",

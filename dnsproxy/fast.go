@@ -53,7 +53,7 @@ func (h *handler) answerFast(dst []byte, t *task) ([]byte, verdict) {
 		t.measure()
 		return dst, deferred
 	}
-	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() || truncated(response[len(dst):]) {
+	if t.began != 0 || result.rcode != dns.RcodeSuccess || t.stale() || t.decision.vacant() || truncated(response[len(dst):]) {
 		h.observe(t, result, response[len(dst):])
 	}
 	if t.decision.action != actForward {

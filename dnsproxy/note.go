@@ -20,7 +20,7 @@ func (h *handler) observe(t *task, result outcome, response []byte) {
 	took := h.took(t)
 	h.measure(t, took, result.source, response)
 	kind := kindOf(t, result, took, response)
-	missing := result.rcode == dns.RcodeNameError && isService(t.query.Name, h.cluster.Domain)
+	missing := (result.rcode == dns.RcodeNameError || t.decision.vacant()) && isService(t.query.Name, h.cluster.Domain)
 	if kind != seen.Failure && missing {
 		kind = seen.Odd
 	}
@@ -29,15 +29,20 @@ func (h *handler) observe(t *task, result outcome, response []byte) {
 	}
 	q := queryOf(t, result, response)
 	q.Kind, q.Took = kind, took
-	q.Name, q.Type, q.Class = t.query.Name, t.query.Type, t.query.Class
 	wanted, wantOwner := h.seen.Wants(&q)
-	if q.Kind == seen.Ordinary && !wanted {
+	if kind == seen.Ordinary && !wanted {
 		return
 	}
 	if q.Rows, q.Reason = reasonOf(t.found, took >= seen.Slow); q.Rows == nil {
 		h.explain(&q, t, missing)
 	}
-	h.record(&q, t.from, wantOwner)
+	client := t.from.client()
+	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), t.from.local
+	if kind != seen.Ordinary || wantOwner {
+		q.Who = h.seen.Find(&q, t.from)
+	}
+	q.Time = time.Now()
+	h.seen.Record(&q)
 }
 
 // observeRefused is called for a query that is refused because too many queries wait. It records queries of the usual
@@ -55,9 +60,9 @@ func truncated(response []byte) bool {
 }
 
 // isService reports whether a name has the form of a Service's name: name.namespace.svc.DOMAIN, perhaps after labels
-// such as _http._tcp. NXDOMAIN for such a name is noteworthy. Other names below the cluster domain mostly come from
-// the search list: with ndots:5, a pod asks for three of them before each name outside of the mesh. Some of these
-// also have the form of a Service's name: for example.org, the pod asks for example.org.svc.cluster.local.
+// such as _http._tcp. NXDOMAIN for such a name, or NODATA of a vacant host, is noteworthy. Others below the cluster
+// domain mostly come from the search list: with ndots:5, a pod asks for three before each name outside of the mesh.
+// Some of these have the form, too: for example.org, the pod asks for example.org.svc.cluster.local.
 func isService(name, domain wire.Name) bool {
 	rest, below := name.Owner().CutSuffix(domain)
 	if !below {
@@ -96,9 +101,10 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 	return seen.Ordinary
 }
 
-// queryOf returns the record of a query. The caller must set its kind and its question.
+// queryOf returns the record of a query without its kind, its time and its client.
 func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
+		Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
 		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
@@ -160,8 +166,7 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 	return []string{"F4"}, reason
 }
 
-// explain sets the rows and the reason of a query from its decision. missing is true if the name
-// has the form of a Service's name and does not exist.
+// explain sets the rows and the reason of a query from its decision. missing is as in [handler.observe].
 func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	d := &t.decision
 	if d.action == actForward && d.match.Rule == "" { // a udpClient does not keep the match: decide again
@@ -185,16 +190,4 @@ func (h *handler) took(t *task) time.Duration {
 		return -1
 	}
 	return time.Duration(h.seen.Now() - t.began)
-}
-
-// record completes the record of a query and stores it. wantOwner is true if a reader wants to know the client's
-// process or pod.
-func (h *handler) record(q *seen.Query, from *arrival, wantOwner bool) {
-	client := from.client()
-	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), from.local
-	if q.Kind != seen.Ordinary || wantOwner {
-		q.Who = h.seen.Find(q, from)
-	}
-	q.Time = time.Now()
-	h.seen.Record(q)
 }

@@ -112,9 +112,9 @@ func explainDecision(d decision, name wire.Name, key string) string {
 	case actPointers:
 		return "the PTR name of a Service's address"
 	case actAddresses:
-		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match)
+		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + d.explainHost()
 	case actTarget:
-		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + explainAlias(&d.match) +
+		return "in the mesh table: " + explainName(d.match.Rule, d.match, key) + d.explainHost() +
 			"; forwarded, because the table has no records of this type"
 	case actUnless:
 		if d.action = actAddresses; d.match.Denied != wire.Root {
@@ -145,12 +145,19 @@ func explainDecision(d decision, name wire.Name, key string) string {
 	return ""
 }
 
-func explainAlias(m *table.Match) string {
-	alias := m.Host.Alias()
-	if alias == wire.Root {
-		return ""
+// vacant reports whether the host has no address at all, as a headless Service without a ready endpoint.
+func (d *decision) vacant() bool {
+	return d.action == actAddresses && len(d.match.Host.V4)+len(d.match.Host.V6) == 0 && d.match.Host.Alias() == wire.Root
+}
+
+func (d *decision) explainHost() string {
+	if d.vacant() && d.match.Rule != table.RulePTR {
+		return ", which has no address: is it a headless Service without a ready endpoint?"
 	}
-	return ", an alias of " + strings.TrimSuffix(alias.String(), ".")
+	if alias := d.match.Host.Alias(); alias != wire.Root {
+		return ", an alias of " + strings.TrimSuffix(alias.String(), ".")
+	}
+	return ""
 }
 
 func explainName(rule table.Rule, m table.Match, key string) string {

@@ -105,6 +105,8 @@ func TestNoteworthy(t *testing.T) { // R13
 		p.exchange(t, "tcp", question("servfail.example", dns.TypeA))
 		p.exchange(t, "tcp", question("cut.example", dns.TypeAAAA))
 		p.ask(t, "nx.shop.svc.cluster.local", dns.TypeA)
+		p.load(t, hosts{"void.shop.svc.cluster.local": headless("void", "shop")})
+		p.ask(t, "void.shop.svc.cluster.local", dns.TypeA)
 		badVersion := withEDNS(question("www.example", dns.TypeA), 1232)
 		badVersion.IsEdns0().SetVersion(1)
 		p.exchange(t, "udp", badVersion)
@@ -127,6 +129,7 @@ func TestNoteworthy(t *testing.T) { // R13
 			// All at one time: the other kind comes last.
 			seen.Record{Name: "cut.example", Transport: "tcp", Type: "AAAA", Rcode: "NOERROR", Truncated: true, Source: "upstream", Server: server, Reason: "truncated also over TCP: no nameserver has sent the whole reply", Rows: []string{"F2"}, Noteworthy: true},
 			seen.Record{Name: "nx.shop.svc.cluster.local", Rcode: "NXDOMAIN", Source: "upstream", Server: server, Reason: "not in the mesh table: forwarded", Rows: []string{"N9"}, Noteworthy: true},
+			seen.Record{Name: "void.shop.svc.cluster.local", Rcode: "NOERROR", Source: "table", Reason: "in the mesh table: the host's FQDN, which has no address: is it a headless Service without a ready endpoint?", Rows: []string{"N1", "A2"}, Noteworthy: true},
 		)
 		for _, r := range got {
 			if r.UID == nil || int(*r.UID) != os.Getuid() {

@@ -159,7 +159,7 @@ came from, and the reason for a failure. With NAME, show those for the name and 
 below it.
 
 The agent keeps the last 1,000 failures, and the last 1,000 queries that were slow (500 ms)
-or for names of Services that do not exist; --since and --no-follow show them. --failed
+or for Services that do not exist or have no address; --since and --no-follow show them. --failed
 shows no others.
 
 The exit code is 1 if --no-follow or --for found no query.`,

@@ -17,7 +17,7 @@ const (
 	Ordinary Kind = iota
 	// Failure: a response code that is no answer (neither NOERROR nor NXDOMAIN), or a stale answer.
 	Failure
-	// Odd: at least as slow as [Slow], truncated over TCP, or NXDOMAIN for the name of a Service.
+	// Odd: at least as slow as [Slow], truncated over TCP, or for the name of a Service that does not exist or has no address.
 	Odd
 	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
 	Truncated
