@@ -271,10 +271,9 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
-// endSoon reports whether the agent ends without a drain. If handOver is true, rules that have a lease stay: if no
-// agent follows, the kernel ends their capture. So do rules of the previous agent that this one has not replaced yet.
-// Otherwise, before an end without a drain, run removes the rules and waits only briefly for replies. The parameter drains
-// is true if the settings want a drain after rules were removed.
+// endSoon reports whether the agent ends without a drain. If handOver is true, rules with a lease, and rules of the previous
+// agent, stay: if no agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the
+// rules and waits only briefly for replies. The parameter drains is true if the settings want a drain after that.
 func (c *capture) endSoon(handOver, drains bool) bool {
 	switch {
 	case handOver && (c.kernel.Leased() || !chans.Closed(c.kernel.Begun())):

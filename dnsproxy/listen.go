@@ -79,8 +79,7 @@ func (ls *listeners) serve(ctx context.Context, socket *listen.Socket) error {
 }
 
 // changed is called when a listener has been opened, with the addresses of all. It sets the metric of open listeners, and
-// gives the forwarder their addresses. The forwarder must not ask a nameserver at such an address, because it is this
-// agent.
+// gives the forwarder the addresses, because a nameserver there is this agent.
 func (ls *listeners) changed(addrs []netip.AddrPort) {
 	ls.handler.metrics.listeners.Set(float64(len(addrs)))
 	ls.handler.forwarder.SetListeners(addrs)

@@ -555,14 +555,13 @@ func (c *Capture) logFailure(err error) {
 	if err != nil {
 		c.failures.Add(1)
 	}
-	if !c.logged.Differs(err) {
-		return
-	}
-	if errors.Is(err, ErrIncomplete) {
+	switch {
+	case !c.logged.Differs(err):
+	case errors.Is(err, ErrIncomplete):
 		c.log.Error("capture is incomplete; retrying", "error", err)
-		return
+	default:
+		c.log.Error("the capture rules cannot be checked or repaired; retrying", "error", err)
 	}
-	c.log.Error("the capture rules cannot be checked or repaired; retrying", "error", err)
 }
 
 // logRemoval logs the failure of a step of a removal. wasCaptured is true if this process had

@@ -16,7 +16,7 @@
 //
 // # The rules
 //
-// [Build] makes the rules of a [Config]. They are in chains of nametap's own (NAMETAP_OUTPUT, NAMETAP_PREROUTING).
+// [Build] makes the rules of a [Config]. They are in chains of nametap's own, whose names begin with NAMETAP_.
 // A rule belongs to nametap if it is in such a chain or jumps to one: nothing else distinguishes it from the rules
 // of other programs. In table nat, a chain first redirects the test query ([TestAddr]). Then it lets excluded
 // packets pass (target RETURN), first of all the packets of the agent, and redirects the rest to the agent. In table
@@ -69,13 +69,12 @@
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	variant.go      the rules of a Config, complete or in table nat alone
 //	build.go        the rules of a Config
-//	rules.go        rules as text: how the kernel differs from them, and the text that repairs it
+//	rules.go        rules as text: names, how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed
 //	lease.go        the lease, and the datagrams that renew it, end it or ask about it
 //	permission.go   capabilities, and what else may refuse the tools
 //	fault.go        kinds of errors: missing, refused, or temporary
 //	config.go       what is captured, and what is excluded
-//	names.go        the names of nametap's chains and tables
 //
 // A conntrack entry that was made under previous rules, or while iptables-restore had changed only some of the tables, may
 // keep a socket on its old path. entries.go says which entries are dropped, and when.

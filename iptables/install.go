@@ -206,6 +206,9 @@ func (i *installer) drifts(s *side) (drifts []string, err error) {
 			for _, d := range v.rules.sparing(i.firewall.spare()).drift(f, s.saved[f]) {
 				drifts = append(drifts, fmt.Sprintf("%s: %s", f, d))
 			}
+			if v.rules.spare != "" && !s.saved[f][v.rules.spare].unreadable {
+				drifts = append(drifts, fmt.Sprintf("%s: %s can be read again", f, v.rules.spare))
+			}
 		}
 	}
 	return drifts, errors.Join(errs...)

@@ -111,8 +111,9 @@ const (
 )
 
 // number returns a flag value that is a number, perhaps with a unit, and not negative.
-func number[T ~int | ~int64](p *T, kind string, zero Zero, parse func(string) (T, error), format func(T) string) pflag.Value {
-	checked := func(s string) (T, error) {
+func number[T ~int | ~int64](value scalar[T], zero Zero) pflag.Value {
+	parse, format := value.parse, value.format
+	value.parse = func(s string) (T, error) {
 		v, err := parse(s)
 		switch {
 		case err != nil:
@@ -126,7 +127,8 @@ func number[T ~int | ~int64](p *T, kind string, zero Zero, parse func(string) (T
 		}
 		return v, nil
 	}
-	return scalar[T]{p, kind, checked, func(v T) string { return format(max(v, 0)) }}
+	value.format = func(v T) string { return format(max(v, 0)) }
+	return value
 }
 
 // Duration returns a flag value for a setting that is a length of time.
@@ -138,7 +140,7 @@ func Duration(p *time.Duration, zero Zero) pflag.Value {
 		}
 		return d, nil
 	}
-	return number(p, "duration", zero, parse, time.Duration.String)
+	return number(scalar[time.Duration]{p, "duration", parse, time.Duration.String}, zero)
 }
 
 // Int returns a flag value for a setting that is a number.
@@ -150,12 +152,14 @@ func Int(p *int, zero Zero) pflag.Value {
 		}
 		return int(n), nil
 	}
-	return number(p, "int", zero, parse, strconv.Itoa)
+	return number(scalar[int]{p, "int", parse, strconv.Itoa}, zero)
 }
 
 // Bytes returns a flag value for a setting that is a number of bytes. Users may write it
 // with KiB or MiB.
-func Bytes(p *int, zero Zero) pflag.Value { return number(p, "bytes", zero, parseBytes, formatBytes) }
+func Bytes(p *int, zero Zero) pflag.Value {
+	return number(scalar[int]{p, "bytes", parseBytes, formatBytes}, zero)
+}
 
 func parseBytes(s string) (int, error) {
 	digits, shift := s, 0

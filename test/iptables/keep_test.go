@@ -3,11 +3,13 @@ package iptables_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/iptables"
 )
@@ -217,5 +219,22 @@ func TestReplaceUnderTraffic(t *testing.T) {
 		if err := <-replaced; err != nil {
 			l.t.Error(err)
 		}
+	})
+}
+
+// K13: the rules of table filter are installed once another program has removed the rules that iptables cannot read.
+func TestFilterReadAgain(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, kind{iptables.NFT, family.IPv4})
+	l.ns.Run(func() {
+		l.sh("nft 'add table ip filter; add chain ip filter mine; add rule ip filter mine numgen inc mod 2 0 accept'")
+		l.keep(l.apply(quick))
+		if l.log.Count("leave out") != 1 || l.log.Count("complete now") != 0 {
+			t.Errorf("the log:\n%s", l.log)
+		}
+		l.sh("nft flush chain ip filter mine")
+		wait.Until(t, "the rules are complete", func() bool {
+			return l.log.Count("complete now") == 1 && strings.Contains(l.sh("iptables-nft-save -t filter"), "NAMETAP_INPUT")
+		})
 	})
 }
