@@ -28,32 +28,6 @@ func open(t *testing.T, variant string, r running, n *corev3.Node) client {
 	return openDelta(t, r, n, nil)
 }
 
-// C2, N7: both variants give the same bytes, also after a restart.
-func TestSameTableEverywhere(t *testing.T) {
-	dir := unpack(t, examples.Files)
-	want := ""
-	for range 2 {
-		r := start(t, Config{ConfigDir: dir})
-		for _, variant := range []string{variantSotw, variantDelta} {
-			c := open(t, variant, r, node(t, "shop"))
-			if p := c.next(); len(p.tables) != 1 {
-				t.Errorf("%s: %d resources for a client that takes no named tables", variant, len(p.tables))
-			}
-			got := bytesOf(t, merged(t, c.state()))
-			if want == "" {
-				want = got
-			}
-			if got != want || len(want) < 500 {
-				t.Errorf("%s: the table has %d bytes, want the first one, of %d", variant, len(got), len(want))
-			}
-		}
-		if errs := r.Errors(); len(errs) > 0 {
-			t.Fatalf("examples have errors: %v", errs)
-		}
-		r.stop()
-	}
-}
-
 func svcYAML(namespace, name, ip string) string {
 	return fmt.Sprintf("---\napiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: %s}\nspec: {clusterIP: %s}\n",
 		name, namespace, ip)

@@ -101,22 +101,6 @@ spec:
   containers: [{name: app, image: app}]
 `
 
-// TestOrder checks that the agent comes first, as a sidecar that does not keep a Job from its end,
-// and that the rules come second.
-func TestOrder(t *testing.T) { // I4, I6
-	t.Parallel()
-	pod := injected(t, plain, inject.Config{})
-	if diff := cmp.Diff([]string{"nametap", "nametap-capture", "prepare"}, names(pod.Spec.InitContainers)); diff != "" {
-		t.Error(diff)
-	}
-	if policy := pod.Spec.InitContainers[0].RestartPolicy; policy == nil || *policy != corev1.ContainerRestartPolicyAlways {
-		t.Errorf("the agent has the restart policy %v", policy)
-	}
-	if diff := cmp.Diff([]string{"app"}, names(pod.Spec.Containers)); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // probers is the variable of istio-proxy with the probes that Istio's injector has redirected to Istio's
 // agent.
 const probers = "ISTIO_KUBE_APP_PROBERS"

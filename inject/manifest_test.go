@@ -65,7 +65,7 @@ func manifest(t *testing.T, text []byte, cfg inject.Config) (out []byte, lines s
 // TestGolden injects the manifests of testdata/in and compares the results with the mode's
 // directory. With -update it writes them. A second injection changes nothing, no comment is lost,
 // the API's types accept the workloads, and each mode can follow the other.
-func TestGolden(t *testing.T) { // I2, I13
+func TestGolden(t *testing.T) { // I2, I4, I6, I13
 	t.Parallel()
 	for mode, cfg := range modes() {
 		for name, text := range inputs(t) {

@@ -14,10 +14,7 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
-	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -154,7 +151,7 @@ func (c lossyConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// testConfig is the configuration of a pod. Its node is testNode.
+// testConfig is the configuration of a pod. Its node is as in wantNode.
 func testConfig(addr string) nds.Config {
 	return nds.Config{
 		Addr:      addr,
@@ -170,37 +167,29 @@ func testConfig(addr string) nds.Config {
 	}
 }
 
-// testNode is the node that the control plane must receive. istiod requires strings in
-// place of booleans.
-func testNode(t *testing.T) *corev3.Node {
-	t.Helper()
+// wantNode checks the node that the control plane has received in the incremental variant, in which the client can read istiod's
+// form of a resource for each host. istiod requires strings in place of booleans.
+func (h *harness) wantNode() {
+	h.t.Helper()
 	metadata, err := structpb.NewStruct(map[string]any{
 		"NAME": "web-0", "NAMESPACE": "shop", "SERVICE_ACCOUNT": "default",
 		"INSTANCE_IPS": "10.0.0.1,192.0.2.2,fd00::2", "CLUSTER_ID": "Kubernetes",
 		"DNS_CAPTURE": "false", "DNS_AUTO_ALLOCATE": "false",
-		"LABELS": map[string]any{"app": "web"},
+		"LABELS": map[string]any{"app": "web"}, "DELTA_NDS": "true", "ISTIO_VERSION": "1.32.0",
 	})
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
-	return &corev3.Node{
+	want := &corev3.Node{
 		Id:                   "sidecar~10.0.0.1~web-0.shop~shop.svc.cluster.local",
 		Metadata:             metadata,
 		UserAgentName:        "nametap",
 		ClientFeatures:       []string{"nametap.named-tables"},
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "v0.1.0"},
 	}
-}
-
-// deltaNode is testNode in the incremental variant, in which the client can read istiod's form of a resource for each
-// host.
-func deltaNode(t *testing.T) *corev3.Node {
-	t.Helper()
-	node := testNode(t)
-	for key, value := range map[string]string{"DELTA_NDS": "true", "ISTIO_VERSION": "1.32.0"} {
-		node.Metadata.Fields[key] = structpb.NewStringValue(value)
+	if diff := cmp.Diff(want, h.server.Requests()[0].Node(), protocmp.Transform()); diff != "" {
+		h.t.Errorf("node (-want +got):\n%s", diff)
 	}
-	return node
 }
 
 // sotw makes a control plane without the incremental variant, so that the client falls back.
@@ -288,41 +277,6 @@ func (h *harness) wantStatus(check func(nds.Status) bool) {
 		}
 	}()
 	wait.Until(h.t, "the status is as wanted", func() bool { return check(h.client.Status()) })
-}
-
-// wantDelta compares all incremental requests so far.
-func (h *harness) wantDelta(want ...*discoveryv3.DeltaDiscoveryRequest) {
-	h.t.Helper()
-	var got []*discoveryv3.DeltaDiscoveryRequest
-	for _, r := range h.server.Requests() {
-		got = append(got, r.Delta)
-	}
-	for _, m := range want {
-		m.TypeUrl = nds.TypeURL
-	}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		h.t.Fatalf("requests (-want +got):\n%s", diff)
-	}
-}
-
-// wantSotW compares all state-of-the-world requests so far.
-func (h *harness) wantSotW(want ...*discoveryv3.DiscoveryRequest) {
-	h.t.Helper()
-	var got []*discoveryv3.DiscoveryRequest
-	for _, r := range h.server.Requests() {
-		got = append(got, r.SotW)
-	}
-	for _, m := range want {
-		m.TypeUrl = nds.TypeURL
-	}
-	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-		h.t.Fatalf("requests (-want +got):\n%s", diff)
-	}
-}
-
-// refused returns the error detail of a NACK.
-func refused(reason string) *rpcstatus.Status {
-	return &rpcstatus.Status{Code: int32(codes.InvalidArgument), Message: reason}
 }
 
 // hosts returns a table with these hosts.

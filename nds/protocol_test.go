@@ -8,7 +8,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/nametap/nametap/api"
@@ -25,24 +24,21 @@ func flat(shards map[int][]byte) (all []byte) {
 	return all
 }
 
-// C3: a push that cannot be applied is NACKed with the reason and the previous version,
-// and the table stays.
+// C3, C8: a push that cannot be applied is NACKed with the reason, and the table stays. TestServers checks the versions.
 func TestReject(t *testing.T) {
-	t.Parallel()
-	bad := hosts("bad.example.com")
-	refuse := func(shards map[int][]byte) error {
-		if strings.Contains(string(flat(shards)), "bad") {
-			return errors.New("the table is bad")
-		}
-		return nil
-	}
-	dialogue := func(t *testing.T, plane fakexds.Options) *harness {
+	bothVariants(t, func(t *testing.T, plane fakexds.Options) {
 		t.Helper()
-		var handled atomic.Int32 // then the memory of a push is freed: C8
+		refuse := func(shards map[int][]byte) error {
+			if strings.Contains(string(flat(shards)), "bad") {
+				return errors.New("the table is bad")
+			}
+			return nil
+		}
+		var handled atomic.Int32 // then the memory of a push is freed
 		h := start(t, options{plane: plane, apply: refuse, config: func(cfg *nds.Config) { cfg.Handled = func() { handled.Add(1) } }})
 		h.server.Push(hosts("a.example.com"))
 		h.wantApplied(plain(t, hosts("a.example.com")))
-		h.server.Push(bad)
+		h.server.Push(hosts("bad.example.com"))
 		h.wantAnswer("v2")
 		h.wantStatus(func(s nds.Status) bool {
 			return s.Version == "v1" && s.Rejected == 1 && s.Pushes == 2 && s.LastError == "the table is bad"
@@ -55,25 +51,9 @@ func TestReject(t *testing.T) {
 			t.Errorf("handled %d times, want 3", got)
 		}
 		h.wantLog("level=WARN", "push rejected", "version=v2", "the table is bad")
-		return h
-	}
-	subtest(t, "incremental", func(t *testing.T) {
-		t.Helper()
-		dialogue(t, fakexds.Options{}).wantDelta(
-			&discoveryv3.DeltaDiscoveryRequest{Node: deltaNode(t)},
-			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-1"},
-			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
-			&discoveryv3.DeltaDiscoveryRequest{ResponseNonce: "nonce-3"},
-		)
-	})
-	subtest(t, "sotw", func(t *testing.T) {
-		t.Helper()
-		dialogue(t, sotw()).wantSotW(
-			&discoveryv3.DiscoveryRequest{Node: testNode(t)},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-1"},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v1", ResponseNonce: "nonce-2", ErrorDetail: refused("the table is bad")},
-			&discoveryv3.DiscoveryRequest{VersionInfo: "v3", ResponseNonce: "nonce-3"},
-		)
+		if !plane.NoDelta {
+			h.wantNode()
+		}
 	})
 }
 
@@ -98,32 +78,6 @@ func TestRejectReason(t *testing.T) {
 		if got := h.wantAnswer("v1").Rejection().GetMessage(); got != "bad: \uFFFDx" {
 			t.Fatalf("rejected with %q", got)
 		}
-	})
-}
-
-// C3: the ACK comes after the table is in use.
-func TestACKAfterApply(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		applying, release := make(chan struct{}), make(chan struct{})
-		h := start(t, options{apply: func(map[int][]byte) error {
-			close(applying)
-			<-release
-			return nil
-		}})
-		h.server.Push(hosts("a.example.com"))
-		<-applying
-		if n := len(h.server.Requests()); n != 1 {
-			t.Fatalf("%d requests before the table was in use", n)
-		}
-		select {
-		case <-h.client.Ready():
-			t.Fatal("ready before the table was in use")
-		default:
-		}
-		close(release)
-		h.wantACK("v1")
-		<-h.client.Ready()
 	})
 }
 

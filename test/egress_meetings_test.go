@@ -98,7 +98,7 @@ func TestEgressSupervised(t *testing.T) {
 	}
 }
 
-// E13: at the end, open connections go on for --drain; those that are left then are reset.
+// E13: at the end, open connections go on for --drain.
 func TestEgressDrain(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
@@ -120,13 +120,6 @@ func TestEgressDrain(t *testing.T) {
 		}
 	}
 	a.end(terminate) // cuts the drain short
-
-	a = e.capture("--drain", "300ms")
-	conn := e.open()
-	a.end(terminate)
-	if _, err := conn.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
-		t.Errorf("a connection after the drain: %v, want a reset", err)
-	}
 }
 
 // F12, E1: hosts of local-only and of bypassed suffixes are found when a client connects to their VIPs.

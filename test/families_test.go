@@ -135,27 +135,6 @@ func TestIPv6SwitchedOff(t *testing.T) { // K4, K9, R3
 	}
 }
 
-// TestIPv6Alone checks that an agent that listens on ::1 only captures IPv6 only.
-func TestIPv6Alone(t *testing.T) { // K17
-	t.Parallel()
-	v := newVM(t, "nft")
-	before := v.Rules()
-	a := v.capture("--dns-addr", "[::1]:15053")
-	v.asked(named6, meshIP)
-	v.asked(named, namedIP)
-	r := v.nametap("status", "--status-addr", statusAddr)
-	if r.code != 0 || !strings.Contains(r.stdout, "IPv4           not wanted\n") || !strings.Contains(r.stdout, "IPv6           in place, ends with the agent\n") {
-		t.Errorf("%+v", r)
-	}
-	if r := v.root(v.args("status", "--dns-addr", "[::1]:15053")...); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
-	a.end(terminate)
-	if after := v.Rules(); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
-	}
-}
-
 // TestIPv4Absent checks that IPv4 is not captured while the host has no 127.0.0.1.
 func TestIPv4Absent(t *testing.T) { // K17
 	t.Parallel()

@@ -41,7 +41,6 @@ type host struct {
 	named, other *fakedns.Server
 	capabilities []uintptr  // of its agents
 	sameUser     bool       // its agents run as the user of the test, with its capabilities
-	authority    []byte     // of its nameserver over TLS, PEM
 	environment  []string   // of its agents, besides the test's own
 	flags        []string   // of its agents, before those of a test
 	signal       os.Signal  // that ends its agents after the test

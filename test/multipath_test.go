@@ -5,10 +5,6 @@ import (
 	"net"
 	"testing"
 	"time"
-
-	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
 // dialMultipath connects over Multipath TCP (RFC 8684), which the other side may not have.
@@ -41,25 +37,5 @@ func TestEgressMultipath(t *testing.T) {
 		if _, err := io.ReadFull(conn, greeting); err != nil || string(greeting) != "220 one\n" {
 			t.Errorf("%s: %q, %v", vip, greeting, err)
 		}
-	}
-}
-
-// F14: a captured query over Multipath TCP goes to its original destination.
-func TestMultipath(t *testing.T) {
-	t.Parallel()
-	netns.Need(t, "iptables")
-	h := newHost(t)
-	h.start()
-	h.redirect()
-	var conn net.Conn
-	var err error
-	h.Run(func() { conn, err = dialMultipath(t, net.JoinHostPort(other, "53")) })
-	if err != nil {
-		t.Fatal(err)
-	}
-	query := new(dns.Msg).SetQuestion("www.example.org.", dns.TypeA)
-	reply, _, err := new(dns.Client).ExchangeWithConn(query, &dns.Conn{Conn: conn})
-	if err != nil || len(reply.Answer) != 1 || reply.Answer[0].(*dns.A).A.String() != "192.0.2.54" {
-		t.Errorf("%v, %v", reply, err)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,16 +60,13 @@ func openCluster(ctx context.Context, kubectl []string) (*cluster, error) {
 	c.proxy = exec.CommandContext(ctx, "kubectl", append(slices.Clone(kubectl), "proxy", "--unix-socket="+socket, "--accept-paths="+served)...)
 	c.proxy.Stderr, c.proxy.WaitDelay = proxyErrors{}, time.Second
 	started, err := c.proxy.StdoutPipe()
-	if err == nil {
-		err = c.proxy.Start()
-	}
-	if err != nil {
+	if err = cmp.Or(err, c.proxy.Start()); err != nil {
 		c.close()
 		return nil, err
 	}
 	if _, err := bufio.NewReader(started).ReadString('\n'); err != nil { // "Starting to serve on ..."
-		c.close()
-		return nil, errors.New("kubectl proxy has ended: see its error above")
+		defer c.close()
+		return nil, cmp.Or(ctx.Err(), errors.New("kubectl proxy has ended: see its error above"))
 	}
 	return c, nil
 }

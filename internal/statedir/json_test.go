@@ -13,7 +13,7 @@ import (
 
 // TestSave checks that a value is read as it was saved, and that a file that cannot be trusted is named, and moved
 // aside by Load.
-func TestSave(t *testing.T) { // D18, D29
+func TestSave(t *testing.T) { // D18
 	t.Parallel()
 	dir := statedir.New(t.TempDir(), "lock")
 	defer dir.Unlock()
