@@ -63,6 +63,18 @@ func TestSupervisedDeath(t *testing.T) { // K15, C7
 	}
 }
 
+// TestSupervisedAddress checks that an agent that is restarted keeps its address, where queries wait.
+func TestSupervisedAddress(t *testing.T) { // K15
+	t.Parallel()
+	h := newHost(t)
+	a := h.launchCommand(h.command("agent", "--supervise", "--config", h.write("config", "dns-addr: "+dnsAddr+"\n"),
+		"--xds-addr", h.xds.Addr(), "--xds-plaintext", "--status-addr", statusAddr, "--resolv-conf", h.resolvConf, "--drain", "10ms"))
+	wait.Until(t, "the agent is ready", func() bool { return strings.HasPrefix(h.get("/healthz/ready"), "HTTP/1.0 200") })
+	h.replace("config", "dns-addr: 127.0.0.1:15153\n")
+	a.killChild()
+	h.waits("udp")
+}
+
 // TestSupervisedReaderHangs checks that an agent is replaced when one of its UDP listeners stops
 // answering, and that this happens once if the next agent does not answer there either.
 func TestSupervisedReaderHangs(t *testing.T) { // K15

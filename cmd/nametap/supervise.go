@@ -26,8 +26,9 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	if cfg.Egress != nil {
 		specs = append(specs, listen.Spec{Name: "connections to VIPs", Setting: egressAddrFlag, Addr: cfg.Egress.Addr, Networks: []string{"tcp"}})
 	}
-	var held []*os.File
+	held, args := []*os.File(nil), os.Args
 	for _, spec := range specs {
+		args = append(args, "--"+spec.Setting+"="+spec.Addr) // also after a file of settings has changed
 		if _, port, err := listen.SplitAddr(spec.Setting, spec.Addr); err == nil && port == 0 {
 			return usageError{fmt.Errorf("%s %q: want a port other than 0 with --supervise", spec.Setting, spec.Addr)}
 		}
@@ -47,8 +48,7 @@ func superviseAgent(ctx context.Context, cfg agent.Config, signals agentSignals)
 	}
 	code, err := supervise.Run(supervise.Config{
 		// The program of this process, even if the file was replaced since.
-		Path: "/proc/self/exe", Args: os.Args, Env: os.Environ(), Sockets: held,
-		EndSignals: signals.end, Log: cfg.Logger,
+		Path: "/proc/self/exe", Args: args, Env: os.Environ(), Sockets: held, EndSignals: signals.end, Log: cfg.Logger,
 	})
 	if err != nil || code == 0 {
 		return err

@@ -7,12 +7,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
@@ -112,47 +109,13 @@ func TestLocalOnly(t *testing.T) {
 type pipes chan net.Conn
 
 func (p pipes) Accept() (net.Conn, error) {
-	conn, ok := <-p
-	if !ok {
-		return nil, net.ErrClosed
+	if conn, ok := <-p; ok {
+		return conn, nil
 	}
-	return conn, nil
+	return nil, net.ErrClosed
 }
 func (p pipes) Close() error   { return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
-
-// failing is a listener that returns errors, and then none.
-type failing struct {
-	pipes
-	errs []error
-}
-
-func (l *failing) Accept() (net.Conn, error) {
-	if len(l.errs) == 0 {
-		return l.pipes.Accept()
-	}
-	err := l.errs[0]
-	l.errs = l.errs[1:]
-	return nil, err
-}
-
-// R3: temporary errors do not end the server.
-func TestAcceptErrors(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pipes := make(pipes, 1)
-		_, server := net.Pipe()
-		pipes <- server
-		errs := slices.Repeat([]error{unix.EMFILE, unix.ECONNABORTED, unix.ENOBUFS}, 10)
-		_, ln := httpguard.New(nil, &failing{pipes, errs}, limited(t, 1), slog.New(slog.DiscardHandler))
-		if _, err := ln.Accept(); err != nil {
-			t.Errorf("after temporary errors: %v", err)
-		}
-		close(pipes)
-		if _, err := ln.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("closed: %v", err)
-		}
-	})
-}
 
 // R9: a connection ends if it has no request, half a request, or is idle after one.
 func TestTimeouts(t *testing.T) {

@@ -9,10 +9,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -230,5 +232,28 @@ func TestKept(t *testing.T) {
 			t.Fatal(err)
 		}
 		in = inherit(t, true, os.NewFile(uintptr(fd), "kept-test-addr"))
+	}
+}
+
+// TestWaiting checks that a signal is no client: for a client, a server may close another connection. R3, R23.
+func TestWaiting(t *testing.T) {
+	listener := files(t, opened(t, spec(rareAddr, new(bytes.Buffer)), nil))[0]
+	defer listener.Close()
+	thread, waiting := make(chan int, 1), make(chan bool)
+	go func() {
+		runtime.LockOSThread()
+		thread <- unix.Gettid()
+		waiting <- listen.Waiting(listener, time.Minute)
+	}()
+	for thread := <-thread; ; {
+		select {
+		case got := <-waiting:
+			if got {
+				t.Error("a client waits")
+			}
+			return
+		case <-time.After(time.Millisecond):
+			_ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG) // as the scheduler does
+		}
 	}
 }
