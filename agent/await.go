@@ -46,7 +46,7 @@ func Await(ctx context.Context, rules iptables.Config, statusAddr string, log *s
 		return rules, err
 	}
 	answered, user := time.Since(began), ""
-	err = until(ctx, log, "waiting for the table of mesh hosts", func() error {
+	err = until(ctx, log.Info, "waiting for the table of mesh hosts", func() error {
 		asked, says, err := AskHealth(ctx, &http.Transport{DisableKeepAlives: true}, statusAddr)
 		switch {
 		case err == nil:
@@ -75,8 +75,8 @@ func Await(ctx context.Context, rules iptables.Config, statusAddr string, log *s
 var errUnreachable = errors.New("the status address does not answer")
 
 // until calls try every awaitInterval until it returns nil or errUnreachable, and returns the error. If ctx ends, it returns
-// the last error from before that. Once after awaitQuiet, it logs what it waits for, and the error.
-func until(ctx context.Context, log *slog.Logger, waiting string, try func() error) (last error) {
+// the last error from before that. Once after awaitQuiet, it calls log with what it waits for, and the error.
+func until(ctx context.Context, log func(string, ...any), waiting string, try func() error) (last error) {
 	began, logged := time.Now(), false
 	for {
 		err := try()
@@ -87,7 +87,7 @@ func until(ctx context.Context, log *slog.Logger, waiting string, try func() err
 			return cmp.Or(last, err)
 		case time.Since(began) >= awaitQuiet && !logged:
 			logged = true
-			log.Info(waiting, "error", err)
+			log(waiting, "error", err)
 		}
 		last = err
 		clock.Sleep(ctx, awaitInterval)
@@ -99,7 +99,7 @@ func until(ctx context.Context, log *slog.Logger, waiting string, try func() err
 // them.
 func awaitListeners(ctx context.Context, rules iptables.Config, log *slog.Logger) (fitted iptables.Config, err error) {
 	var first time.Time // when a family first answered
-	err = until(ctx, log, "waiting for the agent", func() error {
+	err = until(ctx, log.Info, "waiting for the agent", func() error {
 		var missing, silent error
 		served := false
 		fitted = rules
@@ -152,7 +152,7 @@ func AskHealth(ctx context.Context, transport http.RoundTripper, addr string) (u
 // AwaitReady waits until an agent is ready. transport connects to the agent. If ctx ends first, the error says why the agent
 // is not ready.
 func AwaitReady(ctx context.Context, transport http.RoundTripper) error {
-	return until(ctx, slog.New(slog.DiscardHandler), "", func() error {
+	return until(ctx, slog.New(slog.DiscardHandler).Info, "", func() error {
 		_, says, err := AskHealth(ctx, transport, "localhost:80")
 		return cmp.Or(says, err)
 	})

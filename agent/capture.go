@@ -161,7 +161,7 @@ func (c *capture) awaitListening(ctx context.Context) {
 	case <-c.proxy.Ready():
 	case <-ctx.Done():
 	}
-	_ = until(ctx, c.log, "DNS is not captured yet: no listener answers", func() (silent error) {
+	_ = until(ctx, c.log.Warn, "DNS is not captured yet: no listener answers", func() (silent error) {
 		for _, f := range c.current().Config.Families() {
 			if c.listenError(f) != nil {
 				continue

@@ -98,7 +98,11 @@ func (l *lease) end(f family.Family) (done bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.renewed, f)
-	return leaseEnd.send(f)
+	if done, err = leaseEnd.send(f); !done {
+		return false, err
+	}
+	dropped, err := leaseNothing.send(f) // by a firewall, which may have dropped the request, too
+	return !dropped, err
 }
 
 // alive reports whether this process has renewed the lease of a family in the last [LeaseTime].
