@@ -18,6 +18,7 @@ import (
 type entries struct {
 	log    *slog.Logger
 	due    time.Time // when to sweep again after the last change of rules; zero if that was done
+	last   time.Time // until when sweeps that drop entries are followed by another one
 	failed bool      // the last sweep failed
 	logged map[family.Family]*logonce.Failure
 }
@@ -29,15 +30,19 @@ func newEntries(log *slog.Logger) entries {
 // needsSweep reports whether a sweep is still to come although the rules have not changed since the last sweep.
 func (e *entries) needsSweep() bool { return e.failed || !e.due.IsZero() }
 
+// repeatTime is how long after the settle time sweeps go on while they drop entries.
+const repeatTime = 30 * time.Second
+
 // sweep drops entries that let queries bypass the agent: after a change of rules, and once more when the settle time has
-// passed. No reply is in flight any more then, so the second sweep also drops leftovers (see [sweep.leftover]), and the
-// entries of replies that arrived after the first sweep. Between the two, sweep does nothing. After a failure, the next
-// check sweeps again.
+// passed. No reply to a query from before the change is in flight any more then, so the second sweep also drops leftovers
+// (see [sweep.leftover]), and the entries of replies that arrived after the first sweep. Between the two, sweep does
+// nothing. A socket that is always in use has a reply in flight whenever its entry is dropped, so a sweep that has dropped
+// entries is followed by another one at the next check. After a failure, the next check sweeps again.
 func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	now := time.Now()
 	switch changed = changed || e.failed; {
 	case changed:
-		e.due = now.Add(cfg.Settle)
+		e.due, e.last = now.Add(cfg.Settle), now.Add(cfg.Settle+repeatTime)
 	case now.Before(e.due):
 		return
 	default:
@@ -46,16 +51,20 @@ func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	e.failed = false
 	for f, v := range inst.families {
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
-		ok := e.drop(f, s.bypassing(changed))
+		dropped, ok := e.drop(f, s.bypassing(changed))
 		if ok && changed && len(cfg.vipRanges(f)) > 0 {
-			ok = e.drop(f, bypassingVIPs(cfg))
+			_, ok = e.drop(f, bypassingVIPs(cfg))
 		}
 		e.failed = e.failed || !ok
+		if !changed && dropped > 0 && now.Before(e.last) {
+			e.due = now
+		}
 	}
 }
 
-// drop drops the entries of family f in class c. After a failure, ok is false. A failure that repeats is logged once.
-func (e *entries) drop(f family.Family, c class) (ok bool) {
+// drop drops the entries of family f in class c, and returns how many there were. After a failure, ok is false. A failure
+// that repeats is logged once.
+func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	dropped, err := c.drop(f)
 	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
@@ -64,7 +73,7 @@ func (e *entries) drop(f family.Family, c class) (ok bool) {
 	if dropped > 0 {
 		e.log.Debug("dropped conntrack entries", "family", f, "entries", dropped)
 	}
-	return err == nil
+	return dropped, err == nil
 }
 
 // A class is a set of conntrack entries: all entries that pass one of the filters and for which match returns true.
