@@ -479,6 +479,10 @@ func (c *Capture) inUse() bool {
 // pause before a check is at least as long as this step took, so checks take at most half of the time.
 func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	took := time.Since(stepStart)
+	if !c.firewall.since.IsZero() { // these checks wait for a firewall, and leave those that may follow at once
+		c.ready = stepStart.Add(2 * took)
+		return stepStart.Add(max(firewallPause, 2*took))
+	}
 	interval := c.goal.Config.Interval
 	if longest := stepStart.Add(-checksAtOnce * interval); c.paced.Before(longest) {
 		c.paced = longest
@@ -487,9 +491,6 @@ func (c *Capture) nextCheck(stepStart time.Time) time.Time {
 	c.ready = stepStart.Add(2 * took)
 	if c.ready.Before(c.paced) {
 		c.ready = c.paced
-	}
-	if !c.firewall.since.IsZero() {
-		return stepStart.Add(max(firewallPause, 2*took))
 	}
 	soon, due := stepStart.Add(max(interval, 2*took)), c.readDue()
 	if !c.inst.complete() && c.lacksDue.Before(due) {
