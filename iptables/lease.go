@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/family"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // LeaseTime is how long the rules with a lease match after the last [Capture.Renew].
@@ -122,7 +123,7 @@ func (r leaseRequest) send(f family.Family) (done bool, err error) {
 		_ = unix.Close(socket) // nothing was written that could be lost
 		done = errors.Is(err, unix.EPERM)
 	}
-	if done || err == nil || isAny(err, unix.EAFNOSUPPORT, unix.ENETUNREACH, unix.EADDRNOTAVAIL, unix.EHOSTUNREACH) {
+	if done || err == nil || listen.NoRoute(err) {
 		return done, nil
 	}
 	return false, fmt.Errorf("sending a request about the lease of the capture rules to %s: %w", f.Loopback(), err)

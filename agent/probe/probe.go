@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -220,7 +219,7 @@ func (q Query) stateOf(err error) State {
 		return Silent
 	case q.unroutable():
 		return Absent
-	case q.Network == "udp", isAny(err, unix.EADDRNOTAVAIL, unix.EAGAIN, unix.EMFILE, unix.ENFILE):
+	case q.Network == "udp", listen.OutOfDescriptors(err), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAGAIN):
 		return Unsent
 	}
 	return Silent
@@ -232,12 +231,7 @@ func (q Query) unroutable() bool {
 	if err == nil {
 		_ = conn.Close()
 	}
-	return isAny(err, unix.EADDRNOTAVAIL, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EAFNOSUPPORT)
-}
-
-// isAny reports whether err is one of these errors.
-func isAny(err error, targets ...error) bool {
-	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+	return listen.NoRoute(err)
 }
 
 // reason returns the text of an error without the addresses.

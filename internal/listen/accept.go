@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,12 +17,8 @@ import (
 // closed, shut down or not a listening socket. All other errors are temporary, such as a lack
 // of descriptors or memory, or an error of one client.
 func Dead(err error) bool {
-	for _, permanent := range []error{net.ErrClosed, unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP} {
-		if errors.Is(err, permanent) {
-			return true
-		}
-	}
-	return false
+	permanent := []error{net.ErrClosed, unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP}
+	return slices.ContainsFunc(permanent, func(target error) bool { return errors.Is(err, target) })
 }
 
 // OutOfDescriptors reports whether err means that this process, or the whole system, has
@@ -53,11 +50,9 @@ const (
 // It returns false if ctx ends before attempt succeeds.
 func Retry(ctx context.Context, attempt func() error) bool {
 	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			timer.Stop()
 			return false
 		}
 		if attempt() == nil {

@@ -266,6 +266,11 @@ func noFamily(err error) bool {
 	return errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT)
 }
 
+// NoRoute reports whether err means that this host has no route to an address, or no address of its family.
+func NoRoute(err error) bool {
+	return noFamily(err) || errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
+}
+
 // logMissing logs why a socket is missing.
 func (s *Set) logMissing(err error) {
 	if noFamily(err) {
