@@ -84,7 +84,8 @@ func TestReferenceConfiguration(t *testing.T) {
 	}
 
 	o := newOptions(pflag.NewFlagSet("agent", pflag.ContinueOnError))
-	if err := o.flags.Parse([]string{"--config", path}); err != nil {
+	// The directory of the file is the machine's: only root can make it.
+	if err := o.flags.Parse([]string{"--config", path, "--" + stateDirFlag, t.TempDir()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := settings.Resolve(o.flags, nil); err != nil {
