@@ -82,7 +82,7 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 func (d *demo) start(ctx context.Context, group *errgroup.Group) (err error) {
 	logger := errorsOnly()
 	d.controlPlane, err = discovery.New(discovery.Config{
-		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger, GRPCAddr: "127.0.0.1:0",
+		ConfigDir: d.path("shop"), Logger: logger, GRPCAddr: "127.0.0.1:0",
 	})
 	if err != nil {
 		return err

@@ -3,15 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +22,6 @@ import (
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/fleetpage"
 	"github.com/nametap/nametap/internal/httpguard"
-	"github.com/nametap/nametap/internal/statedir"
 	"github.com/nametap/nametap/internal/version"
 )
 
@@ -34,9 +30,6 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	logger := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: o.logLevel.LevelVar, ReplaceAttr: cutValue}))
 	cfg := o.server
 	cfg.Logger, cfg.MemoryLimit = logger, boundMemory()
-	if !o.stateDirGiven && cfg.StateDir != "" {
-		cfg.StateDir = usableStateDir(cfg.StateDir, logger)
-	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(version.Metric("nametap_discovery_build_info"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg.Registerer = registry
@@ -116,19 +109,6 @@ func afterDrain(stopping context.Context, ready <-chan struct{}, logger *slog.Lo
 		time.AfterFunc(podDrain, cancel)
 	})
 	return ctx, cancel
-}
-
-// usableStateDir returns dir. If this user cannot create or write dir, it logs a warning and returns "", because a user
-// should be able to try nametap without root. After any other error, it returns dir, and discovery.New
-// fails, unless the disk is full.
-func usableStateDir(dir string, logger *slog.Logger) string {
-	err := statedir.Check(dir)
-	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, syscall.EROFS) && !errors.Is(err, syscall.ENOTDIR) {
-		return dir
-	}
-	logger.Warn("the last good objects are kept in memory only: after a restart an object that is broken then is left out; "+
-		"set --state-dir to a directory that can be written, or to nothing if that is intended", "error", err)
-	return ""
 }
 
 // statusHandler serves probes, metrics, the errors in objects, the state of resources and the state of agents. After

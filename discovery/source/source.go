@@ -45,12 +45,6 @@ type Reading struct {
 	Missing map[string]string
 }
 
-// The steps of a source that can fail while it runs.
-const (
-	StepRead        = "read"         // reading the directory
-	StepSaveObjects = "save_objects" // saving the objects of the directory
-)
-
 // An API is an API server. Its methods make what the control plane needs of the API server. None sends a request.
 type API interface {
 	// NewObjects returns the objects of the API server.
