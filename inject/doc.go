@@ -19,7 +19,6 @@
 //	manifest.go    Manifest: Pod for each pod of a manifest
 //	workload.go    where the pods are in the objects of a manifest
 //	document.go    a document of a manifest: from text, and back
-//	splice.go      the lines of a document, with new lines where its tree has changed
 //	change.go      giving a tree of YAML another value
 //	tree.go        values, which are read as kubectl reads them, and trees of YAML
 //	inject.go      Pod
