@@ -90,13 +90,13 @@ func (s summary) log(log *slog.Logger, now time.Time, end bool) {
 // A group counts the queries with one key since the last line about them.
 type group struct {
 	key
-	count    uint64
-	stale    uint64          // how many of them got a stale answer
-	client   string          // the client of the first query
-	example  string          // the question of the first query
-	row      string          // the rows of docs/behaviour.md of the first query
-	first    time.Time       // when the first query was counted
-	logged   time.Time       // when the last line was logged
+	count   uint64
+	stale   uint64    // how many of them got a stale answer
+	client  string    // the client of the first query
+	example string    // the question of the first query
+	row     string    // the rows of docs/behaviour.md of the first query
+	first   time.Time // when the first query was counted
+	logged  time.Time // when the last line was logged
 }
 
 // due returns when the next line of the group is due.
