@@ -134,7 +134,7 @@ func (c *Config) prepareStateDir() {
 // given the push path another clock, the push path keeps that clock. setClock also makes a channel for each path. A
 // value in the channel tells the path that addresses of interfaces have changed.
 func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
-	pollClock = clock.ForPolling(clock.Tick)
+	pollClock = clock.New()
 	c.DNS.Forward.Clock, c.XDS.Clock = pollClock, cmp.Or(c.XDS.Clock, pollClock)
 	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]
