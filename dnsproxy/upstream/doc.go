@@ -41,10 +41,9 @@
 //
 //  6. Without Options.Fastest, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while an
 //     earlier server lives and has neither answered nor failed, at most until the time is up. Earlier servers
-//     that were not asked yet are asked. A positive answer is not held. If an earlier server is late, and
-//     replies before the time is up, its reply replaces the positive answer in the cache. An answer is
-//     provisional, and kept for 30 s at most, unless all earlier servers have said REFUSED or NOTIMP. A
-//     server for internal names says so for all other names.
+//     that were not asked yet are asked. A positive answer is not held. An answer is provisional, and kept for
+//     30 s at most, unless all earlier servers have said REFUSED or NOTIMP. A server for internal names says so
+//     for all other names.
 //
 //  7. When all servers are down, all are asked at once, then one after the other with pauses that
 //     double up to 2 s. A query is repeated when a server is late. The first repetition is free if the server that

@@ -36,10 +36,9 @@ type Mode int
 
 // A Receiver gets the result of a query.
 type Receiver interface {
-	// Receive takes the answer of a query, or the error if there is none. It is called from any
-	// goroutine, perhaps before [Group.Start] returns. After a provisional answer it may be called a
-	// second time, with the answer that replaces the first (rule 6). It must not block: it runs on the
-	// goroutine that reads a nameserver's socket.
+	// Receive takes the answer of a query, or the error if there is none. It is called once, from any
+	// goroutine, perhaps before [Group.Start] returns. It must not block: it runs on the goroutine that
+	// reads a nameserver's socket.
 	Receive(answer Answer, err error)
 }
 
@@ -98,7 +97,6 @@ type exchange struct {
 	cancelled bool
 
 	receiver Receiver
-	lingers  bool      // it was answered, and is not over; counted in shared.lingering
 	spare    []outcome // memory for the next outcomes
 	query    []byte
 	question []byte
@@ -133,16 +131,13 @@ func newExchange(c *shared) *exchange {
 // finish makes e ignore all later events of its query, and returns e to the pool.
 func (e *exchange) finish() {
 	e.shared.wheel.stop(&e.timer)
-	if e.lingers {
-		e.shared.lingering.Add(-1)
-	}
 	e.mu.Lock()
 	e.generation.Add(1)
 	clear(e.outcomes)
 	e.outcomes, e.due, e.cancelled, e.busy = e.outcomes[:0], false, false, false
 	clear(e.servers)
 	e.servers, e.query, e.question = e.servers[:0], nil, nil
-	e.receiver, e.lingers, e.trace = nil, false, nil
+	e.receiver, e.trace = nil, nil
 	e.schedule.reset()
 	e.mu.Unlock()
 	e.shared.exchanges.Put(e)
@@ -169,10 +164,15 @@ func (e *exchange) notify(generation uint64, record func(*exchange)) {
 // drive runs the exchange until no event is left. The caller has set busy.
 func (e *exchange) drive() {
 	for {
-		e.tell()
+		if e.schedule.over {
+			answer, err := e.result()
+			e.receiver.Receive(answer, err)
+			e.finish()
+			return
+		}
 		e.mu.Lock()
 		outcomes, due := e.outcomes, e.due
-		if e.cancelled || e.schedule.over {
+		if e.cancelled {
 			e.mu.Unlock()
 			e.finish()
 			return
@@ -190,25 +190,6 @@ func (e *exchange) drive() {
 			e.timerFired(now)
 		}
 	}
-}
-
-// maxLingering bounds the exchanges that linger: they were answered, but go on because a later reply may replace the
-// answer (rule 6).
-const maxLingering = 256
-
-// tell passes an answer to the receiver if there is one that the receiver does not have yet. It may be a second answer,
-// which replaces the first. After that the exchange is over, or lingers.
-func (e *exchange) tell() {
-	s := &e.schedule
-	if !s.answered || e.lingers && !s.replaced {
-		return
-	}
-	if !s.over {
-		e.lingers = true
-		s.over = e.shared.lingering.Add(1) > maxLingering
-	}
-	answer, err := e.result()
-	e.receiver.Receive(answer, err)
 }
 
 // begin prepares the exchange for a query.
@@ -360,7 +341,7 @@ func (e *exchange) tryPlain(i int, now time.Time) bool {
 	return e.servers[i].triedPlain
 }
 
-// result returns the answer, or the error if there is none. The exchange must be answered.
+// result returns the answer, or the error if there is none. The schedule must be over.
 func (e *exchange) result() (Answer, error) {
 	s := &e.schedule
 	if s.reply == nil {
@@ -442,7 +423,7 @@ func (e *exchange) noReply() *noReply {
 	return err
 }
 
-// traced returns the attempts of an exchange that is answered, and then the servers that were not asked. It returns nil
+// traced returns the attempts of an exchange that is over, and then the servers that were not asked. It returns nil
 // if the query is not Traced.
 func (e *exchange) traced(now time.Time) []Attempt {
 	t := e.trace

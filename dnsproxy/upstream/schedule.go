@@ -37,10 +37,8 @@ type schedule struct {
 
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
-	// These fields describe the result. The answer may be replaced after it was given, until the schedule is over.
-	answered    bool   // the fields winner, reply, provisional, noOPT and cause are set
-	over        bool   // nothing is awaited any more
-	replaced    bool   // an earlier server's answer replaced the answer (rule 6)
+	// These fields describe the result.
+	over        bool   // the fields winner, reply, provisional, noOPT and cause are set
 	winner      int    // index of the server that sent the reply
 	reply       []byte // the answer; nil if there is none
 	provisional bool   // an earlier server may have another answer (rule 6)
@@ -178,10 +176,8 @@ func (s *schedule) wakeAt() time.Time {
 func (s *schedule) wake(now time.Time) {
 	switch {
 	case s.expired(now), !s.truncatedUntil.IsZero() && !now.Before(s.truncatedUntil):
-		s.giveUp(ErrTimeout, now)
-	case s.endIfDone(now):
-		s.lateAt = now.Add(maxLate) // then wake sees whether earlier servers still live
-	case now.Before(s.lateAt):
+		s.giveUp(ErrTimeout)
+	case s.endIfDone(now), now.Before(s.lateAt):
 	default:
 		s.repeat(now)
 	}
@@ -209,7 +205,7 @@ func (s *schedule) mayRepeat(st *standing, now time.Time) bool {
 // receive takes the outcome of an attempt.
 func (s *schedule) receive(o outcome, now time.Time) {
 	switch {
-	case s.over, s.answered && o.try >= s.winner:
+	case s.over:
 	case o.err != nil:
 		s.receiveError(o, now)
 	case !o.reading.usable():
@@ -263,11 +259,11 @@ func (s *schedule) receiveAnswer(o outcome, now time.Time) {
 	if o.noOPT {
 		s.act(actAnsweredWithoutOPT, o.try)
 	}
-	if o.reading.negative && !s.answered && s.outranked(o.try) {
+	if o.reading.negative && s.outranked(o.try) {
 		s.hold(o, now)
 		return
 	}
-	s.win(o, now)
+	s.win(o)
 }
 
 // askAgain asks a server once more, in another way: over a connection, or without EDNS. way points to the field stream
@@ -321,17 +317,14 @@ func (s *schedule) next() int {
 }
 
 // endIfDone ends the query if it need not wait any more, because the reply that is held becomes the answer, or no
-// server is left. It reports whether the query is answered.
+// server is left. It reports whether the query is over.
 func (s *schedule) endIfDone(now time.Time) bool {
-	switch {
-	case s.answered:
-		s.over = s.over || !s.awaits()
-	case s.held.reply != nil && !s.outranked(s.held.try):
-		s.win(s.held, now)
-	default:
+	if s.held.reply != nil && !s.outranked(s.held.try) {
+		s.win(s.held)
+	} else {
 		s.settle(now)
 	}
-	return s.answered
+	return s.over
 }
 
 // settle ends the query if no server is left that may answer. Either all servers have failed, or some
@@ -340,7 +333,7 @@ func (s *schedule) settle(now time.Time) {
 	failed := s.bestFailure() >= 0
 	left := func(t try) bool { return !t.done && (!failed || t.standing.state < Down || !t.isLate(now)) }
 	if s.next() < 0 || !slices.ContainsFunc(s.tries, left) {
-		s.giveUp(nil, now)
+		s.giveUp(nil)
 	}
 }
 
@@ -356,34 +349,28 @@ func (s *schedule) bestFailure() int {
 	return best
 }
 
-// win makes a usable reply the answer of the query, even if the query was answered before. The schedule goes
-// on while an earlier server owes its reply (rule 6).
-func (s *schedule) win(o outcome, now time.Time) {
+// win makes a usable reply the answer of the query.
+func (s *schedule) win(o outcome) {
 	s.budget.earn()
-	s.replaced, s.answered = s.answered, true
-	s.winner, s.reply, s.noOPT = o.try, o.reply, o.noOPT
+	s.over, s.winner, s.reply, s.noOPT = true, o.try, o.reply, o.noOPT
 	s.provisional = s.inOrder() && slices.ContainsFunc(s.tries[:o.try], func(t try) bool { return !t.disclaims() })
-	s.over = s.replaced || !s.awaits()
-	s.lateAt = now.Add(maxLate)
 }
 
-// giveUp ends the query with the best result so far: an answer, a truncated or held reply, or the
-// best failure. If there is none of these, the query ends without a reply; cause says why.
-func (s *schedule) giveUp(cause error, now time.Time) {
+// giveUp ends the query with the best result so far: a truncated or held reply, or the best failure. If there is
+// none of these, the query ends without a reply; cause says why.
+func (s *schedule) giveUp(cause error) {
 	cut := slices.IndexFunc(s.tries, func(t try) bool { return t.truncated.reply != nil })
 	switch {
-	case s.answered:
 	case cut >= 0:
-		s.win(s.tries[cut].truncated, now)
+		s.win(s.tries[cut].truncated)
 	case s.held.reply != nil:
-		s.win(s.held, now)
+		s.win(s.held)
 	default:
-		s.answered, s.cause = true, cause
+		s.over, s.cause = true, cause
 		if best := s.bestFailure(); best >= 0 {
 			s.reply, s.winner = s.tries[best].failure, best
 		}
 	}
-	s.over = true
 }
 
 // The next methods implement rule 6, which is about answers of servers other than the first.
@@ -394,12 +381,6 @@ func (s *schedule) inOrder() bool { return !s.options.Fastest && !s.sendOnce }
 // outranked reports whether a server before the i-th may still send an answer.
 func (s *schedule) outranked(i int) bool {
 	return s.inOrder() && slices.ContainsFunc(s.tries[:i], func(t try) bool { return t.mayKnow() })
-}
-
-// awaits reports whether a server before the winner was asked and may still send an answer.
-func (s *schedule) awaits() bool {
-	return s.inOrder() &&
-		slices.ContainsFunc(s.tries[:s.winner], func(t try) bool { return t.sends > 0 && !t.done && t.mayKnow() })
 }
 
 // hold keeps a negative answer until all earlier servers have answered,

@@ -206,16 +206,15 @@ func (s *schedule) describe(start time.Time) string {
 		parts = append(parts, text)
 	}
 	s.actions = s.actions[:0]
-	if s.answered {
+	if s.over {
 		parts = append(parts, s.describeAnswer())
-	}
-	if !s.over {
+	} else {
 		parts = append(parts, "wake at "+s.wakeAt().Sub(start).String())
 	}
 	return strings.Join(parts, ", ")
 }
 
-// describeAnswer describes the answer, which is "provisional" or not, and "replaces" another one or does not.
+// describeAnswer describes the answer, which is "provisional" or not.
 func (s *schedule) describeAnswer() string {
 	text := ""
 	if s.provisional {
@@ -229,9 +228,5 @@ func (s *schedule) describeAnswer() string {
 	case s.tries[s.winner].failure != nil:
 		return fmt.Sprintf("%s of %d", dns.RcodeToString[s.tries[s.winner].code], s.winner)
 	}
-	text += fmt.Sprintf("answer of %d", s.winner)
-	if s.replaced {
-		text += " replaces it"
-	}
-	return text
+	return text + fmt.Sprintf("answer of %d", s.winner)
 }

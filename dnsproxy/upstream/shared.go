@@ -24,7 +24,6 @@ type shared struct {
 	wheel wheel // the timers of exchanges
 
 	open          atomic.Int64 // how many sockets and connections are open
-	lingering     atomic.Int64 // how many exchanges were answered and are not over
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
 	elsewhereLog  limitedLog   // lines about servers that are not configured
 	goroutines    sync.WaitGroup
