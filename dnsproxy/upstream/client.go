@@ -158,8 +158,6 @@ type Group struct {
 	servers []*server
 	options Options
 	timeout time.Duration
-
-	budget budget
 }
 
 // Group returns the group of these servers, in order of preference. A server has one

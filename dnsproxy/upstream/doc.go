@@ -28,7 +28,7 @@
 //     asked.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
-//     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
+//     time is up. In each round the waits are twice as long, up to 2 s. A server that is asked again is
 //     asked with another ID, and from another socket if it has several. All attempts stay in flight. The first
 //     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
@@ -45,10 +45,7 @@
 //     30 s at most, unless all earlier servers have said REFUSED or NOTIMP. A server for internal names says so
 //     for all other names.
 //
-//  7. When all servers are down, all are asked at once, then one after the other with pauses that
-//     double up to 2 s. A query is repeated when a server is late. The first repetition is free if the server that
-//     gets it lives. All other repetitions are taken from a budget of 256. Each usable reply gives 2 back to the
-//     budget, and each second gives 100 back. A server that owes replies to 128 queries, and to a probe, is full:
+//  7. When all servers are down, all are asked at once, then one after the other. A server that owes replies to 128 queries, and to a probe, is full:
 //     it is sent only probes, every 250 ms, until it has sent a reply. Queries wait for this reply. If the server
 //     is down, and no other server is left, queries fail at once.
 //
@@ -68,13 +65,13 @@
 //	transfer.go          the end of a zone transfer
 //	exchange.go          one query: does what its schedule decides when an event comes
 //	trace.go             a record of what an exchange has done, if the caller wants it
-//	schedule.go          rules 3 to 6 and 8, and the repetitions of rule 7, as a plain value without a clock
+//	schedule.go          rules 3 to 6 and 8, as a plain value without a clock
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
 //	attempt.go           one query to one server, in flight
 //	server.go            one server: its history, its sockets, and probes of it
 //	refusals.go          failures in a row, without an answer between them; response codes that are counted
-//	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
+//	history.go           rules 1 and 2; a plain value, too
 //	probe.go             the questions of probes, also of probes for loops
 //	shared.go            what a client and its servers share: settings, pools, goroutines
 //	wheel.go             the timers of exchanges

@@ -209,7 +209,7 @@ func (e *exchange) begin(g *Group, query []byte, mode Mode) error {
 	mode &^= Verbatim | Traced
 	s := &e.schedule
 	s.reset()
-	s.options, s.budget, s.deadline = g.options, &g.budget, time.Now().Add(g.timeout)
+	s.options, s.deadline = g.options, time.Now().Add(g.timeout)
 	s.sendOnce, s.retryTCP, s.edns = !isQuery(query), mode != UDPOnly, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
 		e.servers = append(e.servers, peer{server: server})

@@ -1,14 +1,12 @@
 package upstream
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 // The numbers of the rules in the package comment.
 const (
 	minLate     = 50 * time.Millisecond
 	maxLate     = 400 * time.Millisecond
+	maxWait     = 2 * time.Second
 	unknownLate = 200 * time.Millisecond
 	// maxSample bounds the times that are measured. A name may be slow, for seconds at times, because of its own
 	// nameservers. That says little about the server that was asked.
@@ -33,7 +31,6 @@ const (
 
 	downUnanswered = 3
 	downSilence    = time.Second
-	maxDownWait    = 2 * time.Second
 
 	rememberQuirk = 10 * time.Minute
 )
@@ -208,39 +205,4 @@ func (h *history) measure(now time.Time, rtt time.Duration) {
 		h.rttvar -= (h.rttvar - deviation) / 64
 	}
 	h.srtt += (rtt - h.srtt) / gain
-}
-
-// The numbers of rule 7.
-const (
-	budgetMax    = 256
-	budgetReply  = 2   // earned by a usable reply
-	budgetSecond = 100 // earned in a second
-)
-
-// A budget bounds how often the queries of a group are sent again because a server is late
-// (rule 7). In the zero budget nothing is spent yet. A budget is safe for concurrent use.
-type budget struct {
-	mu     sync.Mutex
-	spent  float64
-	filled time.Time // when spent was last reduced for the time that had passed
-}
-
-// take spends one repetition, and reports whether one was left.
-func (b *budget) take(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-now.Sub(b.filled).Seconds()*budgetSecond)
-	b.filled = now
-	if b.spent+1 > budgetMax {
-		return false
-	}
-	b.spent++
-	return true
-}
-
-// earn adds what a usable reply earns.
-func (b *budget) earn() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-budgetReply)
 }

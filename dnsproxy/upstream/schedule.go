@@ -23,7 +23,6 @@ type schedule struct {
 	options  Options
 	tries    []try // one for each server, in the order of configuration
 	deadline time.Time
-	budget   *budget // of rule 7, shared by all queries of the group
 	sendOnce bool    // the query must not be sent twice (rule 8)
 	edns     bool    // the query has an OPT record that may be left out
 	retryTCP bool    // after a truncated reply, the query is sent over TCP (rule 8)
@@ -31,9 +30,7 @@ type schedule struct {
 	actions []action // to be carried out by the exchange, in order
 
 	lateAt         time.Time     // when the server asked last will be late and the next one is asked
-	maxWait        time.Duration // how long the query waits at most before it asks the next server
 	truncatedUntil time.Time     // when a truncated reply becomes the answer; zero if there is none
-	repeated       bool          // the query was sent again because a server was late
 
 	held outcome // a negative answer that is held (rule 6); its reply is nil if none is held
 
@@ -114,14 +111,10 @@ func (s *schedule) setStanding(i int, st standing) {
 // start asks the best server (rule 4). If the best server is down, all servers are down (rule 3), and
 // all are asked (rule 7).
 func (s *schedule) start(now time.Time) {
-	s.maxWait = maxLate
 	first := s.next()
 	if first < 0 {
 		s.settle(now)
 		return
-	}
-	if s.tries[first].standing.state == Down {
-		s.maxWait = maxDownWait
 	}
 	s.askFirst(first, now)
 }
@@ -142,7 +135,11 @@ func (s *schedule) askFirst(best int, now time.Time) {
 func (s *schedule) ask(i int, now time.Time) {
 	t := &s.tries[i]
 	t.stream = t.stream != (t.inTurn && t.sends > 0)
-	s.lateAt = now.Add(min(t.standing.lateAfter<<min(t.sends, 8), s.maxWait))
+	limit := maxWait
+	if s.held.reply != nil {
+		limit = maxLate // then wake sees whether the earlier servers still live
+	}
+	s.lateAt = now.Add(min(t.standing.lateAfter<<min(t.sends, 8), limit))
 	s.send(i, now)
 }
 
@@ -183,23 +180,16 @@ func (s *schedule) wake(now time.Time) {
 	}
 }
 
-// repeat is called when a server is late. It sends the query to the next server if the query may be
-// sent twice (rule 8) and rule 7 allows it.
+// repeat is called when a server is late. It sends the query to the next server, unless the query must not be sent
+// twice (rule 8).
 func (s *schedule) repeat(now time.Time) {
-	i := s.next()
-	if s.sendOnce || !s.mayRepeat(&s.tries[i].standing, now) {
-		s.lateAt = now.Add(s.maxWait)
+	if s.sendOnce {
+		s.lateAt = now.Add(maxWait)
 		return
 	}
-	s.repeated = true
+	i := s.next()
 	s.act(actHedge, i)
 	s.ask(i, now)
-}
-
-// mayRepeat reports whether the query may be sent again, to a server with this standing, because a server is late (rule
-// 7). The first repetition is free if that server lives.
-func (s *schedule) mayRepeat(st *standing, now time.Time) bool {
-	return !s.repeated && st.lives() || s.budget.take(now)
 }
 
 // receive takes the outcome of an attempt.
@@ -351,7 +341,6 @@ func (s *schedule) bestFailure() int {
 
 // win makes a usable reply the answer of the query.
 func (s *schedule) win(o outcome) {
-	s.budget.earn()
 	s.over, s.winner, s.reply, s.noOPT = true, o.try, o.reply, o.noOPT
 	s.provisional = s.inOrder() && slices.ContainsFunc(s.tries[:o.try], func(t try) bool { return !t.disclaims() })
 }

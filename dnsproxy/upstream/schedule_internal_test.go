@@ -83,7 +83,6 @@ type scheduleTest struct {
 	name    string
 	servers []standing
 	options Options
-	poor    bool   // rule 7's budget is empty, for 400 ms
 	once    bool   // rule 8
 	inTurn  bool   // TCPThenUDP
 	want    string // after start
@@ -103,13 +102,15 @@ func TestRepetitions(t *testing.T) {
 	t.Parallel()
 	runSchedules(t, []scheduleTest{
 		{
-			name: "rule 4: one server, waits doubled up to 400 ms", servers: []standing{up}, want: "send 0, wake at 50ms",
+			name: "rule 4: one server, waits doubled up to 2 s", servers: []standing{up}, want: "send 0, wake at 50ms",
 			steps: []step{
 				{50 * ms, wake, "hedge 0, send 0, wake at 150ms"},
 				{150 * ms, wake, "hedge 0, send 0, wake at 350ms"},
 				{350 * ms, wake, "hedge 0, send 0, wake at 750ms"},
-				{750 * ms, wake, "hedge 0, send 0, wake at 1.15s"},
-				{800 * ms, answer(0), "answer of 0"},
+				{750 * ms, wake, "hedge 0, send 0, wake at 1.55s"},
+				{1550 * ms, wake, "hedge 0, send 0, wake at 3.15s"},
+				{3150 * ms, wake, "hedge 0, send 0, wake at 4s"},
+				{3200 * ms, answer(0), "answer of 0"},
 			},
 		},
 		{
@@ -138,24 +139,12 @@ func TestRepetitions(t *testing.T) {
 			},
 		},
 		{
-			name: "rule 7: without budget one repetition", servers: []standing{up, up}, poor: true, want: "send 0, wake at 50ms",
-			steps: []step{
-				{50 * ms, wake, "hedge 1, send 1, wake at 100ms"},
-				{100 * ms, wake, "wake at 500ms"},
-				{500 * ms, wake, "hedge 0, send 0, wake at 600ms"},
-			},
-		},
-		{
-			name: "rule 7: without budget none to a silent server", servers: []standing{silent}, poor: true, want: "send 0, wake at 50ms",
-			steps: []step{{50 * ms, wake, "wake at 450ms"}},
-		},
-		{
 			name: "rule 8: sent once", servers: []standing{up, up}, once: true,
 			want: "send 0, wake at 50ms",
 			steps: []step{
-				{50 * ms, wake, "wake at 450ms"},
+				{50 * ms, wake, "wake at 2.05s"},
 				{60 * ms, lost(0, syscall.ECONNREFUSED), "send 1, wake at 110ms"},
-				{110 * ms, wake, "wake at 510ms"},
+				{110 * ms, wake, "wake at 2.11s"},
 				{120 * ms, noAnswer(1), "answer of 1"},
 			},
 		},
@@ -170,10 +159,7 @@ func (tc scheduleTest) run(t *testing.T) {
 	t.Helper()
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	s := schedule{
-		options: tc.options, deadline: start.Add(defaultTimeout), budget: new(budget), sendOnce: tc.once, edns: true, retryTCP: true,
-	}
-	if tc.poor {
-		s.budget.spent, s.budget.filled = budgetMax+40, start
+		options: tc.options, deadline: start.Add(defaultTimeout), sendOnce: tc.once, edns: true, retryTCP: true,
 	}
 	for i, st := range tc.servers {
 		s.tries = append(s.tries, try{stream: tc.options.UseVC || tc.inTurn, inTurn: tc.inTurn})
