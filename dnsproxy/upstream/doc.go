@@ -100,10 +100,8 @@
 // without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT
 // record. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
-// Some middleboxes drop packets with OPT records. So when a query is sent to a server for the third time, its OPT
-// record is left out if no reply with an OPT record has come since the first time. In a query with the DO bit, it is
-// left out only if no such reply has come for ten minutes. If the server then answers, and has sent no OPT record for
-// ten minutes, queries to it have no OPT record for the next ten minutes.
+// Some middleboxes drop packets with OPT records. So when a query without the DO bit is sent to a server for the third
+// time, its OPT record is left out.
 //
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
 // to these servers, but they have bounds of their own: 512 servers are remembered, and at most 512 sockets are open to

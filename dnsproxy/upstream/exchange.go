@@ -103,16 +103,10 @@ type exchange struct {
 	verbatim bool
 	slot     uint32
 	schedule schedule
-	servers  []peer // the servers of the schedule, by the same index
+	servers  []*server // of the schedule, by the same index
 	timer    timer
 	deliver  func(generation uint64, o outcome) // takes the outcome of an attempt; never changes
 	trace    *trace                             // nil unless the query is Traced
-}
-
-// A peer is a server that may be asked.
-type peer struct {
-	*server
-	triedPlain bool // it was asked without EDNS once, by tryPlain
 }
 
 // newExchange returns an exchange from the pool.
@@ -212,7 +206,7 @@ func (e *exchange) begin(g *Group, query []byte, mode Mode) error {
 	s.options, s.deadline = g.options, time.Now().Add(g.timeout)
 	s.sendOnce, s.retryTCP, s.edns = !isQuery(query), mode != UDPOnly, !e.verbatim && wire.EndsInOPT(query)
 	for _, server := range g.servers {
-		e.servers = append(e.servers, peer{server: server})
+		e.servers = append(e.servers, server)
 		only := server.udp == nil || g.options.UseVC
 		s.tries = append(s.tries, try{stream: only || mode == TCPThenUDP, inTurn: !only && mode == TCPThenUDP})
 	}
@@ -266,17 +260,13 @@ func (e *exchange) receive(outcomes []outcome, now time.Time) {
 // carryOut carries out the actions of the schedule and sets the timer.
 func (e *exchange) carryOut(now time.Time) {
 	for _, action := range e.schedule.actions {
-		s, t := e.servers[action.try].server, &e.schedule.tries[action.try]
+		s, t := e.servers[action.try], &e.schedule.tries[action.try]
 		switch action.kind {
 		case actSend:
 			e.send(action.try, now)
 		case actHedge:
 			s.hedges.Add(1)
 			e.trace.markRepeated()
-		case actAnsweredWithoutOPT:
-			if t.noOPT || e.servers[action.try].triedPlain {
-				s.answeredWithoutOPT(now)
-			}
 		case actMalformed:
 			s.noteMalformed(t.err)
 		case actFailure:
@@ -289,10 +279,13 @@ func (e *exchange) carryOut(now time.Time) {
 	}
 }
 
+// When a query is sent to a server for the third time, its OPT record is left out, because a middlebox may drop packets
+// with OPT records. A client that wants signatures has little use for an answer without them.
+const plainFrom = 3
+
 // send sends the query to a server.
 func (e *exchange) send(i int, now time.Time) {
-	s, t := e.servers[i].server, &e.schedule.tries[i]
-	avoid := s.avoidsEDNS(now)
+	s, t := e.servers[i], &e.schedule.tries[i]
 	a := newAttempt(s)
 	a.deliver, a.current, a.generation, a.try = e.deliver, &e.generation, e.generation.Load(), i
 	a.slot, a.sent, a.stream, a.sends = e.slot, now, t.stream, t.sends
@@ -300,7 +293,7 @@ func (e *exchange) send(i int, now time.Time) {
 	buffer := e.shared.takePacket(e.query)
 	defer e.shared.keepPacket(buffer)
 	packet := *buffer
-	if e.schedule.edns && (avoid || t.noOPT || e.tryPlain(i, now)) {
+	if e.schedule.edns && (t.noOPT || t.sends >= plainFrom && !wire.WantsDNSSEC(e.query)) {
 		packet, a.noOPT = wire.CutOPT(packet), true
 	}
 	question := packet[wire.HeaderLen : wire.HeaderLen+len(e.question)]
@@ -321,24 +314,6 @@ func (e *exchange) failedForOthers(i int) bool {
 		}
 	}
 	return false
-}
-
-// tryPlain reports whether a server is asked without EDNS this time, because packets with an OPT record may be lost on
-// the way. It reports true when the query is sent to the server for the third time, if no reply with an OPT record has
-// come since the first time. A client that wants signatures has little use for an answer without them. For such a
-// client, tryPlain reports true only if no reply with an OPT record has come for rememberQuirk.
-func (e *exchange) tryPlain(i int, now time.Time) bool {
-	const third = 3
-	t := &e.schedule.tries[i]
-	if t.sends != third {
-		return false
-	}
-	start := t.first
-	if wire.WantsDNSSEC(e.query) {
-		start = now.Add(-rememberQuirk)
-	}
-	e.servers[i].triedPlain = e.servers[i].dropsEDNS(start)
-	return e.servers[i].triedPlain
 }
 
 // result returns the answer, or the error if there is none. The schedule must be over.

@@ -31,8 +31,6 @@ const (
 
 	downUnanswered = 3
 	downSilence    = time.Second
-
-	rememberQuirk = 10 * time.Minute
 )
 
 // A State tells whether a server can be used.
@@ -65,9 +63,6 @@ type history struct {
 	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
 	looping bool
-
-	noEDNSUntil time.Time // until then, the server is asked without EDNS
-	ednsHeard   time.Time // when the last reply with an OPT record came
 }
 
 // A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
@@ -174,17 +169,6 @@ func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	h.replies = min(h.replies+1, rttGain)
 	h.heard = now
 	h.waiting, h.silentSince, h.probes, h.refusals = time.Time{}, time.Time{}, 0, 0
-	if r.edns {
-		h.ednsHeard = now
-	}
-}
-
-// answeredWithoutOPT records that the server has answered a query from which the OPT record was left
-// out. If it has sent no OPT record for a while, it is asked without one from now on.
-func (h *history) answeredWithoutOPT(now time.Time) {
-	if h.ednsHeard.IsZero() || now.Sub(h.ednsHeard) >= rememberQuirk {
-		h.noEDNSUntil = now.Add(rememberQuirk)
-	}
 }
 
 // measure adds a reply's time to srtt and rttvar (RFC 6298, rule 1).

@@ -77,11 +77,10 @@ type action struct {
 type actionKind uint8
 
 const (
-	actSend               actionKind = iota // send the server the query
-	actHedge                                // count a query that is sent to the server because another was late
-	actAnsweredWithoutOPT                   // note that the server answered a query without EDNS
-	actMalformed                            // note a malformed reply; the error is in try.err
-	actFailure                              // note a failure; the response code is in try.code
+	actSend      actionKind = iota // send the server the query
+	actHedge                       // count a query that is sent to the server because another was late
+	actMalformed                   // note a malformed reply; the error is in try.err
+	actFailure                     // note a failure; the response code is in try.code
 )
 
 // reset empties s and keeps its memory for the next query.
@@ -246,9 +245,6 @@ func (s *schedule) receiveTruncated(o outcome, now time.Time) {
 }
 
 func (s *schedule) receiveAnswer(o outcome, now time.Time) {
-	if o.noOPT {
-		s.act(actAnsweredWithoutOPT, o.try)
-	}
 	if o.reading.negative && s.outranked(o.try) {
 		s.hold(o, now)
 		return

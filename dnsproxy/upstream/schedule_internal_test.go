@@ -181,7 +181,7 @@ func (tc scheduleTest) run(t *testing.T) {
 func (s *schedule) describe(start time.Time) string {
 	var parts []string
 	for _, action := range s.actions {
-		text := fmt.Sprintf("%s %d", [...]string{"send", "hedge", "answered plain", "malformed", "failure"}[action.kind], action.try)
+		text := fmt.Sprintf("%s %d", [...]string{"send", "hedge", "malformed", "failure"}[action.kind], action.try)
 		t := &s.tries[action.try]
 		if action.kind == actSend && t.stream {
 			text += " over TCP"

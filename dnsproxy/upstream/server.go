@@ -343,26 +343,6 @@ func (s *server) setLastError(text string) {
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-// avoidsEDNS reports whether the server is to be asked without EDNS.
-func (s *server) avoidsEDNS(now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return now.Before(s.history.noEDNSUntil)
-}
-
-// dropsEDNS reports whether no reply with an OPT record has come after start.
-func (s *server) dropsEDNS(start time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.ednsHeard.Before(start)
-}
-
-func (s *server) answeredWithoutOPT(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.answeredWithoutOPT(now)
-}
-
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
 // probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers
 // over UDP is alive, even if TCP to it is blocked.
