@@ -11,8 +11,7 @@
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. A server is probed if it has been late
 //     for a query and has sent nothing since the query was sent. A probe asks one question that the server can
-//     answer itself: id.server, localhost, or the last question that it had an answer to. If a probe is
-//     unanswered, the next question is asked after 250 ms. From the fourth unanswered probe on, the pauses are
+//     answer itself: id.server or localhost. If a probe is unanswered, the other one is asked after 250 ms. From the fourth unanswered probe on, the pauses are
 //     0.5, 1, 2 ... 30 s. A server that is down is probed only while queries come. With Options.Fastest, a
 //     server is also probed if nothing has come from it for 30 s.
 //

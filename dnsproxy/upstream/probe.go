@@ -13,31 +13,25 @@ const (
 	noProbe    probeQuestion = iota
 	probeID                  // the server's identity (RFC 4892)
 	probeLocal               // the address of localhost (RFC 6761, section 6.3)
-	probeKnown               // the last question that the server had an answer to
 )
 
 // If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
 // nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
 // once, whatever other nameservers do.
 //
-// There are three questions, because no question is answered at once by all servers. If their own nameservers are
-// dead, dnsmasq 2.90 and unbound 1.17 still answer the first two questions. Neither answers ". NS", which CoreDNS's
-// health check asks. CoreDNS itself answers at once for all classes other than IN. Other servers usually have
-// the answer to the last question in their cache.
+// There are two questions, because no question is answered at once by all servers. If their own nameservers are
+// dead, dnsmasq 2.90 and unbound 1.17 still answer both questions. Neither answers ". NS", which CoreDNS's
+// health check asks. CoreDNS itself answers at once for all classes other than IN.
 
 // A probeQuestion selects the question of a probe.
 type probeQuestion uint8
 
-// question returns the question in wire form, empty if there is none.
-func (p probeQuestion) question(known []byte) []byte {
-	switch p {
-	case probeLocal:
+// question returns the question in wire form.
+func (p probeQuestion) question() []byte {
+	if p == probeLocal {
 		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
-	case probeKnown:
-		return known
-	default:
-		return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 	}
+	return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 }
 
 // Loops are found in the same way as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a

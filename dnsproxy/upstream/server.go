@@ -63,7 +63,6 @@ type server struct {
 	history        history
 	options        Options        // options of the group that the server was put into last
 	nextProbe      probeQuestion  // question of the next probe
-	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused        refusals
 	refusedAt      time.Time // when refused last grew
@@ -244,8 +243,6 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.history.replied(now, rtt, r)
 	if a.probe != noProbe {
 		s.nextProbe = a.probe
-	} else if r.usable() && !r.negative && a.opcode == 0 {
-		s.known = append(s.known[:0], a.question...)
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
@@ -344,16 +341,13 @@ func (s *server) setLastError(text string) {
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers
+// probe has no answer, it asks the other one. Probes go over TCP only with use-vc or TLS: a server that answers
 // over UDP is alive, even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)
-	s.nextProbe = asks%probeKnown + 1
-	if s.nextProbe == probeKnown && len(s.known) == 0 {
-		s.nextProbe = probeID
-	}
-	question, useVC := append([]byte(nil), asks.question(s.known)...), s.options.UseVC
+	s.nextProbe = asks%probeLocal + 1
+	question, useVC := asks.question(), s.options.UseVC
 	s.mu.Unlock()
 	a := newAttempt(s)
 	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
