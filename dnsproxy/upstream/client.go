@@ -183,34 +183,6 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// Start sends a query in wire form and returns. The receiver gets the first usable reply and the name of the server
-// that sent it. NOERROR and NXDOMAIN are usable, and any reply to an opcode other than QUERY. If all servers fail, the
-// receiver gets the best failure: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. If there is no reply at all,
-// the receiver gets an error that names every server with its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout,
-// ErrSilent and the errors of package net.
-//
-// The query must have at most one question. It belongs to the group from then on, and is not changed. The reply belongs
-// to the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
-// reply may be malformed behind its question.
-func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
-	if len(g.servers) == 0 {
-		receiver.Receive(Answer{}, ErrNoServers)
-		return Call{}
-	}
-	e := newExchange(&g.client.shared)
-	started := Call{exchange: e, generation: e.generation.Load()}
-	e.busy, e.receiver = true, receiver
-	if err := e.begin(g, query, mode); err != nil {
-		e.finish()
-		receiver.Receive(Answer{}, err)
-		return Call{}
-	}
-	started.trace = e.trace
-	e.start(time.Now())
-	e.drive()
-	return started
-}
-
 // Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
 // the first server of the group that accepts a connection. It calls send with each message of the
 // response except the last message, and returns the last one. Messages are as the server sent them. Each message
@@ -286,7 +258,7 @@ func (g *Group) Down() bool {
 func (g *Group) Full() bool {
 	now := time.Now()
 	for _, s := range g.servers {
-		if !s.refusesAll(now) {
+		if !s.full(now) {
 			return false
 		}
 	}
@@ -322,7 +294,8 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
 		return false
 	}
-	redirected := probe.server.retireFrom(withoutZone(arrival.From))
+	from := probe.socket.Load()
+	redirected := from != nil && from.retireFrom(withoutZone(arrival.From))
 	c.mu.Lock()
 	probe.echoed, probe.redirected = true, redirected
 	c.mu.Unlock()
@@ -340,15 +313,15 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 // in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
 // [Client.Status] leaves these servers out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
-	group, victims := c.findElsewhere(addr)
-	for _, victim := range victims {
-		victim.close()
+	group, evicted := c.findElsewhere(addr)
+	if evicted != nil {
+		evicted.close()
 	}
 	return group
 }
 
-// findElsewhere returns the group of a server, and the servers that are evicted for it.
-func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*server) {
+// findElsewhere returns the group of a server, and the server that is evicted for it, if any.
+func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s, known := c.servers[Spec{Addr: addr}]; known {
@@ -362,20 +335,12 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 		e.recent.MoveToFront(element)
 		return element.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
 	}
+	evicted = e.evict()
 	s := c.newServer(Spec{Addr: addr})
 	s.elsewhere = true
 	group = c.singleGroup(s)
-	if e.recent.Len() >= maxElsewhere {
-		victims = e.evict(victims)
-	}
-	const victimsEach = 2 // a server may have more than one socket
-	for range victimsEach {
-		if c.elsewhereOpen.Load() >= evictElsewhereSockets {
-			victims = e.evict(victims)
-		}
-	}
 	e.byAddr[addr] = e.recent.PushFront(group)
-	return group, victims
+	return group, evicted
 }
 
 // singleGroup returns a group of one server.

@@ -5,14 +5,13 @@ import (
 	"net/netip"
 )
 
-// Bounds for servers that are asked although they are not configured. Clients choose
-// these servers, and may choose any number of them.
+// Bounds for servers that are asked although they are not configured. Clients choose these servers, and may choose any
+// number of them.
 const (
 	// maxElsewhere is how many such servers are remembered.
-	maxElsewhere = 512
-	// While evictElsewhereSockets sockets or more are open to such servers, each new server evicts servers that have
-	// not replied.
-	evictElsewhereSockets = 256
+	maxElsewhere = 256
+	// maxElsewhereSockets bounds the sockets to all of them. Each costs a descriptor and one or two goroutines.
+	maxElsewhereSockets = 512
 )
 
 // elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
@@ -38,35 +37,21 @@ func (e *elsewhere) servers() []*server {
 	return servers
 }
 
-// evict removes servers that have never replied, beginning with the server that was asked least recently, until it
-// has removed one with open sockets. It appends the removed servers to victims. It does not remove a server that has
-// replied, but moves it to the front of the list, as if it had just been asked. If the list still has maxElsewhere
-// servers after that, evict removes the last one, whether it has replied or not.
-func (e *elsewhere) evict(victims []*server) []*server {
-	const steps = 32 // a bound, because in a flood evict is called for each query
-	for range min(steps, e.recent.Len()) {
-		element := e.recent.Back()
-		s := serverOf(element)
-		if s.hasReplied() {
-			e.recent.MoveToFront(element)
-			continue
-		}
-		hadSockets := s.open.Load() > 0
-		victims = append(victims, e.remove(element))
-		if hadSockets {
-			return victims
+// evict makes room for another server, and returns the server that it has removed for that, if any. This is the server
+// that was asked least recently of those that have never replied or, if all have, of all. The caller must close it.
+func (e *elsewhere) evict() *server {
+	if e.recent.Len() < maxElsewhere {
+		return nil
+	}
+	victim := e.recent.Back()
+	for element := victim; element != nil; element = element.Prev() {
+		if !serverOf(element).hasReplied() {
+			victim = element
+			break
 		}
 	}
-	if e.recent.Len() >= maxElsewhere {
-		victims = append(victims, e.remove(e.recent.Back()))
-	}
-	return victims
-}
-
-// remove forgets a server and returns it. The caller must close it.
-func (e *elsewhere) remove(element *list.Element) *server {
-	s := serverOf(element)
-	e.recent.Remove(element)
+	s := serverOf(victim)
+	e.recent.Remove(victim)
 	delete(e.byAddr, s.spec.Addr)
 	s.evicted.Store(true)
 	return s

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/miekg/dns"
@@ -70,6 +71,7 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
+	socket atomic.Pointer[socket] // from which it was sent
 	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
 	// it came back because the kernel redirected this client's own packet to the agent.
 	echoed, redirected bool

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -22,24 +21,15 @@ import (
 
 // A carrier carries queries to a server and its replies back.
 type carrier interface {
-	// send chooses an ID, and sends packet with this ID. The carrier owns the attempt from then on, and ends it
-	// exactly once, perhaps before send returns. It does not keep packet.
-	send(a *attempt, packet []byte)
+	// send chooses an ID, writes it into packet and sends packet. The carrier owns the attempt from then on, and ends
+	// it exactly once, from another goroutine. If send returns an error, it has not taken over the attempt. It does
+	// not keep packet.
+	send(a *attempt, packet []byte) error
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
-	// retireFrom retires the socket whose address is local, and reports whether there is one.
-	retireFrom(local netip.AddrPort) bool
 	// close ends all attempts and closes all sockets; their goroutines end soon after.
 	close()
 }
-
-// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets of them are open, such
-// a server gets a new socket only if it has replied before. While maxElsewhereSockets are open, none of these servers
-// gets one. Each socket costs a descriptor and one or two goroutines.
-const (
-	newElsewhereSockets = 384
-	maxElsewhereSockets = 512
-)
 
 // A server is a nameserver, with its sockets and its history.
 type server struct {
@@ -134,7 +124,7 @@ func (s *server) dial() (net.Conn, error) {
 func (s *server) reserveSocket() error {
 	c := s.shared
 	if s.elsewhere {
-		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
+		if c.elsewhereOpen.Add(1) > maxElsewhereSockets {
 			c.elsewhereOpen.Add(-1)
 			return ErrCrowded
 		}
@@ -171,8 +161,7 @@ func (s *server) rtt() time.Duration {
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
 	st := s.history.standing(now) // the probe that is due now does not count yet
-	st.full = s.history.silence(now) > s.history.patience() && s.owes.Load() >= maxSilent
-	due := s.history.probeDue(now, s.options.Fastest, st.full)
+	due := s.history.probeDue(now, s.options.Fastest)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
@@ -196,18 +185,12 @@ func (s *server) setOptions(options Options) {
 	s.options = options
 }
 
-// A server that leaves a probe unanswered, and owes replies to maxSilent queries, is full (rule 7).
+// maxSilent is how many queries a server that is down may owe replies to.
 const maxSilent = 128
 
-// refusesAll reports whether the server is full and has left probes unanswered for downSilence. Then a query that has
-// no other server fails at once.
-func (s *server) refusesAll(now time.Time) bool {
-	if s.owes.Load() < maxSilent {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.silence(now) >= downSilence
+// full reports whether the server is full: it is down and owes replies to many queries (rule 7).
+func (s *server) full(now time.Time) bool {
+	return s.owes.Load() >= maxSilent && s.standing(now).state == Down
 }
 
 // lateAfter returns how long after a query the server is late (rule 1).
@@ -279,7 +262,7 @@ func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
 	} else if !a.failedForOthers {
-		s.refused.add(a.question)
+		s.refused.add(a.text)
 		s.refusedAt = time.Now()
 	}
 	return s.refused.all() != before
@@ -349,11 +332,15 @@ func (s *server) sendProbe(now time.Time) {
 	s.nextProbe = asks%probeLocal + 1
 	question, useVC := asks.question(), s.options.UseVC
 	s.mu.Unlock()
-	a := newAttempt(s)
-	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
-	a.question = append(a.question, question...)
+	s.sendAttempt(&attempt{server: s, probe: asks, sent: now, stream: s.udp == nil || useVC, text: question})
+}
+
+// sendAttempt sends the question of a probe.
+func (s *server) sendAttempt(a *attempt) {
 	s.requests.Add(1)
-	s.carrier(a.stream).send(a, wire.NewQuery(question))
+	if err := s.carrier(a.stream).send(a, wire.NewQuery(a.text)); err != nil {
+		a.end(nil, err)
+	}
 }
 
 // askTries is how often ask sends a probe, and askPause how long each may be unanswered.
@@ -430,11 +417,7 @@ func (s *server) sendLoopProbe(now time.Time) {
 	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
 	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
 
-	a := newAttempt(s)
-	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
-	a.question = append(a.question, question...)
-	s.requests.Add(1)
-	s.carrier(a.stream).send(a, wire.NewQuery(question))
+	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil, text: question})
 }
 
 // addLoopProbe remembers a loop probe, and forgets probes that are older than probeForgets.
@@ -468,11 +451,6 @@ func (s *server) redirectedAgain() bool {
 	defer s.mu.Unlock()
 	s.redirected++
 	return s.redirected > maxRedirected
-}
-
-// retireFrom retires the server's socket whose address is local, and reports whether there is one.
-func (s *server) retireFrom(local netip.AddrPort) bool {
-	return s.udp != nil && s.udp.retireFrom(local) || s.stream.retireFrom(local)
 }
 
 // setLooping notes whether the server loops and why, and logs a change.

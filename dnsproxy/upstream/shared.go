@@ -19,9 +19,7 @@ type shared struct {
 	tickets tls.ClientSessionCache
 	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
 
-	attempts, exchanges, packets, buffers, writes sync.Pool
-
-	wheel wheel // the timers of exchanges
+	buffers, writes sync.Pool
 
 	open          atomic.Int64 // how many sockets and connections are open
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
@@ -44,27 +42,6 @@ func (c *shared) spawn(f func()) bool {
 	}
 	c.goroutines.Go(f)
 	return true
-}
-
-// maxPooled is the capacity of the largest packet, in bytes, that is returned to its pool. An attempt with a larger
-// packet is not returned to its pool either.
-const maxPooled = 4 << 10
-
-// takePacket returns a copy of a query, in memory from the pool. The caller must return the memory with keepPacket.
-func (c *shared) takePacket(query []byte) *[]byte {
-	buffer, ok := c.packets.Get().(*[]byte)
-	if !ok {
-		buffer = new([]byte)
-	}
-	*buffer = append((*buffer)[:0], query...)
-	return buffer
-}
-
-// keepPacket returns the memory of a packet to the pool.
-func (c *shared) keepPacket(buffer *[]byte) {
-	if cap(*buffer) <= maxPooled {
-		c.packets.Put(buffer)
-	}
 }
 
 // tlsConfig returns the configuration for a connection to a TLS server.

@@ -85,19 +85,18 @@ func (v *virtual) asked() int {
 	return v.queries
 }
 
-func (v *virtual) sweep(time.Time)                {}
-func (v *virtual) close()                         {}
-func (v *virtual) retireFrom(netip.AddrPort) bool { return false }
+func (v *virtual) sweep(time.Time) {}
+func (v *virtual) close()          {}
 
-func (v *virtual) send(a *attempt, packet []byte) {
+func (v *virtual) send(a *attempt, packet []byte) error {
 	delay, code, lost := v.receive()
 	if v.refuses {
 		time.AfterFunc(time.Millisecond, func() { a.end(nil, syscall.ECONNREFUSED) })
-		return
+		return nil
 	}
 	if lost || bytes.Contains(packet, []byte(deadZone)) || v.names != nil && !v.names(packet) {
 		time.AfterFunc(time.Duration(a.server.shared.longest.Load()), func() { a.end(nil, ErrTimeout) })
-		return
+		return nil
 	}
 	reply := slices.Clone(packet)
 	reply[2] |= wire.QR
@@ -108,6 +107,7 @@ func (v *virtual) send(a *attempt, packet []byte) {
 		reply = slices.Insert(reply, end, []byte("\xc0\x0c\x00\x01\x00\x01\x00\x00\x00\x3c\x00\x04\xc0\x00\x02\x01")...)
 	}
 	time.AfterFunc(delay, func() { a.end(reply, nil) })
+	return nil
 }
 
 // deadZone is a domain in wire form. No virtual server answers queries for its names, because
@@ -253,4 +253,14 @@ func TestSuspectedAllTheTime(t *testing.T) {
 			t.Errorf("%d probes after a pause, want 1", probes)
 		}
 	})
+}
+
+const ms = time.Millisecond
+
+// count is 1 if b is true, otherwise 0.
+func count(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
