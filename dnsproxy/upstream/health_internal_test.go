@@ -365,21 +365,3 @@ func TestOtherOpcodesOnce(t *testing.T) {
 		}
 	})
 }
-
-// R6, F20: about servers that are not configured, one line a minute is logged, with the number of the others.
-func TestLogAboutElsewhere(t *testing.T) {
-	logged := new(testlog.Buffer)
-	synctest.Test(t, func(t *testing.T) {
-		c := simulated(t, Config{Logger: logged.Logger()})
-		g, _ := group(c, Options{}, steady(time.Millisecond))
-		g.servers[0].elsewhere = true
-		for range 25 {
-			g.servers[0].setLooping(!g.servers[0].history.looping, "test")
-			time.Sleep(6 * time.Second)
-		}
-		synctest.Wait()
-	})
-	if logged.Count("level=") != 3 || logged.Count("not in resolv.conf", "suppressed=9") != 2 {
-		t.Errorf("log:\n%s", logged)
-	}
-}

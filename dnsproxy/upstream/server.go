@@ -471,21 +471,11 @@ func (s *server) setLooping(looping bool, reason string) {
 	}
 }
 
-// logs logs a line. About servers that are not configured, it logs at most one line a minute.
+// logs logs a line, unless a client has chosen the server.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
-	attrs = append(attrs, slog.String("server", s.name))
-	logger := s.shared.config.Logger
-	if s.elsewhere {
-		suppressed, due := s.shared.elsewhereLog.due(time.Now())
-		if !due {
-			return
-		}
-		text += " (not in resolv.conf)"
-		if suppressed > 0 {
-			attrs = append(attrs, slog.Int("suppressed", suppressed))
-		}
+	if !s.elsewhere {
+		s.shared.config.Logger.LogAttrs(context.Background(), level, text, append(attrs, slog.String("server", s.name))...)
 	}
-	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
 // status returns the server's element of Client.Status.

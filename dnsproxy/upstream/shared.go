@@ -6,7 +6,6 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // shared is the part of a [Client] that its servers use, too.
@@ -23,7 +22,6 @@ type shared struct {
 
 	open          atomic.Int64 // how many sockets and connections are open
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
-	elsewhereLog  limitedLog   // lines about servers that are not configured
 	goroutines    sync.WaitGroup
 	sweep         func() // the method sweep of the Client
 
@@ -59,26 +57,4 @@ func (c *shared) tlsConfig(spec Spec) (*tls.Config, error) {
 		}
 	}
 	return config, nil
-}
-
-// elsewhereLogPause is the least time between lines in the log about servers that are not configured.
-const elsewhereLogPause = time.Minute
-
-// A limitedLog bounds the number of lines in the log.
-type limitedLog struct {
-	mu         sync.Mutex
-	last       time.Time // when a line was logged
-	suppressed int       // lines since then
-}
-
-// due reports whether a line is to be logged now, and how many were suppressed before.
-func (l *limitedLog) due(now time.Time) (suppressed int, due bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if now.Sub(l.last) < elsewhereLogPause {
-		l.suppressed++
-		return 0, false
-	}
-	suppressed, l.last, l.suppressed = l.suppressed, now, 0
-	return suppressed, true
 }
