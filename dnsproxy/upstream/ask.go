@@ -258,9 +258,7 @@ func (q *question) look(now time.Time) {
 		c.full = c.standing.state == Down && c.owes.Load() >= maxSilent
 		switch {
 		case c.standing.state == Looping:
-			if len(q.attempts) == 0 {
-				c.loopProbeAgain(now)
-			}
+			c.probeForLoop(now)
 			c.done, c.err = true, ErrLoop
 		case c.full && c.sends == 0:
 			c.done, c.err = true, ErrSilent

@@ -58,20 +58,20 @@ func (o *outcome) String() string {
 	return text
 }
 
-// awaited reports whether a question or a loop probe still waits for the reply.
-func (a *attempt) awaited() bool {
-	return a.loopProbe != nil || a.question != nil && !a.question.over.Load()
-}
+// awaited reports whether a question still waits for the reply.
+func (a *attempt) awaited() bool { return a.question != nil && !a.question.over.Load() }
 
 // unawaited is how long an attempt is remembered if no question waits for its reply any more. It is remembered because a
 // reply shows that the server lives.
 const unawaited = time.Second
 
-// expired reports whether the attempt has become too old: older than any query may become or, if it is not awaited,
-// older than unawaited.
+// expired reports whether the attempt has become too old.
 func (a *attempt) expired(now time.Time) bool {
-	age := now.Sub(a.sent)
-	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
+	limit := unawaited
+	if a.loopProbe != nil {
+		limit = defaultTimeout
+	}
+	return !a.awaited() && now.Sub(a.sent) > limit
 }
 
 // end ends the attempt with a reply or an error. It does not copy the reply.
@@ -94,7 +94,7 @@ func (a *attempt) judge(reply []byte, err error) outcome {
 	switch {
 	case err == nil && a.loopProbe != nil && !a.server.loopProbeAnswered(a.loopProbe):
 	case err == nil:
-		o.reading = read(reply, a.server.shared.config.Check)
+		o.reading = read(reply, a.server.client.config.Check)
 		a.server.replied(a, time.Now(), o.reading)
 	default:
 		a.server.failed(a, err)

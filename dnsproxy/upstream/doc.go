@@ -56,21 +56,19 @@
 // A file uses the files below it. In addition, a server refers to its attempts, and to a group in which it is the only
 // server.
 //
-//	client.go            Client and Group: starts queries, finds loops, holds the servers
-//	elsewhere.go         servers that are asked although they are not configured
-//	transfer.go          the end of a zone transfer
+//	client.go            Client and Group: the servers, also those that are asked although they are not configured
+//	transfer.go          zone transfers
 //	ask.go               one query, from its start to its answer: rules 3 to 8
 //	attempt.go           one query to one server, in flight
+//	loop.go              servers whose queries come back
+//	server.go            one server: its history, its sockets, and probes of it
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
-//	server.go            one server: its history, its sockets, and probes of it
 //	refusals.go          failures in a row, without an answer between them; response codes that are counted
 //	history.go           rules 1 and 2, as a plain value without a clock
-//	probe.go             the questions of probes, also of probes for loops
-//	shared.go            what a client and its servers share: settings, goroutines
 //	message.go           comparing and reading replies
 //	config.go, spec.go   settings, and what Status reports; names of servers
-//	errors.go, dial.go   errors; options of TCP and TLS connections
+//	errors.go, dial.go   errors; opening TCP and TLS connections
 //
 // # Sockets
 //

@@ -72,7 +72,7 @@ type sockets[S interface {
 }
 
 // since returns the time since t on the client's clock.
-func (s *socket) since(t time.Time) time.Duration { return s.server.shared.config.Clock.Since(t) }
+func (s *socket) since(t time.Time) time.Duration { return s.server.client.config.Clock.Since(t) }
 
 // addLocked adds an attempt and returns its ID. No other attempt of the socket has this ID. The ID is unpredictable,
 // because the functions of package rand use ChaCha8 with a seed from the system.

@@ -128,9 +128,9 @@ func (p *streams) openLocked(now time.Time) (*stream, error) {
 	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
-	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.shared.config.Clock.Now()}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
-	if !p.server.shared.spawn(s.run) {
+	if !p.server.client.spawn(s.run) {
 		p.server.releaseSocket()
 		return nil, net.ErrClosed
 	}
@@ -173,7 +173,7 @@ func (s *stream) send(a *attempt, packet []byte) (sent bool, err error) {
 	binary.BigEndian.PutUint16(a.packet, s.addLocked(a))
 	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
 	s.queue = append(s.queue, a.packet...)
-	s.used = s.server.shared.config.Clock.Now()
+	s.used = s.server.client.config.Clock.Now()
 	if s.waiting.IsZero() {
 		s.waiting = time.Now()
 	}
@@ -190,7 +190,7 @@ func (s *stream) run() {
 	err := s.dial()
 	if err == nil {
 		reader := make(chan error, 1)
-		if s.server.shared.spawn(func() { reader <- s.read(); s.close() }) {
+		if s.server.client.spawn(func() { reader <- s.read(); s.close() }) {
 			err = s.write()
 			s.close()
 			if readErr := <-reader; err == nil {
@@ -231,7 +231,7 @@ func (s *stream) write() error {
 		if closed {
 			return nil
 		}
-		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.shared.latest.Load().Timeout)); err != nil {
+		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.client.latest.Load().Timeout)); err != nil {
 			return err
 		}
 		if _, err := s.conn.Write(frames); err != nil {
@@ -266,7 +266,7 @@ func (s *stream) receive(message []byte) {
 	a := s.removeRepliedLocked(message)
 	if a != nil {
 		s.served = true
-		s.used = s.server.shared.config.Clock.Now()
+		s.used = s.server.client.config.Clock.Now()
 	}
 	s.hearLocked()
 	s.mu.Unlock()

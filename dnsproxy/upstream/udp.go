@@ -53,14 +53,6 @@ type udpSocket struct {
 	failure error // why it was closed; guarded by mu
 }
 
-// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function fn, so
-// that a call allocates nothing.
-type udpWrite struct {
-	packet []byte
-	err    error
-	fn     func(fd uintptr)
-}
-
 // transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
 // scheduler, whose bookkeeping would take longer than the call.
 func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
@@ -111,17 +103,17 @@ func (p *udpSockets) open() (*udpSocket, error) {
 
 // dial opens a socket that reserveSocket has counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
-	dialer := net.Dialer{Control: p.server.shared.config.Control}
+	dialer := net.Dialer{Control: p.server.client.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
 		return nil, cause(err)
 	}
-	s := &udpSocket{pool: p, born: p.server.shared.config.Clock.Now(), left: udpQueries}
+	s := &udpSocket{pool: p, born: p.server.client.config.Clock.Now(), left: udpQueries}
 	s.server, s.conn, s.pending = p.server, conn, make(map[uint16]*attempt)
 	if raw, ok := conn.(syscall.Conn); ok {
 		s.raw, err = raw.SyscallConn()
 	}
-	if err != nil || !p.server.shared.spawn(s.read) {
+	if err != nil || !p.server.client.spawn(s.read) {
 		_ = conn.Close() // nothing was sent
 		return nil, errors.Join(err, net.ErrClosed)
 	}
@@ -234,30 +226,18 @@ func (s *udpSocket) receive(packet []byte) (idle bool) {
 // write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
 // reports no error: a packet may be lost on the network, too.
 func (s *udpSocket) write(packet []byte) error {
-	pool := &s.server.shared.writes
-	w, ok := pool.Get().(*udpWrite)
-	if !ok {
-		w = new(udpWrite)
-		w.fn = func(fd uintptr) {
-			if _, errno := transfer(unix.SYS_WRITE, fd, w.packet); errno != 0 {
-				w.err = errno
-			}
-		}
+	var errno unix.Errno
+	err := s.raw.Control(func(fd uintptr) { _, errno = transfer(unix.SYS_WRITE, fd, packet) })
+	if err == nil && errno != 0 && errno != unix.EAGAIN && errno != unix.ENOBUFS {
+		err = errno
 	}
-	w.packet, w.err = packet, nil
-	err := s.raw.Control(w.fn)
-	if err == nil && w.err != nil && !errors.Is(w.err, unix.EAGAIN) && !errors.Is(w.err, unix.ENOBUFS) {
-		err = w.err
-	}
-	w.packet = nil
-	pool.Put(w)
 	return err
 }
 
 // read reads the socket until it is closed or fails, and then ends its attempts. Its buffer has room for any
 // message, so read holds one only while there is something to read.
 func (s *udpSocket) read() {
-	pool := &s.server.shared.buffers
+	pool := &s.server.client.buffers
 	err := s.raw.Read(func(fd uintptr) bool {
 		buffer, ok := pool.Get().(*[dns.MaxMsgSize]byte)
 		if !ok {
