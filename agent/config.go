@@ -28,8 +28,8 @@ const statusSetting = "status-addr"
 
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged,
-	// KeptResolvConf and Control of its Forward.
+	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged
+	// and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed, Handled and Resolver. If XDS.Clock is nil,
 	// New also sets that field.
