@@ -134,7 +134,7 @@ func (c *policyCheck) checkDirect() {
 		case slices.ContainsFunc(metadata, d.Prefix.Contains):
 			c.add(0, "direct %s: it has the metadata service of clouds, which gives credentials", d)
 		case d.Port == 53 || d.Port == 853:
-			c.add(0, "direct %s: it has no effect, since nameservers are reached through the agent only", d)
+			c.add(0, "direct %s: queries to this nameserver are not judged, and their names can carry data out", d)
 		}
 	}
 }
