@@ -54,7 +54,6 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	cfg.prepareStateDir()
-	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // lasts until the next boot
 	cfg.DNS.Forward.Control = probe.SetHops(queryHops)
 	pollClock, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)

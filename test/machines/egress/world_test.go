@@ -78,7 +78,7 @@ func newWorld(t *testing.T, flags ...string) *world {
 	w.network = w.Beside("network")
 	w.connect()
 	w.Write("network/objects/hosts.yaml", serviceEntries)
-	w.network.Discovery("control", "127.0.0.1:15014", nil, "--config-dir", w.network.Path("objects"), "--grpc-addr", gateway+":15010", "--state-dir", "")
+	w.network.Discovery("control", "127.0.0.1:15014", nil, "--config-dir", w.network.Path("objects"), "--grpc-addr", gateway+":15010")
 	w.Runtime = w.Mkdir("runtime", lab.AgentID)
 	agent := w.AgentCommand("client", "shop", append([]string{"--capture", "--egress", "--instance-ip", "10.0.0.1", "--xds-addr", gateway + ":15010", "--xds-plaintext",
 		"--state-dir", "", "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n")}, flags...)...)

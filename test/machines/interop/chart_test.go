@@ -167,7 +167,7 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	if serves(t, c, root) == certificate {
 		t.Error("the upgrade has not renewed the certificate")
 	}
-	deploymentHas(c, 3, "--state-dir=")
+	deploymentHas(c, 3, "--tls-addr=:15012")
 	var d appsv1.Deployment
 	c.Get(deploymentPath, &d)
 	if d.Annotations["example.com/note"] != "kept" || slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--grpc-addr=:15010") {
@@ -177,7 +177,7 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	if output, err := c.TryHelm(upgrade, with([]string{"upgrade", "nametap", chartDir}, "--set", "discovery.replica=5")...); err == nil || !strings.Contains(output, "replica") {
 		t.Errorf("an unknown key: %v, %s", err, output)
 	}
-	deploymentHas(c, 3, "--state-dir=")
+	deploymentHas(c, 3, "--tls-addr=:15012")
 	c.Helm(upgrade, with([]string{"uninstall", "nametap"}, "--wait")...)
 	if by.chart != chartDir {
 		c.Kubectl("delete", "configmap", "--namespace=other", rootConfigMap)

@@ -38,7 +38,7 @@ func TestFleet(t *testing.T) { // R24, R26
 	}
 	c.Apply(fleetObjects)
 	c.Write("objects/web.yaml", service("web", "10.96.1.1"))
-	c.Discovery("discovery", "127.0.0.1:15014", nil, "--config-dir", c.Path("objects"), "--state-dir", "", "--grpc-addr", "127.0.0.1:15010")
+	c.Discovery("discovery", "127.0.0.1:15014", nil, "--config-dir", c.Path("objects"), "--grpc-addr", "127.0.0.1:15010")
 	c.Run(func() { fakedns.Start(t, upstream, fakedns.On(netip.MustParseAddrPort("127.0.0.1:53"))) })
 	c.Agent("web-0", "shop", "--upstream", "127.0.0.1", "--dns-addr", "127.0.0.1:15053", "--status-addr", fleetWell, "--xds-addr", "127.0.0.1:15010", "--xds-plaintext")
 	c.Launch("lost-0", "bank", "--upstream", "127.0.0.1", "--dns-addr", "127.0.0.1:15153", "--status-addr", fleetLost, "--xds-addr", "127.0.0.1:1", "--xds-plaintext")

@@ -180,5 +180,5 @@ func (w *world) startAgent() {
 // startControl starts the control plane.
 func (w *world) startControl() {
 	w.t.Helper()
-	w.control = w.network.Discovery("control", controlStatus, nil, "--config-dir", w.tables.dir, "--grpc-addr", controlAddr, "--state-dir", "")
+	w.control = w.network.Discovery("control", controlStatus, nil, "--config-dir", w.tables.dir, "--grpc-addr", controlAddr)
 }
