@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/agent/dnstap"
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
@@ -62,6 +63,9 @@ type Config struct {
 	// Egress configures the connections to automatic VIPs. New sets its Inherited, Table, Synced, Resolve,
 	// OwnPorts, Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
 	Egress *egress.Config
+	// Guard has the policy that says which names outside of the mesh clients may ask for and reach. The caller changes the
+	// policy while the agent runs ([guard.Guard.Use]). New passes Guard to DNS and Egress. Nil allows everything.
+	Guard *guard.Guard
 	// Records says which queries are logged and sent to a receiver of dnstap.
 	Records RecordsConfig
 	// Identity is the name of this agent in messages of dnstap.

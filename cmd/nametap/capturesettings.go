@@ -73,7 +73,7 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 // affectsCapture reports whether a setting of the agent affects the rules, or says how the commands for rules
 // reach the agent.
 func affectsCapture(name string) bool {
-	others := []string{dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout"}
+	others := []string{dnsAddrFlag, statusAddrFlag, egressFlag, egressAddrFlag, guardFlag, "resolv-conf", "upstream-timeout"}
 	return strings.HasPrefix(name, "capture-") || slices.Contains(others, name)
 }
 
