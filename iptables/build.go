@@ -24,7 +24,7 @@ func Build(cfg Config) (Rules, error) {
 func buildFamily(cfg Config, f family.Family) []table {
 	b := builder{cfg: cfg, family: f, destinations: destinations(cfg, f)}
 	filter := table{name: filterTable, chains: b.guard()}
-	if !cfg.Has(f) || len(b.destinations) == 0 {
+	if cfg.GuardOnly || !cfg.Has(f) || len(b.destinations) == 0 {
 		return nonEmpty(filter)
 	}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)

@@ -69,6 +69,8 @@ type Config struct {
 
 	// Guard bounds what programs reach; nil does not. With a Guard that enforces, FailClosed is set and Lease is not.
 	Guard *Guard
+	// GuardOnly leaves out all rules but those of Guard, so no query is captured.
+	GuardOnly bool
 
 	// Only is the only family whose queries are captured; 0 for both. If it is 0, a family that this machine lacks
 	// is left out, and logged, as long as the other family works.
