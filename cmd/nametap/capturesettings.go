@@ -87,6 +87,10 @@ func (c *captureCommand) resolve(ctx context.Context, unitRequired bool) error {
 	if c.config, err = c.options.captureConfig(); err != nil {
 		return err
 	}
+	if err := c.options.readPolicy(); err != nil {
+		return err
+	}
+	c.config.Config = agent.WithPolicy(c.config.Config, c.options.policy)
 	if c.config.On && c.config.Servers == agent.ResolvConfServers {
 		if c.config.Config.Servers, err = agent.CapturedServers(c.config.ResolvConf); err != nil {
 			return err

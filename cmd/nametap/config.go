@@ -190,6 +190,9 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
 	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
 	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
+	if !cfg.On && o.guardFile != "" {
+		return cfg, fmt.Errorf("guard: the kernel guards only with the rules of capture: remove guard, or %s", cfg.Because)
+	}
 	var err error
 	cfg.Config, err = o.rulesConfig()
 	return cfg, err
