@@ -25,7 +25,7 @@ func newGuardCommand() *cobra.Command {
 		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	command.AddCommand(newGuardLearn(), newGuardCheck())
+	command.AddCommand(newGuardLearn(), newGuardCheck(), newGuardStatus())
 	return command
 }
 
@@ -196,32 +196,25 @@ func (c *policyCheck) print(w io.Writer) {
 
 // describePolicy describes a policy in short.
 func describePolicy(p *guard.Policy) string {
-	names := 0
-	for _, r := range p.Rules {
-		names += len(r.Names)
-	}
-	return fmt.Sprintf("mode %s, %d names in %d rules, sha256 %.12s", p.Mode, names, len(p.Rules), p.Hash)
+	return fmt.Sprintf("mode %s, %d names in %d rules, sha256 %.12s", p.Mode, p.CountNames(), len(p.Rules), p.Hash)
 }
 
 // readRecords reads files with records, and returns a record for each name, sorted by name.
 func readRecords(files []string) ([]guard.Record, error) {
-	var all []guard.Record
+	var all []guard.Records
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		var records guard.Records
-		if err := json.Unmarshal(text, &records); err != nil {
-			return nil, fmt.Errorf("%s: %w: %w", file, errNoRecords, err)
+		var records guard.Records // the output of `nametap guard status` has these keys, too
+		if err = json.Unmarshal(text, &records); err == nil && records.Since.IsZero() {
+			err = errors.New("it has no time since")
 		}
-		if records.Since.IsZero() {
-			return nil, fmt.Errorf("%s: %w", file, errNoRecords)
+		if err != nil {
+			return nil, fmt.Errorf("%s: want %s of a state directory, or the output of nametap guard status --output json: %w", file, guard.RecordsFile, err)
 		}
-		all = append(all, records.Names...)
+		all = append(all, records)
 	}
-	return mergeRecords(all), nil
+	return guard.Merge(all...).Names, nil
 }
-
-// errNoRecords is the error of a JSON file of another kind.
-var errNoRecords = errors.New("want " + guard.RecordsFile + " of a state directory, or the output of nametap guard status --output json")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -40,9 +41,9 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			}
 			seen, err := readRecords(args)
 			if err == nil && len(args) == 0 {
-				var records guard.Records
-				err = status.get(command.Context(), "/debug/guard", nil, &records)
-				seen = records.Names
+				var agent agent.GuardStatus
+				err = status.get(command.Context(), "/debug/guard", nil, &agent)
+				seen = agent.Names
 			}
 			if err != nil {
 				return err
@@ -61,29 +62,6 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 	status.declare(command.Flags())
 	command.Flags().DurationVar(&since, "since", 0, "only names that were used in this last `duration`")
 	return command
-}
-
-// mergeRecords returns one record for each name, sorted by name.
-func mergeRecords(all []guard.Record) []guard.Record {
-	merged := map[string]guard.Record{}
-	for _, r := range all {
-		m, found := merged[r.Name]
-		if !found || r.Last.After(m.Last) {
-			m.Name, m.Verdict, m.Rule, m.Last = r.Name, r.Verdict, r.Rule, r.Last
-		}
-		m.Asked += r.Asked
-		m.Exists, m.Private = m.Exists || r.Exists, m.Private || r.Private
-		m.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(m.Types, r.Types))))
-		m.Ports = maps.Clone(m.Ports)
-		if m.Ports == nil {
-			m.Ports = map[uint16]uint64{}
-		}
-		for port, n := range r.Ports {
-			m.Ports[port] += n
-		}
-		merged[r.Name] = m
-	}
-	return slices.SortedFunc(maps.Values(merged), func(a, b guard.Record) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // wanted reports whether a workload needs a name: it exists, or was connected to. Other names come from search lists.
@@ -237,7 +215,7 @@ func (p *learnedPolicy) text() string {
 		fmt.Fprintf(&text, "\n  - %-40q  # %s%s", l.text(), count, usage(l.Record))
 		if i == len(p.names)-1 || !p.names[i+1].like(l) {
 			if len(l.ports) > 0 {
-				fmt.Fprintf(&text, "\n  ports: [%s]", strings.ReplaceAll(strings.Trim(fmt.Sprint(l.ports), "[]"), " ", ", "))
+				fmt.Fprintf(&text, "\n  ports: [%s]", portTexts(l.ports))
 			}
 			if len(l.Types) > 0 {
 				fmt.Fprintf(&text, "\n  types: [%s]", strings.Join(l.Types, ", "))
