@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,26 +25,33 @@ const recordsInterval = time.Minute
 
 // guardRecords keeps the records of a guard in a file, so that they survive a restart.
 type guardRecords struct {
-	guard *guard.Guard  // nil for none
-	dir   *statedir.Dir // nil without a state directory
-	log   *slog.Logger
-
-	mu      sync.Mutex
+	guard   *guard.Guard  // nil for none
+	dir     *statedir.Dir // nil without a state directory
 	earlier guard.Records // of earlier agents
-	read    bool          // whether earlier was read
-	written []byte
-	failed  string // the last error that was logged
+	log     *slog.Logger
 }
 
+// newGuardRecords returns the records of the guard of an agent. It reads those of earlier agents.
 func newGuardRecords(cfg *Config) *guardRecords {
 	r := &guardRecords{guard: cfg.Guard, log: cfg.Logger}
-	if cfg.XDS.StateDir != "" {
-		r.dir = statedir.New(cfg.XDS.StateDir, "guard.lock")
+	if cfg.Guard == nil || cfg.XDS.StateDir == "" {
+		return r
+	}
+	r.dir = statedir.New(cfg.XDS.StateDir, "guard.lock")
+	text, err := os.ReadFile(r.dir.File(guard.RecordsFile))
+	if err == nil {
+		err = json.Unmarshal(text, &r.earlier)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		r.log.Warn("the records of the guard begin anew", "file", r.dir.File(guard.RecordsFile), "error", err)
 	}
 	return r
 }
 
-// run writes the records until ctx ends, and once more then.
+// all returns the records, with those of earlier agents.
+func (r *guardRecords) all() guard.Records { return guard.Merge(r.earlier, r.guard.Records()) }
+
+// run writes the records if they have changed, until ctx ends, and once more then.
 func (r *guardRecords) run(ctx context.Context, c *clock.Clock) {
 	if r.guard == nil {
 		return
@@ -57,68 +63,22 @@ func (r *guardRecords) run(ctx context.Context, c *clock.Clock) {
 	defer stop()
 	due, stop := c.Poll(recordsInterval, func() bool { return true })
 	defer stop()
-	for ctx.Err() == nil {
-		r.save()
+	for written := []byte(nil); ; {
+		text, err := json.MarshalIndent(r.all(), "", " ")
+		if err == nil && r.dir != nil && !bytes.Equal(text, written) {
+			err = r.dir.Write(guard.RecordsFile, text, []byte{'\n'})
+		}
+		if written = text; err != nil {
+			r.log.Warn("the records of the guard cannot be saved", "file", r.dir.File(guard.RecordsFile), "error", err)
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		select {
 		case <-due:
 		case <-ctx.Done():
 		}
 	}
-	r.save()
-}
-
-// all returns the records, with those of earlier agents.
-func (r *guardRecords) all() guard.Records {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return guard.Merge(r.earlier, r.guard.Records())
-}
-
-// save writes the records if they have changed. Before it writes for the first time, it reads those of earlier agents.
-func (r *guardRecords) save() {
-	if r.dir == nil {
-		return
-	}
-	err := r.dir.Lock()
-	if err == nil && !r.read {
-		err = r.readEarlier()
-	}
-	var text []byte
-	if err == nil {
-		text, err = json.MarshalIndent(r.all(), "", " ")
-	}
-	if err == nil && !bytes.Equal(text, r.written) {
-		if err = r.dir.Write(guard.RecordsFile, text, []byte{'\n'}); err == nil {
-			r.written = text
-		}
-	}
-	switch {
-	case err == nil:
-		r.failed = ""
-	case err.Error() != r.failed:
-		r.failed = err.Error()
-		r.log.Warn("the records of the guard cannot be saved; retrying once a minute", "file", r.dir.File(guard.RecordsFile), "error", err)
-	}
-}
-
-// readEarlier reads the records of earlier agents. It sets a file aside that has none.
-func (r *guardRecords) readEarlier() error {
-	text, err := os.ReadFile(r.dir.File(guard.RecordsFile))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	var earlier guard.Records
-	if err == nil && json.Unmarshal(text, &earlier) != nil {
-		aside, err := r.dir.SetAside(guard.RecordsFile, "damaged")
-		if err != nil {
-			return err
-		}
-		r.log.Warn("the file with the records of the guard is damaged", "moved to", aside)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.earlier, r.read = earlier, true
-	return nil
 }
 
 // GuardStatus is the state of a guard, as `nametap guard status` shows it.
@@ -170,37 +130,27 @@ func (s *statusServer) handleGuard(w http.ResponseWriter, _ *http.Request) {
 // guardMetrics are the metrics of a guard. Without a guard there are none.
 type guardMetrics struct{ *core }
 
-// Describe implements [prometheus.Collector].
-func (m guardMetrics) Describe(metrics chan<- *prometheus.Desc) {
-	for _, desc := range m.descs() {
-		metrics <- desc
-	}
-}
-
-func (guardMetrics) descs() [3]*prometheus.Desc {
-	verdict := []string{"verdict"}
-	return [3]*prometheus.Desc{
-		prometheus.NewDesc("nametap_guard_queries_total", "Queries that the policy of the guard has judged, by verdict.", verdict, nil),
-		prometheus.NewDesc("nametap_guard_connections_total", "Connections that the policy of the guard has judged, by verdict.", verdict, nil),
-		prometheus.NewDesc("nametap_guard_enforced", "1 while the kernel refuses what the policy of the guard does not allow.", nil, nil),
-	}
-}
+// Describe implements [prometheus.Collector]. It says nothing, because there may be no guard.
+func (guardMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements [prometheus.Collector].
 func (m guardMetrics) Collect(metrics chan<- prometheus.Metric) {
-	if m.config.Guard.Policy() == nil {
+	if m.config.Guard == nil {
 		return
 	}
-	queries, connections := m.config.Guard.Counts()
-	descs := m.descs()
-	for i, counts := range []map[string]uint64{queries, connections} {
+	judged := func(name, what string, counts map[string]uint64) {
+		desc := prometheus.NewDesc(name, what+" that the policy of the guard has judged, by verdict.", []string{"verdict"}, nil)
 		for verdict, n := range counts {
-			metrics <- prometheus.MustNewConstMetric(descs[i], prometheus.CounterValue, float64(n), verdict)
+			metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), verdict)
 		}
 	}
+	queries, connections := m.config.Guard.Counts()
+	judged("nametap_guard_queries_total", "Queries", queries)
+	judged("nametap_guard_connections_total", "Connections", connections)
 	enforced := 0.0
 	if m.enforced() {
 		enforced = 1
 	}
-	metrics <- prometheus.MustNewConstMetric(descs[2], prometheus.GaugeValue, enforced)
+	desc := prometheus.NewDesc("nametap_guard_enforced", "1 while the kernel refuses what the policy of the guard does not allow.", nil, nil)
+	metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, enforced)
 }
