@@ -2,30 +2,17 @@ package forward
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/dnsproxy/wire"
-)
-
-const (
-	// suspectAfter is how long the agent waits, after a question has come in for the second time, before it probes
-	// the nameservers for a loop. Most nameservers have answered by then. A nameserver that forwards to this agent
-	// has not answered: it waits for the agent, which queries another nameserver after 50 ms at the earliest.
-	suspectAfter = 40 * time.Millisecond
-
-	// suspectForms is how many different messages with the same question must be in flight before the nameservers are
-	// probed at once. A forwarder in a loop may change the message in each round, for example the case of letters.
-	suspectForms = 4
 )
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
-	cache.Key // for a relayed message, only the name, type and class are set
+	cache.Key // zero for a relayed message
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
 	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is
 	// the client's transport, but empty for UDP if the cache is on.
@@ -40,11 +27,7 @@ func relayKey(packet []byte, q *Query) flightKey {
 	if q.Server.IsValid() {
 		relay = append(relay, q.Server.String()...)
 	}
-	key := flightKey{Key: cache.Key{Name: string(q.Name)}, relay: string(relay)}
-	if end := wire.HeaderLen + len(q.Name) + 1; len(packet) >= end+4 {
-		key.Type, key.Class = binary.BigEndian.Uint16(packet[end:]), binary.BigEndian.Uint16(packet[end+2:])
-	}
-	return key
+	return flightKey{relay: string(relay)}
 }
 
 // A Client waits for the result of its query.
@@ -90,7 +73,6 @@ type flight struct {
 	room         [1]seat // memory for the first seat
 	landed       bool    // it has ended, perhaps because it was evicted
 	evicted      bool    // it has ended without an answer, to make room
-	suspected    bool    // suspectLater was called
 	call         upstream.Call
 	older, newer *flight // the flights that began before and after it
 }
@@ -113,7 +95,6 @@ func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 type boarding struct {
 	flight *flight // nil if there is no place
 	first  bool    // the flight is new: the caller must ask nameservers, or the cache again
-	forms  int     // how many relayed messages with the same question are in flight
 	evictedFlight
 }
 
@@ -150,12 +131,11 @@ type flights struct {
 	mu    sync.Mutex
 	used  int // how many places are taken
 	byKey map[flightKey]*flight
-	forms map[cache.Key]int // how many relayed messages are in flight, by their question
-	ends  flight            // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
+	ends  flight // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 
 func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
-	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}, forms: map[cache.Key]int{}}
+	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}}
 	f.ends.older, f.ends.newer = &f.ends, &f.ends
 	return f
 }
@@ -209,7 +189,6 @@ func (f *flights) join(key flightKey, s seat, evict bool) (b boarding) {
 		b.flight, b.first = f.beginLocked(key), true
 	}
 	b.flight.seats = append(b.flight.seats, s)
-	b.forms = f.forms[key.Key]
 	return b
 }
 
@@ -219,9 +198,6 @@ func (f *flights) beginLocked(key flightKey) *flight {
 	begun.seats = begun.room[:0]
 	begun.older.newer, f.ends.older = begun, begun
 	f.byKey[key] = begun
-	if begun.relays() {
-		f.forms[key.Key]++
-	}
 	return begun
 }
 
@@ -244,11 +220,6 @@ func (f *flights) endLocked(l *flight) []seat {
 	l.older.newer, l.newer.older = l.newer, l.older
 	if f.byKey[l.key] == l { // false if shut has removed it already
 		delete(f.byKey, l.key)
-	}
-	if l.relays() {
-		if f.forms[l.key.Key]--; f.forms[l.key.Key] == 0 {
-			delete(f.forms, l.key.Key)
-		}
 	}
 	seats := l.seats
 	f.used -= len(seats)
@@ -300,26 +271,6 @@ func (f *flights) giveStale(l *flight) {
 	for _, s := range given {
 		s.give(&Result{Err: errLate, Attempts: call.Attempts()})
 	}
-}
-
-// suspectLater is called when the question of a flight comes in again. If the flight has not landed after
-// suspectAfter, its nameservers are probed for a loop.
-func (f *flights) suspectLater(l *flight, group *upstream.Group) {
-	f.mu.Lock()
-	first := !l.suspected
-	l.suspected = true
-	f.mu.Unlock()
-	if !first {
-		return
-	}
-	time.AfterFunc(suspectAfter, func() {
-		f.mu.Lock()
-		landed := l.landed
-		f.mu.Unlock()
-		if !landed {
-			group.Suspect()
-		}
-	})
 }
 
 // shut keeps clients from joining the flights that have begun, because the answers of these flights may be out of

@@ -145,10 +145,8 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 	case b.first:
 		b.flight.traced = q.Trace
 		f.launch(b.flight, state)
-	case b.flight != nil:
-		// Another client, or a nameserver that forwards to this agent, asks the same.
+	case b.flight != nil: // another client, or a nameserver that forwards to this agent, asks the same
 		f.cache.CountMiss(state)
-		f.flights.suspectLater(b.flight, group)
 	default:
 		f.cache.CountMiss(state)
 		return
@@ -284,22 +282,15 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		return f.routing.Load().group(q.Name)
 	}
 	b := f.board(relayKey(packet, q), seat{client: client}, group())
-	switch {
-	case b.flight == nil:
-		return
-	case !b.first:
-		f.flights.suspectLater(b.flight, group())
+	if !b.first {
 		return
 	}
 	b.flight.traced = q.Trace
-	servers := group() // group is called a second time, because nameservers must be chosen after board: see flush
-	if b.forms >= suspectForms {
-		servers.Suspect()
-	}
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	f.flights.setCall(b.flight, servers.Start(packet, b.flight.withTrace(q.Mode|upstream.Verbatim), b.flight))
+	// The function group is called a second time, because nameservers must be chosen after board: see flush.
+	f.flights.setCall(b.flight, group().Start(packet, b.flight.withTrace(q.Mode|upstream.Verbatim), b.flight))
 }
 
 // board seats a client in a flight. If there is no place, the client gets its stale reply, or an error, and the result

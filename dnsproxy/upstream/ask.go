@@ -282,6 +282,7 @@ func (q *question) due(now time.Time) (i int, repeated bool) {
 	case now.Before(q.lateAt), q.once:
 		return -1, false
 	}
+	q.attempts[len(q.attempts)-1].server.probeForLoop(now)
 	return i, true
 }
 
