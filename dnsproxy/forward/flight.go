@@ -63,16 +63,13 @@ type flight struct {
 	flights *flights
 	key     flightKey
 	began   time.Time
-	// generation is the cache's generation before the nameservers were chosen. traced is true if the first client
-	// has set Query.Trace. Both are set before nameservers are asked.
+	// generation is the cache's generation before the nameservers were chosen. It is set before they are asked.
 	generation uint64
-	traced     bool
 
 	// Guarded by the mutex of the flights.
 	seats        []seat
 	room         [1]seat // memory for the first seat
 	landed       bool    // it has ended, perhaps because it was evicted
-	evicted      bool    // it has ended without an answer, to make room
 	call         upstream.Call
 	older, newer *flight // the flights that began before and after it
 }
@@ -80,43 +77,8 @@ type flight struct {
 // Receive implements [upstream.Receiver].
 func (l *flight) Receive(answer upstream.Answer, err error) { l.flights.receive(l, answer, err) }
 
-// withTrace returns mode with upstream.Traced if the flight is traced, otherwise mode itself.
-func (l *flight) withTrace(mode upstream.Mode) upstream.Mode {
-	if l.traced {
-		return mode | upstream.Traced
-	}
-	return mode
-}
-
 // relays reports whether the flight relays its message.
 func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
-
-// A boarding is the result of the method join.
-type boarding struct {
-	flight *flight // nil if there is no place
-	first  bool    // the flight is new: the caller must ask nameservers, or the cache again
-	evictedFlight
-}
-
-// An evictedFlight is what remains of a flight that was evicted to make room.
-type evictedFlight struct {
-	seats []seat
-	call  upstream.Call
-}
-
-// end cancels the queries of an evicted flight. It gives its clients an error, or their stale replies. It returns how
-// many places the flight had.
-func (e evictedFlight) end() (clients int) {
-	if e.seats == nil {
-		return 0
-	}
-	e.call.Cancel()
-	result := &Result{Err: ErrTooMany, Source: SourceSelf}
-	for _, s := range e.seats {
-		s.give(result)
-	}
-	return len(e.seats)
-}
 
 // flights are all flights, and the places that clients take in them. Each client takes one place. A flight that began
 // without a client takes a place, too, and so does each successful call of the method take.
@@ -166,30 +128,39 @@ func (f *flights) count() int {
 	return f.used
 }
 
-// join seats a client in the flight for a key. If there is no such flight, it begins one. If no place is free and
-// evict is true, it evicts the oldest other flight. The caller must call the method end of the result.
-func (f *flights) join(key flightKey, s seat, evict bool) (b boarding) {
+// join seats a client in the flight for a key, and begins the flight if there is none. first is true if it has begun it:
+// the caller must ask nameservers, or the cache again. If no place is free and evict is true, the oldest other flight
+// ends and makes room. If joined is nil, there is no place.
+func (f *flights) join(key flightKey, s seat, evict bool) (joined *flight, first bool, evicted int) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	joined := f.byKey[key]
+	joined = f.byKey[key]
 	if joined != nil && s.client == nil {
-		return boarding{flight: joined}
+		f.mu.Unlock()
+		return joined, false, 0
+	}
+	var call upstream.Call
+	var victims []seat
+	if oldest := f.ends.newer; f.used >= f.places && evict {
+		if oldest == joined {
+			oldest = oldest.newer
+		}
+		if oldest != &f.ends {
+			victims, call = f.endLocked(oldest), oldest.call
+		}
 	}
 	if f.used >= f.places {
-		if !evict {
-			return b
+		joined = nil
+	} else {
+		if first = joined == nil; first {
+			joined = f.beginLocked(key)
 		}
-		b.evictedFlight = f.evictLocked(joined)
-		if f.used >= f.places {
-			return b
-		}
+		f.used++
+		joined.seats = append(joined.seats, s)
 	}
-	f.used++
-	if b.flight = joined; joined == nil {
-		b.flight, b.first = f.beginLocked(key), true
-	}
-	b.flight.seats = append(b.flight.seats, s)
-	return b
+	f.mu.Unlock()
+	call.Cancel()
+	giveAll(victims, &Result{Err: ErrTooMany, Source: SourceSelf})
+	return joined, first, len(victims)
 }
 
 func (f *flights) beginLocked(key flightKey) *flight {
@@ -199,19 +170,6 @@ func (f *flights) beginLocked(key flightKey) *flight {
 	begun.older.newer, f.ends.older = begun, begun
 	f.byKey[key] = begun
 	return begun
-}
-
-// evictLocked removes the oldest flight. If that is the flight except, it removes the next one instead.
-func (f *flights) evictLocked(except *flight) (e evictedFlight) {
-	victim := f.ends.newer
-	if victim == except {
-		victim = victim.newer
-	}
-	if victim != &f.ends {
-		victim.evicted = true
-		e.seats, e.call = f.endLocked(victim), victim.call
-	}
-	return e
 }
 
 // endLocked removes a flight and returns its seats.
@@ -227,14 +185,14 @@ func (f *flights) endLocked(l *flight) []seat {
 	return seats
 }
 
-// setCall records the call by which nameservers are asked for a flight. If the flight is evicted, the call is
-// cancelled.
+// setCall records the call by which nameservers are asked for a flight. If the flight has been evicted meanwhile, the call
+// is cancelled.
 func (f *flights) setCall(l *flight, call upstream.Call) {
 	f.mu.Lock()
 	l.call = call
-	evicted := l.evicted // it may have been evicted already
+	landed := l.landed
 	f.mu.Unlock()
-	if evicted {
+	if landed {
 		call.Cancel()
 	}
 }
@@ -242,12 +200,15 @@ func (f *flights) setCall(l *flight, call upstream.Call) {
 // land ends a flight, and gives the result to all its clients.
 func (f *flights) land(l *flight, result *Result) {
 	f.mu.Lock()
-	if l.landed {
-		f.mu.Unlock()
-		return
+	var seats []seat
+	if !l.landed {
+		seats = f.endLocked(l)
 	}
-	seats := f.endLocked(l)
 	f.mu.Unlock()
+	giveAll(seats, result)
+}
+
+func giveAll(seats []seat, result *Result) {
 	for _, s := range seats {
 		s.give(result)
 	}
@@ -268,9 +229,7 @@ func (f *flights) giveStale(l *flight) {
 	l.seats = left
 	call := l.call
 	f.mu.Unlock()
-	for _, s := range given {
-		s.give(&Result{Err: errLate, Attempts: call.Attempts()})
-	}
+	giveAll(given, &Result{Err: errLate, call: call})
 }
 
 // shut keeps clients from joining the flights that have begun, because the answers of these flights may be out of
