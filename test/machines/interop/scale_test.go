@@ -10,10 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nametap/nametap/internal/testkit/fleet"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 )
@@ -32,7 +30,7 @@ var (
 	editRate   = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
 	churnFor   = flag.Duration("interop.churn", 10*time.Second, "how long these last")
 	outageFor  = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
-	manyAgents = flag.String("interop.agents", "100", "numbers of simulated agents, with commas")
+	manyAgents = flag.Int("interop.agents", 100, "number of simulated agents")
 )
 
 const (
@@ -292,7 +290,7 @@ func TestScale(t *testing.T) { // D3, D15, D16, D19
 		i := c.Istiod(lab.IstiodOptions{})
 		population{c}.testPlane(t, i.Process, begun, i.Port(15010), false)
 	})
-	t.Run("agents", func(t *testing.T) { testManyAgents(t, c.In(t)) })
+	t.Run("agents", func(t *testing.T) { testManyAgents(t, population{c.In(t)}) })
 }
 
 // testPlane measures a control plane that has just started, with an agent whose host it returns.
@@ -448,29 +446,33 @@ func (p population) testDiscovery(t *testing.T) {
 	})
 }
 
-// testManyAgents logs what a changed host and a reconnect cost istiod and nametap-discovery with many agents, which
-// bench/agents simulates.
-func testManyAgents(t *testing.T, c *lab.Cluster) {
-	binary := filepath.Join(t.TempDir(), "agents")
-	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join(lab.Repository(), "bench"), "-o", binary, "./agents").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
-	i, d := c.Istiod(lab.IstiodOptions{}), discovery(c, "--max-clients-per-address=1000000") // all agents have one
-	target := func(name, port string, of *lab.Process, mode string) string {
-		return fmt.Sprintf("-target=%s,127.0.0.1:%s,%d,%s", name, port, of.Cmd.Process.Pid, mode)
-	}
-	for number := range strings.SplitSeq(*manyAgents, ",") {
-		n, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatalf("-interop.agents: %v", err)
+// testManyAgents logs what a changed host and a reconnect cost istiod and nametap-discovery with many agents.
+func testManyAgents(t *testing.T, p population) {
+	i, d := p.c.Istiod(lab.IstiodOptions{}), discovery(p.c, "--max-clients-per-address=1000000") // all agents have one
+	for _, server := range []struct {
+		name, addr string
+		process    *lab.Process
+		named      bool
+	}{{"istiod", "127.0.0.1:" + i.Port(15010), i.Process, false}, {"nametap-discovery", "127.0.0.1:" + discoveryPort, d, true}} {
+		empty := server.process.Anonymous()
+		f := fleet.Start(t, fleet.Config{Addr: server.addr, Agents: *manyAgents, Namespace: "default", Named: server.named})
+		used, read := server.process.Processor(), f.Read()
+		took := f.Change(t, func() {
+			if _, err := p.edit(firstService, 1); err != nil {
+				t.Fatal(err)
+			}
+		})
+		n := len(took)
+		t.Logf("%s, %d agents, a Service is hidden: processor %v, %d bytes each; arrives after %v (p50) and %v (p99); memory %d KiB each", server.name, n,
+			(server.process.Processor()-used)/time.Duration(n), (f.Read()-read)/int64(n), took[n/2], took[n*99/100], (server.process.Anonymous()-empty)/n)
+		f.Stop()
+		used, read = server.process.Processor(), f.Read()
+		began := time.Now()
+		f.Connect(t)
+		t.Logf("all connect again: after %v, processor %v, %d bytes each", time.Since(began), (server.process.Processor()-used)/time.Duration(n), (f.Read()-read)/int64(n))
+		f.Stop()
+		if _, err := p.edit(firstService, 0); err != nil { // as in the beginning
+			t.Fatal(err)
 		}
-		agents := c.Spawn("agents-"+number, c.Command(t.Context(), binary, "-agents="+number, "-full=10", "-run=push,reconnect", "-repeats="+strconv.Itoa(max(2, min(10, 1000/n))),
-			"-limit=5m", "-api=https://"+lab.APIAddr, "-token="+lab.AdminToken,
-			target("istiod", i.Port(15010), i.Process, "plain"), target("nametap-discovery", discoveryPort, d, "named")))
-		<-agents.Ended
-		if !agents.Cmd.ProcessState.Success() {
-			t.Errorf("%s agents: %v", number, agents.Cmd.ProcessState)
-		}
-		t.Log(agents.Text())
 	}
 }
