@@ -3,7 +3,6 @@ package lab
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
