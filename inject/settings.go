@@ -95,7 +95,7 @@ func isReceiver(value string) error {
 // reserved has the settings that Config.Settings must not have, because they follow from other fields or from the pod.
 // The value of a setting says what it follows from.
 var reserved = map[string]string{ //nolint:gochecknoglobals // a constant
-	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "upstream": "nameservers",
+	"xds-addr": "controlPlane", "cluster-id": "clusterID", "domain": "clusterDomain", "guard": "guard", "upstream": "nameservers",
 	"status-addr": "whether Istio's sidecar is in the pod", "capture": "mode", "supervise": "mode",
 	"capture-agent-uid": "the user of the agent in a pod", "capture-agent-gid": "the group of the agent in a pod",
 }

@@ -30,6 +30,8 @@ type Record struct {
 	Types []string `json:"types,omitempty"`
 	// Ports has the number of connections by port, carried or refused.
 	Ports map[uint16]uint64 `json:"ports,omitempty"`
+	// Private reports whether the name has led to a private address: of RFC 1918, RFC 4193 or RFC 6598.
+	Private bool `json:"private,omitempty"`
 	// Last is when the name was asked for, or connected to, last.
 	Last time.Time `json:"last"`
 }

@@ -200,19 +200,6 @@ func (c *injectedCluster) create(namespace, text, query string) (*corev1.Pod, er
 	return pod, nil
 }
 
-// inject runs `nametap-discovery inject` on a pod of a namespace, with the settings of the webhook.
-func (c *injectedCluster) inject(namespace, text string) (string, error) {
-	cmd := exec.Command(lab.Program(c.TB, "nametap-discovery"), "inject", "--config", c.Path("inject.yaml"), "--namespace", namespace)
-	cmd.Stdin = strings.NewReader(text)
-	var errors strings.Builder
-	cmd.Stderr = &errors
-	output, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, errors.String())
-	}
-	return string(output), nil
-}
-
 // bundles returns the fields caBundle of the webhooks.
 func bundles(c *lab.Cluster) []string {
 	c.TB.Helper()
