@@ -29,8 +29,8 @@ const statusSetting = "status-addr"
 
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged,
-	// KeptResolvConf and Control of its Forward.
+	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged
+	// and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed, Handled and Resolver. If XDS.Clock is nil,
 	// New also sets that field.
@@ -138,7 +138,7 @@ func (c *Config) prepareStateDir() {
 // given the push path another clock, the push path keeps that clock. setClock also makes a channel for each path. A
 // value in the channel tells the path that addresses of interfaces have changed.
 func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
-	pollClock = clock.ForPolling(clock.Tick)
+	pollClock = clock.New()
 	c.DNS.Forward.Clock, c.XDS.Clock = pollClock, cmp.Or(c.XDS.Clock, pollClock)
 	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]

@@ -37,8 +37,8 @@ func TestDesired(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guarded := iptables.Config{Guard: &iptables.Guard{}}
-	guardOnly := iptables.Config{Guard: &iptables.Guard{}, GuardOnly: true, Only: v4}
+	guarded := iptables.Config{Guard: &iptables.Guard{}, VIPs: []netip.Prefix{}}
+	guardOnly := iptables.Config{Guard: &iptables.Guard{}, VIPs: []netip.Prefix{}, GuardOnly: true, Only: v4}
 	resolvConf := CaptureConfig{On: true, Servers: ResolvConfServers}
 	for name, test := range map[string]struct {
 		in   inputs

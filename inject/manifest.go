@@ -17,8 +17,8 @@ type Report struct {
 }
 
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
-// document in which no pod changes stays byte for byte. Other documents keep their comments. If possible, all lines
-// that injection need not change stay as they are. namespace is the namespace of objects that name none. Pods need no
+// document in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, with
+// their comments. namespace is the namespace of objects that name none. Pods need no
 // label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations
 // of the Namespace. If that Namespace has the label [Label], but not with the value [Enabled], only pods that have the
 // label themselves are injected.
@@ -82,7 +82,7 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	if len(failures) > 0 || !changed {
 		return d.Body, errors.Join(failures...)
 	}
-	return d.render()
+	return d.render(), nil
 }
 
 // readNamespaces notes the Namespaces in a document.

@@ -194,7 +194,7 @@ func capability(name string, bit int, needed bool) Finding {
 
 // checkConntrack reports whether conntrack entries can be listed. Deleting them needs CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	err := conntrack.Dump(family.IPv4.Number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
+	_, err := conntrack.List(family.IPv4.Number(), func(conntrack.Entry) bool { return false })
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.withResult(err)
 }

@@ -258,9 +258,9 @@ func (i *installer) unhook(ctx context.Context, p place, inKernel saved) (used b
 	s := sweep{ports: inKernel.redirections()}
 	used = inUse(p.family, inKernel)
 	if len(inKernel["raw"].ownChains()) > 0 {
-		i.entries.drop(p.family, s.orphans())
+		i.entries.drop(p.family, s.orphan)
 	}
 	_, _, err = p.write(ctx, inKernel, unhookText)
-	i.entries.drop(p.family, s.orphans())
+	i.entries.drop(p.family, s.orphan)
 	return used, err
 }
