@@ -80,7 +80,7 @@ race: ## run all tests with the race detector (needs root and a C compiler)
 	$(SYSTEM) -race -vet=off -count=1 -p 1 -timeout 90m ./...
 
 ##@ machines
-.PHONY: vm node interop chart browser random nightly
+.PHONY: vm node interop guard chart browser random nightly
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests, here and below)
 	@tools/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
 	$(MACHINES) ./vm $(ARGS)
@@ -92,6 +92,10 @@ node: ## test the agent in pods of a real Kubernetes node (needs root)
 interop: ## test the agent with a real istiod, beside Istio's agent (needs root)
 	@tools/install-missing ip
 	$(MACHINES) ./interop $(ARGS)
+
+guard: ## test a guard with the clients of package managers and languages (needs root)
+	@tools/install-missing ip iptables unshare curl git ssh sshd ssh-keygen dpkg-scanpackages python3 pip3 npm node cargo java keytool
+	$(MACHINES) ./guard $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
 	$(MACHINES) ./chart $(ARGS)

@@ -68,7 +68,7 @@ func mergeContainer(container, generated map[string]any, previous string) {
 				return strings.HasPrefix(name, "NAMETAP_") || slices.Contains([]string{goMemory, dnsCapture, dnsAutoAllocate}, name)
 			})
 		case "volumeMounts":
-			next = withOthers(list(from, key), list(to, key), "mountPath", func(string) bool { return false })
+			next = withOthers(list(from, key), list(to, key), "mountPath", func(path string) bool { return path == guardDir })
 		case "securityContext":
 			merged := maps.Collect(maps.All(object(to, key)))
 			maps.Copy(merged, object(from, key))

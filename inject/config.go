@@ -65,6 +65,13 @@ type Config struct {
 	// does not write them to resolv.conf in that mode.
 	Nameservers []string `yaml:"nameservers"`
 
+	// Guard is the ConfigMap, in the namespace of each pod, with the policy of a guard in the key policy.yaml; empty for no
+	// guard.
+	Guard string `yaml:"guard"`
+	// Policy is the text of a policy for all pods of a manifest, whatever their annotations say; nil for none. [Manifest]
+	// adds ConfigMaps with it.
+	Policy []byte `yaml:"-"`
+
 	// Resources apply to each of the two containers, unless annotations of the pod set others. The
 	// memory limit also sets how much memory Go's runtime uses.
 	Resources Resources `yaml:"resources"`
@@ -187,11 +194,17 @@ func (c Config) check() error {
 			}
 		}
 	}
+	if c.Guard != "" && (len(c.Guard) > maxName || !objectName.MatchString(c.Guard)) {
+		errs = append(errs, fmt.Errorf("guard: %.100q: want the name of a ConfigMap with the policy in the key %s", c.Guard, policyKey))
+	}
 	return errors.Join(append(errs, c.checkAddresses(), c.Resources.check(), checkSettings(c.Settings), c.checkEgress())...)
 }
 
 // checkEgress returns an error if a setting for connections to VIPs does not work in a pod.
 func (c Config) checkEgress() error {
+	if c.Guard != "" && c.Mode == Resolv {
+		return fmt.Errorf("guard: mode %s has no rules, and without rules a guard is advice: want mode %s", Resolv, Rules)
+	}
 	if carriesVIPs(c) && c.Mode == Resolv {
 		return fmt.Errorf("settings: egress: mode %s has no rules that redirect connections to VIPs: want mode %s", Resolv, Rules)
 	}
@@ -236,36 +249,50 @@ func (c Config) checkAddresses() error {
 	return nil
 }
 
-// The annotations of a pod that replace settings. The namespace may have the annotation of the mode, too.
+// The annotations of a pod that replace settings. The namespace may have those of the mode and the guard, too.
 const (
-	modeAnnotation = "nametap.dev/mode"
-	cpuRequest     = "nametap.dev/cpu-request"
-	cpuLimit       = "nametap.dev/cpu-limit"
-	memoryRequest  = "nametap.dev/memory-request"
-	memoryLimit    = "nametap.dev/memory-limit"
+	modeAnnotation  = "nametap.dev/mode"
+	guardAnnotation = "nametap.dev/guard" // Config.Guard, also empty
+	cpuRequest      = "nametap.dev/cpu-request"
+	cpuLimit        = "nametap.dev/cpu-limit"
+	memoryRequest   = "nametap.dev/memory-request"
+	memoryLimit     = "nametap.dev/memory-limit"
 )
 
 // forPod returns the settings of a pod. Annotations of the pod take precedence over annotations of its namespace, and
 // both take precedence over c. forPod sets p.user and p.ambient. An error says why the pod is refused.
 func (c Config) forPod(p *pod, ns Namespace) (Config, error) {
-	for _, annotations := range []map[string]string{p.Annotations, ns.Annotations} {
-		if mode, ok := annotations[modeAnnotation]; ok {
-			c.Mode = Mode(mode)
-			if err := c.check(); err != nil {
-				return c, fmt.Errorf("annotation %s: %w", modeAnnotation, err)
-			}
-			break
+	var from []string
+	for _, a := range []struct {
+		name  string
+		value *string
+	}{{modeAnnotation, (*string)(&c.Mode)}, {guardAnnotation, &c.Guard}} {
+		value, ok := p.Annotations[a.name]
+		if !ok {
+			value, ok = ns.Annotations[a.name]
 		}
+		if ok {
+			*a.value, from = value, append(from, a.name)
+		}
+	}
+	if err := c.check(); err != nil && len(from) > 0 {
+		return c, fmt.Errorf("annotation %s: %w", strings.Join(from, ", "), err)
 	}
 	var err error
 	if p.user, err = agentUser(ns, c.Mode); err != nil {
 		return c, err
 	}
-	if p.ambient = p.isAmbient(ns); p.ambient && c.Mode == Rules && c.Settings["dns-addr"] == "" {
-		settings := map[string]string{"dns-addr": net.JoinHostPort("localhost", strconv.Itoa(besideZtunnel))}
-		maps.Copy(settings, c.Settings)
-		c.Settings = settings
+	settings := maps.Clone(c.Settings)
+	if settings == nil {
+		settings = map[string]string{}
 	}
+	if p.ambient = p.isAmbient(ns); p.ambient && c.Mode == Rules && settings["dns-addr"] == "" {
+		settings["dns-addr"] = net.JoinHostPort("localhost", strconv.Itoa(besideZtunnel))
+	}
+	if c.Guard != "" { // without these there would be no guard
+		settings["egress"], settings["capture-enabled"] = "true", "true"
+	}
+	c.Settings = settings
 	return c.withAmounts(p.Annotations)
 }
 

@@ -101,7 +101,7 @@ func TestConfigDocument(t *testing.T) { // R7
 		t.Error(err)
 	}
 	keys := regexp.MustCompile(`(?m)^\w+:`).FindAllString(file, -1)
-	if fields := reflect.TypeFor[inject.Config]().NumField() - 2; len(keys) != fields { // RootCAs and ProxyMetadata are not in the file
+	if fields := reflect.TypeFor[inject.Config]().NumField() - 3; len(keys) != fields { // RootCAs, Policy and ProxyMetadata are not in the file
 		t.Errorf("%d keys of %d: %q", len(keys), fields, keys)
 	}
 	cfg.ControlPlane, cfg.ClusterID, cfg.RootCAFiles, cfg.Nameservers, cfg.ImagePullSecrets, cfg.Settings = "", "", nil, nil, nil, nil

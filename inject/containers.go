@@ -24,11 +24,16 @@ func volumes(cfg Config) []corev1.Volume {
 		annotation := &corev1.ObjectFieldSelector{FieldPath: "metadata.annotations['" + rootCAs + "']"}
 		root = corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: []corev1.DownwardAPIVolumeFile{{Path: rootFile, FieldRef: annotation}}}}
 	}
-	return []corev1.Volume{
+	all := []corev1.Volume{
 		{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{token}}}},
 		{Name: rootCertVolume, VolumeSource: root},
 		{Name: stateVolume, VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: corev1.StorageMediumMemory, SizeLimit: size}}},
 	}
+	if cfg.Guard != "" {
+		policy := &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: cfg.Guard}, Items: []corev1.KeyToPath{{Key: policyKey, Path: policyKey}}}
+		all = append(all, corev1.Volume{Name: guardVolume, VolumeSource: corev1.VolumeSource{ConfigMap: policy}})
+	}
+	return all
 }
 
 // agentContainer returns the sidecar. deploy/kubernetes/istiod.yaml explains its fields.
@@ -134,6 +139,9 @@ func environment(p *pod, nameservers []string, cfg Config) []corev1.EnvVar {
 	}
 	if cfg.ClusterDomain != DefaultConfig().ClusterDomain {
 		list.set(variable("domain"), cfg.ClusterDomain)
+	}
+	if cfg.Guard != "" {
+		list.set(variable("guard"), guardDir+"/"+policyKey)
 	}
 	if cfg.Mode == Resolv {
 		list.set(variable("dns-addr"), net.JoinHostPort(loopback, strconv.Itoa(plainDNS)))

@@ -58,7 +58,7 @@ func decide(p *pod, ns Namespace, cfg Config) (Outcome, string) {
 	switch {
 	case slices.Contains(cfg.IgnoredNamespaces, ns.Name):
 		return Skipped, ReasonIgnored
-	case p.Spec.HostNetwork:
+	case p.Spec.HostNetwork && p.Annotations[guardAnnotation] == "": // otherwise it is refused
 		return Skipped, ReasonHostNetwork
 	case isMirror:
 		return Skipped, ReasonMirror

@@ -1,6 +1,7 @@
 package inject
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,7 +39,7 @@ func newEdits(p *pod, ns Namespace, cfg Config) (edits, error) {
 	if cfg, err = cfg.forPod(p, ns); err != nil {
 		return edits{}, err
 	}
-	if reason := obstacle(p, previous, cfg); reason != "" {
+	if reason := cmp.Or(wayAround(p, previous, cfg), obstacle(p, previous, cfg)); reason != "" {
 		return edits{}, errors.New(reason)
 	}
 	next, e := status{Mode: cfg.Mode, InitContainers: map[string]string{}, Volumes: map[string]string{}}, edits{previous: previous, ambient: p.ambient}
@@ -82,6 +83,9 @@ func (e *edits) generate(p *pod, variables []corev1.EnvVar, cfg Config, next *st
 		containers = append(containers, captureContainer(variables, cfg))
 	}
 	for _, c := range containers {
+		if cfg.Guard != "" {
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: guardVolume, MountPath: guardDir, ReadOnly: true})
+		}
 		container, _ := encode(c).(map[string]any)
 		e.initContainers = append(e.initContainers, container)
 		next.InitContainers[c.Name] = marks(container)
@@ -142,7 +146,7 @@ func (e edits) containers(current []any) []any {
 // withVolumes returns the volumes with the added ones last. An added volume that is there already stays in its place.
 func (e edits) withVolumes(current []any) []any {
 	all := slices.DeleteFunc(slices.Clone(current), func(v any) bool {
-		return e.previous.addedVolume(nameOf(v)) && !slices.Contains(volumeNames(), nameOf(v))
+		return e.previous.addedVolume(nameOf(v)) && named(e.volumes, nameOf(v)) < 0
 	})
 	for _, generated := range e.volumes {
 		name := nameOf(generated)

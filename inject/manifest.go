@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // A Report is the result for one pod of a manifest.
@@ -29,13 +31,13 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 	if _, err := cfg.withDefaults(); err != nil {
 		return nil, nil, err
 	}
-	m := manifest{namespace: namespace, namespaces: map[string]Namespace{}, cfg: cfg}
+	m := manifest{namespace: namespace, namespaces: map[string]Namespace{}, policies: map[string]bool{}, cfg: cfg}
 	documents, err := split(text)
 	if err != nil {
 		return nil, nil, err
 	}
 	for _, d := range documents {
-		m.readNamespaces(d.object)
+		m.read(d.object)
 	}
 	var out bytes.Buffer
 	var failures []error
@@ -47,6 +49,12 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		out.Write(d.Marker)
 		out.Write(body)
 	}
+	for _, object := range m.added { // at the end, because the manifest may have their Namespaces; their pods wait for them
+		if !bytes.HasSuffix(out.Bytes(), []byte("\n")) {
+			out.WriteByte('\n')
+		}
+		out.WriteString("---\n" + string(encodeYAML(newNode(object))))
+	}
 	return out.Bytes(), m.reports, errors.Join(failures...)
 }
 
@@ -54,7 +62,9 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 type manifest struct {
 	namespace  string
 	namespaces map[string]Namespace // the Namespaces in the manifest, by name
+	policies   map[string]bool      // the namespaces that have the ConfigMap with the policy; "" if an object names none
 	cfg        Config
+	added      []map[string]any // at the end of the manifest
 	reports    []Report
 }
 
@@ -70,14 +80,26 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 		}
 		namespace := m.namespaces[w.namespace(m.namespace)]
 		namespace.Name, namespace.Requested = w.namespace(m.namespace), true
-		result, err := Pod(w.pod, namespace, m.cfg)
+		pod := w.pod
+		if m.cfg.Policy != nil {
+			pod = runtime.DeepCopyJSON(pod)
+			ensure(ensure(pod, "metadata"), "annotations")[guardAnnotation] = configMapName(m.cfg.Policy)
+		}
+		result, err := Pod(pod, namespace, m.cfg)
 		if err != nil {
 			failures = append(failures, fmt.Errorf("line %d: %s: %w", line, name, err))
 			continue
 		}
 		m.reports = append(m.reports, Report{name, line, result.Outcome, result.Reasons})
+		if result.Outcome != Injected {
+			continue
+		}
 		changed = changed || !reflect.DeepEqual(w.pod, result.Pod)
 		maps.Copy(w.pod, result.Pod)
+		if own := w.namespace(""); m.cfg.Policy != nil && !m.policies[own] {
+			m.policies[own] = true
+			m.added = append(m.added, configMap(m.cfg.Policy, own))
+		}
 	}
 	if len(failures) > 0 || !changed {
 		return d.Body, errors.Join(failures...)
@@ -85,11 +107,16 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	return d.render(), nil
 }
 
-// readNamespaces notes the Namespaces in a document.
-func (m *manifest) readNamespaces(root map[string]any) {
+// read notes the Namespaces in a document, and in which of them it has the ConfigMap with the policy.
+func (m *manifest) read(root map[string]any) {
 	for _, o := range objects(root, text(root, "apiVersion"), text(root, "kind")) {
-		if meta := object(o.fields, "metadata"); meta != nil && o.kind == "Namespace" && o.version == "v1" {
+		meta := object(o.fields, "metadata")
+		switch {
+		case meta == nil || o.version != "v1":
+		case o.kind == "Namespace":
 			m.namespaces[text(meta, "name")] = Namespace{Labels: texts(object(meta, "labels")), Annotations: texts(object(meta, "annotations"))}
+		case o.kind == "ConfigMap" && text(meta, "name") == configMapName(m.cfg.Policy):
+			m.policies[text(meta, "namespace")] = true
 		}
 	}
 }

@@ -18,6 +18,11 @@ const (
 	// the annotation of a running pod changes.
 	rootCAs     = "nametap.dev/root-cas"
 	stateVolume = "nametap-state"
+	// guardVolume is the volume of a ConfigMap with a policy. kubelet starts no container before the ConfigMap is there, and
+	// has the key policyKey.
+	guardVolume = "nametap-guard"
+	guardDir    = "/etc/nametap/guard"
+	policyKey   = "policy.yaml"
 
 	agentID    = 1337
 	dnsPort    = 15053
@@ -41,7 +46,7 @@ const (
 )
 
 // volumeNames returns the names of the volumes that are added.
-func volumeNames() []string { return []string{tokenVolume, rootCertVolume, stateVolume} }
+func volumeNames() []string { return []string{tokenVolume, rootCertVolume, stateVolume, guardVolume} }
 
 // lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
 // restricted allows it.

@@ -117,7 +117,11 @@ func (p *pod) forWindows() bool {
 // application returns the containers of a pod, without Istio's containers and the added containers. added reports
 // whether injection has added a container.
 func (p *pod) application(added func(name string) bool) []corev1.Container {
-	return slices.DeleteFunc(slices.Concat(p.Spec.InitContainers, p.Spec.Containers), func(c corev1.Container) bool {
+	all := slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
+	for _, c := range p.Spec.EphemeralContainers {
+		all = append(all, corev1.Container(c.EphemeralContainerCommon))
+	}
+	return slices.DeleteFunc(all, func(c corev1.Container) bool {
 		return slices.Contains(istioContainers, c.Name) || added(c.Name)
 	})
 }

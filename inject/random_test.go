@@ -78,7 +78,7 @@ func (p pods) pod() corev1.Pod {
 	pod.Labels = p.keys(map[string][]string{"app": {"web"}, inject.Label: {"true", "true", "false", "yes"}, "istio.io/dataplane-mode": {"ambient", "none"}})
 	pod.Annotations = p.keys(map[string][]string{
 		"nametap.dev/mode": {"rules", "resolv", "cni"}, "nametap.dev/memory-limit": {"256Mi", "", "x"}, "nametap.dev/cpu-limit": {"1", "10m", "1m"},
-		"nametap.dev/cpu-request": {"", "5m"}, "proxy.istio.io/config": {"discoveryAddress: a:1", "concurrency: 2", "{{"}, "text": {"\u2028 \" <&>", "a: b"},
+		"nametap.dev/cpu-request": {"", "5m"}, "nametap.dev/guard": {"sandbox", "", ""}, "proxy.istio.io/config": {"discoveryAddress: a:1", "concurrency: 2", "{{"}, "text": {"\u2028 \" <&>", "a: b"},
 	})
 	for _, name := range []string{"prepare", "istio-init", "nametap"} {
 		if p.maybe(6) {

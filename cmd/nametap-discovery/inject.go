@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/clip"
 )
@@ -22,6 +23,7 @@ type injectOptions struct {
 	flags      *pflag.FlagSet
 	file       manifestFile
 	configFile string
+	guardFile  string
 	namespace  string
 	// cfg has the values of the flags. If a flag is set, its value replaces that of the file configFile.
 	cfg inject.Config
@@ -67,7 +69,8 @@ cluster.
 If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 		Example: `  nametap inject -f shop.yaml | kubectl apply -f -
   kubectl get deployment cart -o yaml | nametap inject -f - | kubectl apply -f -
-  nametap inject -f shop.yaml --mode resolv --nameserver 10.96.0.10`,
+  nametap inject -f shop.yaml --mode resolv --nameserver 10.96.0.10
+  nametap inject -f sandbox.yaml --guard policy.yaml`,
 		Args: noArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			return o.run(command.InOrStdin(), stdout, stderr)
@@ -92,6 +95,7 @@ func (o *injectOptions) declare(flags *pflag.FlagSet) {
 	flags.StringVar(&o.cfg.ControlPlane, "control-plane", "", "`host:port` of the control plane (default istiod)")
 	flags.StringVar(&o.cfg.RootCert, "root-cert", o.cfg.RootCert, "`ConfigMap` in the namespace of each pod with the root certificate of the control plane")
 	flags.StringSliceVar(&o.cfg.RootCAFiles, "root-ca-file", nil, "`file` with root certificates of the control plane, which the pods get instead of that ConfigMap; may be repeated")
+	flags.StringVar(&o.guardFile, "guard", "", "`file` with the policy of a guard for all pods, which a ConfigMap at the end of the output has (docs/injection.md)")
 	flags.StringSliceVar(&o.cfg.Nameservers, "nameserver", nil, "`address` of the cluster's DNS, which mode resolv needs; may be repeated")
 }
 
@@ -119,6 +123,16 @@ func (o *injectOptions) config() (inject.Config, error) {
 		if o.flags.Changed(name) {
 			set()
 		}
+	}
+	if o.guardFile != "" {
+		text, err := os.ReadFile(o.guardFile)
+		if err != nil {
+			return cfg, fmt.Errorf("--guard: %w", err)
+		}
+		if _, err := guard.Parse(o.guardFile, text); err != nil {
+			return cfg, usageError{fmt.Errorf("--guard: %w", err)}
+		}
+		cfg.Policy = text
 	}
 	if err := errors.Join(cfg.Check(), cfg.ReadRootCAs()); err != nil {
 		return cfg, usageError{err}

@@ -343,6 +343,27 @@ func TestProxyMetadata(t *testing.T) { // I12
 	}
 }
 
+// TestGuard asks about pods with a guard: one that its namespace has, and one that would get around it.
+func TestGuard(t *testing.T) { // I21
+	t.Parallel()
+	namespace := func(context.Context, string) (labels, annotations map[string]string, err error) {
+		return nil, map[string]string{"nametap.dev/guard": "sandbox"}, nil
+	}
+	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler), Namespace: namespace})
+	for object, want := range map[string]string{
+		`{"spec":{"containers":[{"name":"app","securityContext":{"capabilities":{"drop":["ALL"]}}}]}}`: `{"configMap":{"items":[{"key":"policy.yaml","path":"policy.yaml"}],"name":"sandbox"},"name":"nametap-guard"}`,
+		`{"spec":{"containers":[{"name":"app"}]}}`:                                                     `container \"app\" has the capabilities NET_RAW, SETGID, SETUID`,
+	} {
+		recorder := httptest.NewRecorder()
+		hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathNamespace, strings.NewReader(question("pods", "CREATE", object))))
+		var review admissionv1.AdmissionReview
+		err := json.Unmarshal(recorder.Body.Bytes(), &review)
+		if got := recorder.Body.String() + string(review.Response.Patch); err != nil || !strings.Contains(got, want) {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
 // TestDrain stops the webhook while questions come: each is answered, and connections end with an answer
 // once it drains.
 func TestDrain(t *testing.T) { // I7

@@ -168,6 +168,9 @@ func TestSettings(t *testing.T) { // P9
 		if diff := cmp.Diff(want, parsed("{discovery: {enabled: false}}")); diff != "" {
 			t.Errorf("with istiod:\n%s", diff)
 		}
+		if got := injection(t, h.render("{injection: {guard: sandbox}}")).Guard; got != "sandbox" {
+			t.Errorf("the guard is %q", got)
+		}
 		all := inject.Config{
 			Mode: inject.Resolv, Image: "registry.example.com/mesh/nametap:1.2", InitImage: "registry.example.com/mesh/nametap-init:1.2", ImagePullPolicy: "Always",
 			ControlPlane: "istiod-canary.istio-system.svc:15012", RootCert: "root", ClusterID: "east", ClusterDomain: "corp.example",
@@ -359,6 +362,7 @@ func TestRefused(t *testing.T) { // P9
 			`{injection: {settings: {ttl: 1e6}}}`:                                                                                               {"ttl"},
 			`{injection: {mode: resolv, nameservers: [10.96.0.10], settings: {egress: true}}}`:                                                  {"egress"},
 			`{injection: {mode: resolv, nameservers: [10.96.0.10], settings: {egress: "true"}}}`:                                                {"egress"},
+			`{injection: {mode: resolv, nameservers: [10.96.0.10], guard: sandbox}}`:                                                             {"guard"},
 			`{injection: {nameservers: ["::1"]}}`:                                                                                               {"nameservers"},
 			`{injection: {nameservers: [127.0.0.53]}}`:                                                                                          {"nameservers"},
 			`{injection: {nameservers: [0.0.0.0]}}`:                                                                                             {"nameservers"},
