@@ -80,7 +80,7 @@ race: ## run all tests with the race detector (needs root and a C compiler)
 	$(SYSTEM) -race -vet=off -count=1 -p 1 -timeout 90m ./...
 
 ##@ machines
-.PHONY: vm node interop egress guard chart browser soak random nightly
+.PHONY: vm node interop guard chart browser random nightly
 vm: ## test the agent on a booted Debian (needs root; ARGS=-run=Name selects tests, here and below)
 	@tools/install-missing debootstrap systemd-nspawn ip iptables-nft nft dnsmasq conntrack
 	$(MACHINES) ./vm $(ARGS)
@@ -93,10 +93,6 @@ interop: ## test the agent with a real istiod, beside Istio's agent (needs root)
 	@tools/install-missing ip
 	$(MACHINES) ./interop $(ARGS)
 
-egress: ## test connections to automatic VIPs with real servers (needs root)
-	@tools/install-missing ip iptables-nft unshare mariadbd exim4 nginx tinyproxy curl openssl
-	$(MACHINES) ./egress $(ARGS)
-
 guard: ## test a guard with the clients of package managers and languages (needs root)
 	@tools/install-missing ip iptables unshare curl git ssh sshd ssh-keygen dpkg-scanpackages python3 pip3 npm node cargo java keytool
 	$(MACHINES) ./guard $(ARGS)
@@ -107,10 +103,6 @@ chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestCha
 browser: ## test the page of the fleet in a browser without a screen (needs root; ARGS=-browser.pictures=DIR writes pictures)
 	@tools/install-missing chromium
 	$(MACHINES) ./browser $(ARGS)
-
-soak: ## query the agent while everything around it fails (ARGS=-soak.for=20m; needs root)
-	@tools/install-missing ip nft iptables-nft
-	$(MACHINES) ./soak $(ARGS)
 
 random: ## send the agent a million random queries while nameservers fail and settings change (ARGS=-random.seed=1)
 	$(BUILD) ./cmd/nametap

@@ -48,12 +48,12 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		Name: "nametap_restarts_total", Help: "Times that --supervise has restarted the agent.",
 	}, func() float64 { return float64(cfg.Restarts) }))
 	cfg.DNS.Inherited, cfg.DNS.Logger, cfg.DNS.Registerer = cfg.Inherited, cfg.Logger, registry
+	cfg.DNS.Guard = cfg.Guard
 	cfg.XDS.Logger, cfg.XDS.Registerer = cfg.Logger, registry
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	cfg.prepareStateDir()
-	cfg.DNS.Forward.KeptResolvConf = runtimePath("resolv.conf") // lasts until the next boot
 	cfg.DNS.Forward.Control = probe.SetHops(queryHops)
 	pollClock, changed := cfg.setClock()
 	proxy, err := dnsproxy.New(cfg.DNS)

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clock"
@@ -47,9 +48,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	cfg, log := *agent.Capture, agent.Logger
 	c := &capture{
 		log: log, proxy: proxy, clock: pollClock, seat: &seat{log: log, users: cfg.Config.AgentUIDs, waits: make(chan struct{}), peers: map[net.Conn]string{}},
-		inputs: inputs{CaptureConfig: cfg},
+		inputs: inputs{CaptureConfig: cfg, policy: agent.Guard.Policy()},
 	}
-	initial := cfg.Config
+	initial := WithPolicy(cfg.Config, c.inputs.policy)
 	file, err := readServers(cfg.ResolvConf)
 	switch {
 	case err == nil:
@@ -65,8 +66,9 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 	}
 	c.ways = &ways{
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
-		targets: c.probed, direct: c.probeListener, isBarred: c.barred, beforeRound: c.noteListeners,
-		renew: c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
+		targets: c.probed, direct: c.probeListener, isBarred: c.barred,
+		beforeRound: func() { c.noteListeners(); c.notePolicy(agent.Guard.Policy()) },
+		renew:       c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(to map[family.Family][]netip.Prefix) { c.tryChange(func(in *inputs) { in.passing = to }) },
 	}
 	c.ways.status.Store(new([]Way))
@@ -142,10 +144,18 @@ func (c *capture) extend(renew bool) (alive bool) {
 	return alive
 }
 
+// guardWait is how long the rules of a guard wait for a listener at the start.
+const guardWait = 5 * time.Second
+
 // begin waits for the listeners, and then sets the first desired state. Without listeners, DNS would fail once the rules
-// are installed.
+// are installed. Those of a policy that is enforced do not wait for long.
 func (c *capture) begin(ctx context.Context) error {
-	c.awaitListening(ctx)
+	listening, cancel := ctx, func() {}
+	if enforces(c.current().policy) {
+		listening, cancel = context.WithTimeout(ctx, guardWait)
+	}
+	c.awaitListening(listening)
+	cancel()
 	unserved := c.unserved()
 	err := c.change(func(in *inputs) { in.unserved, c.begun = unserved, true })
 	if err != nil && !errors.Is(err, errNoServers) && ctx.Err() == nil {
@@ -213,6 +223,13 @@ func (c *capture) noteListeners() {
 	in, unserved := c.current(), c.unserved()
 	if in.unserved != nil && len(unserved) != len(in.unserved) {
 		c.tryChange(func(in *inputs) { in.unserved = unserved })
+	}
+}
+
+// notePolicy updates the desired state if the guard has another policy than before.
+func (c *capture) notePolicy(p *guard.Policy) {
+	if p != c.current().policy {
+		c.tryChange(func(in *inputs) { in.policy = p })
 	}
 }
 
@@ -342,6 +359,7 @@ type inputs struct {
 	// not reach the agent, or a firewall drops the queries of the agent.
 	passing map[family.Family][]netip.Prefix
 	vips    []netip.AddrPort // the listeners for connections to VIPs
+	policy  *guard.Policy    // of the guard; nil without one
 }
 
 // errNoServers is returned if resolv.conf has not had nameservers yet.
@@ -350,13 +368,15 @@ var errNoServers = errors.New("resolv.conf names no nameserver to capture querie
 // desired returns the desired state for these inputs. If there is none, the error says why, and capture
 // stays unchanged.
 func (in inputs) desired() (iptables.Desired, error) {
-	d := iptables.Desired{On: in.On, Because: in.Because, Config: in.Config}
+	d := iptables.Desired{On: in.On, Because: in.Because, Config: WithPolicy(in.Config, in.policy)}
 	d.Config.Lease = !in.Config.FailClosed
 	if !in.On {
 		return d, nil
 	}
 	for _, f := range family.All() {
-		d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
+		if !enforces(in.policy) {
+			d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
+		}
 	}
 	for _, f := range family.All() {
 		// If the agent does not listen for VIPs, another program may listen on that port and would get the connections.
@@ -367,7 +387,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		}
 	}
 	if in.Servers == ResolvConfServers {
-		if len(in.servers) == 0 { // in d.Config, no servers means all
+		if len(in.servers) == 0 && in.policy == nil { // in d.Config, no servers means all
 			return d, errNoServers
 		}
 		d.Config.Servers = in.servers
@@ -384,7 +404,8 @@ func (in inputs) desired() (iptables.Desired, error) {
 			d.Config = d.Config.Without(f)
 		}
 	}
-	if served == 0 {
+	d.Config.GuardOnly = served == 0 && enforces(in.policy)
+	if served == 0 && !d.Config.GuardOnly {
 		return d, errors.Join(errs...)
 	}
 	return d, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/nametap/nametap/agent/dnstap"
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
@@ -28,8 +29,8 @@ const statusSetting = "status-addr"
 
 // A Config configures an [Agent].
 type Config struct {
-	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged,
-	// KeptResolvConf and Control of its Forward.
+	// DNS configures the query path. New sets its Inherited, Logger and Registerer, and the fields Clock, AddressesChanged
+	// and Control of its Forward.
 	DNS dnsproxy.Config
 	// XDS configures the push path. New sets its Logger, Registerer, Changed, Handled and Resolver. If XDS.Clock is nil,
 	// New also sets that field.
@@ -62,6 +63,9 @@ type Config struct {
 	// Egress configures the connections to automatic VIPs. New sets its Inherited, Table, Synced, Resolve,
 	// OwnPorts, Opened, Drain, Logger and Registerer. If Egress is nil, the agent carries no such connections.
 	Egress *egress.Config
+	// Guard has the policy that says which names outside of the mesh clients may ask for and reach. The caller changes the
+	// policy while the agent runs ([guard.Guard.Use]). New passes Guard to DNS and Egress. Nil allows everything.
+	Guard *guard.Guard
 	// Records says which queries are logged and sent to a receiver of dnstap.
 	Records RecordsConfig
 	// Identity is the name of this agent in messages of dnstap.
@@ -134,7 +138,7 @@ func (c *Config) prepareStateDir() {
 // given the push path another clock, the push path keeps that clock. setClock also makes a channel for each path. A
 // value in the channel tells the path that addresses of interfaces have changed.
 func (c *Config) setClock() (pollClock *clock.Clock, changed [2]chan struct{}) {
-	pollClock = clock.ForPolling(clock.Tick)
+	pollClock = clock.New()
 	c.DNS.Forward.Clock, c.XDS.Clock = pollClock, cmp.Or(c.XDS.Clock, pollClock)
 	changed = [2]chan struct{}{make(chan struct{}, 1), make(chan struct{}, 1)}
 	c.DNS.Forward.AddressesChanged, c.XDS.Changed = changed[0], changed[1]

@@ -29,9 +29,10 @@ type core struct {
 	started  time.Time
 	clock    *clock.Clock
 	draining atomic.Bool
-	silent   atomic.Pointer[[]string] // why listeners have not answered the last probes of watchListeners
-	notified atomic.Bool              // whether systemd knows that the agent is ready
-	quit     func()                   // ends the agent; may be called any number of times
+	refusals atomic.Pointer[[]probe.Refusal] // what the last packets of observeGuard have shown
+	silent   atomic.Pointer[[]string]        // why listeners have not answered the last probes of watchListeners
+	notified atomic.Bool                     // whether systemd knows that the agent is ready
+	quit     func()                          // ends the agent; may be called any number of times
 }
 
 // open reports whether the DNS listeners are open.

@@ -35,6 +35,7 @@ func (d *diagnosis) run(ctx context.Context) {
 	for {
 		select {
 		case <-due:
+			d.core.observeGuard(ctx)
 			d.read(*d.core.silent.Load())
 		case <-ctx.Done():
 			return
@@ -48,7 +49,7 @@ func (d *diagnosis) run(ctx context.Context) {
 func (d *diagnosis) read(silent []string) []condition.Condition {
 	c := d.core
 	if !c.draining.Load() && c.open() {
-		conditions := slices.Concat(resourceConditions(), d.listening(silent), c.proxy.Conditions(), c.client.Conditions(), c.capture.conditions())
+		conditions := slices.Concat(resourceConditions(), d.listening(silent), c.proxy.Conditions(), c.client.Conditions(), c.capture.conditions(), c.guardConditions())
 		if c.config.Conditions != nil {
 			conditions = append(c.config.Conditions(), conditions...)
 		}

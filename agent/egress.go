@@ -31,7 +31,7 @@ func newVIPCarrier(ctx context.Context, c *core) (*vipCarrier, error) {
 		return nil, nil
 	}
 	cfg, proxy := *c.config.Egress, c.proxy
-	cfg.Drain, cfg.Inherited = c.config.Drain, c.config.Inherited
+	cfg.Drain, cfg.Inherited, cfg.Guard = c.config.Drain, c.config.Inherited, c.config.Guard
 	v := &vipCarrier{log: c.log, draining: cfg.Drain, ended: make(chan struct{})}
 	cfg.Table, cfg.Synced, cfg.Logger, cfg.Registerer = proxy.Table, proxy.Synced(), c.log, c.config.DNS.Registerer
 	cfg.Resolve = func(ctx context.Context, name string, f family.Family, onlyCached bool) ([]netip.Addr, bool, error) {

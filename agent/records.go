@@ -43,7 +43,7 @@ func (r *records) run(ctx context.Context, proxy *dnsproxy.Server, log *slog.Log
 		running, stop := context.WithCancel(ctx)
 		var parts sync.WaitGroup
 		if cfg.QueryLog != querylog.Off && cfg.QueryLog != "" {
-			parts.Go(func() { querylog.Run(running, proxy.ReadOwn(cfg.QueryLog.Filter()), proxy.ClusterDomain(), log) })
+			parts.Go(func() { querylog.Run(running, proxy.ReadOwn(cfg.QueryLog.Filter()), log) })
 		}
 		if cfg.Dnstap != (dnstap.Target{}) {
 			parts.Go(func() { r.dnstap.Run(running, cfg.Dnstap, proxy.ReadMessages) })

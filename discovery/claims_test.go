@@ -31,7 +31,7 @@ func read(t *testing.T, yaml string) (objects []object.Object, errs []object.Err
 	t.Helper()
 	dir := t.TempDir()
 	write(t, dir, "f.yaml", yaml)
-	in, err := newInputs(Config{ConfigDir: dir, AllowEmpty: true}.withDefaults(), nil, func(string, error) {})
+	in, err := newInputs(Config{ConfigDir: dir, AllowEmpty: true}.withDefaults(), func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,8 +31,7 @@ const (
 
 // Config configures a [Server].
 type Config struct {
-	// ConfigDir is the directory of objects. It must exist when the server starts, unless
-	// StateDir holds the last good objects. "" means that no directory is read.
+	// ConfigDir is the directory of objects. It must exist when the server starts. "" means that no directory is read.
 	ConfigDir string
 	// Kubernetes is the API server whose objects are read, see package clusters; nil means that no API server is
 	// read. If the directory and the API server have the same object, the object in the directory is used.
@@ -72,10 +71,6 @@ type Config struct {
 	// server is not ready before it has an object, and keeps the last good objects of a file or a directory that becomes
 	// empty.
 	AllowEmpty bool
-	// StateDir is the directory in which the last good content of each file is saved, which is used if the file becomes
-	// broken. The directory is created if it does not exist. "" keeps them in memory: after a restart, a broken file has
-	// no last good content.
-	StateDir string
 	// Debounce is how long changes are collected before they are served. 0 means 30 ms.
 	Debounce time.Duration
 	// MaxClients bounds the connections, each of which has one stream at a time. 0 means 20,000.
@@ -100,8 +95,7 @@ type Config struct {
 
 // DefaultConfig returns the Config of nametap-discovery without flags. It has no source of objects.
 func DefaultConfig() Config {
-	cfg := Config{StateDir: "/var/lib/nametap-discovery", GRPCAddr: defaultGRPCAddr}
-	return cfg.withDefaults()
+	return Config{GRPCAddr: defaultGRPCAddr}.withDefaults()
 }
 
 // withDefaults returns c with defaults for the zero values. Negative values count as zero.

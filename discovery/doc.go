@@ -23,7 +23,6 @@
 //	memory.go    the bound of memory
 //	table.go     Table: one table, without a server
 //	inputs.go    the sources
-//	state.go     the state directory
 //	report.go    the state of the sources, for operators; it logs what is new
 //	metrics.go   the metrics
 //	config.go    the settings

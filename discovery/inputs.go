@@ -13,7 +13,6 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 // inputs are the configured sources. If several sources have the same object, the object of the first source is used.
@@ -30,16 +29,16 @@ type inputs struct {
 	errsOf [][]object.Error
 }
 
-// newInputs makes the configured sources. The sources save objects in state, unless it is nil. They call the function
-// result with the result of each step that can fail.
-func newInputs(cfg Config, state *statedir.Dir, result func(step string, err error)) (*inputs, error) {
+// newInputs makes the configured sources. The function directoryRead is called with the result of each look at the
+// directory.
+func newInputs(cfg Config, directoryRead func(error)) (*inputs, error) {
 	in := &inputs{changed: make(chan struct{}, 1), read: make(chan struct{})}
 	in.readOnce = sync.OnceFunc(func() { close(in.read) })
 	changed := func() { chans.Wake(in.changed) }
 	if cfg.ConfigDir != "" {
 		dir, err := files.New(files.Config{
-			Dir: cfg.ConfigDir, AllowEmpty: cfg.AllowEmpty, State: state, Debounce: cfg.Debounce,
-			Changed: changed, Result: result, Logger: cfg.Logger,
+			Dir: cfg.ConfigDir, AllowEmpty: cfg.AllowEmpty, Debounce: cfg.Debounce,
+			Changed: changed, Result: directoryRead,
 		})
 		if err != nil {
 			return nil, err

@@ -19,7 +19,7 @@ type metrics struct {
 	kept     prometheus.Gauge
 	lastRead prometheus.Gauge
 	builds   prometheus.Counter
-	failures *prometheus.CounterVec
+	failures prometheus.Counter
 }
 
 // newMetrics returns the metrics. Unless reg is nil, it registers them, and the collectors in others.
@@ -42,8 +42,8 @@ func newMetrics(reg prometheus.Registerer, others ...prometheus.Collector) *metr
 		lastRead: gauge("last_read_timestamp_seconds", "When the configuration directory was last read, in Unix time. It is read once a second."),
 		builds: with.NewCounter(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "builds_total",
 			Help: "Times that the tables were built."}),
-		failures: with.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "failures_total",
-			Help: "Failures, by step: read or save_objects."}, []string{"step"}),
+		failures: with.NewCounter(prometheus.CounterOpts{Namespace: namespace, Subsystem: subsystem, Name: "failures_total",
+			Help: "Failures to read the configuration directory."}),
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/logonce"
 )
 
 // tellEvery bounds how often the log gets another reason why the server is not ready.
@@ -27,7 +28,8 @@ type report struct {
 	metrics *metrics
 
 	mu            sync.Mutex
-	logged        map[string]bool // errors and failures that were logged and have not ended
+	logged        map[string]bool // errors that were logged and have not ended
+	unread        logonce.Failure // why the configuration directory could not be read
 	last          noted           // what log has looked at last
 	missed        bool            // lines about a part of last were not logged
 	errs          []object.Error
@@ -45,25 +47,17 @@ func newReport(logger *slog.Logger, m *metrics) *report {
 	}
 }
 
-// result notes the result of a step. It counts each failure, and logs the first failure after a success.
-func (r *report) result(step string, err error) {
+// directoryRead notes the result of a look at the configuration directory.
+func (r *report) directoryRead(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err == nil {
-		delete(r.logged, step)
-		if step == source.StepRead {
-			r.metrics.lastRead.SetToCurrentTime()
-		}
-		return
+		r.metrics.lastRead.SetToCurrentTime()
+	} else {
+		r.metrics.failures.Inc()
 	}
-	r.metrics.failures.WithLabelValues(step).Inc()
-	if !r.logged[step] {
-		r.logged[step] = true
-		what := "cannot save the last good objects"
-		if step == source.StepRead {
-			what = "cannot read the configuration directory (--config-dir)"
-		}
-		r.logger.Error(what+"; the current tables stay", "error", err)
+	if r.unread.Differs(err) {
+		r.logger.Error("cannot read the configuration directory (--config-dir); the current tables stay", "error", err)
 	}
 }
 
@@ -181,11 +175,6 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	}
 	for _, e := range u.Problems {
 		logNew("problem "+e.Error(), func() { r.logger.Warn("a host is left out", "error", e) })
-	}
-	for _, step := range []string{source.StepRead, source.StepSaveObjects} {
-		if r.logged[step] {
-			logged[step] = true
-		}
 	}
 	r.logged = logged
 }

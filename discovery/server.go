@@ -17,7 +17,6 @@ import (
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/chans"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 // Server is the control plane. Make one with [New], and call Run once.
@@ -33,35 +32,24 @@ type Server struct {
 	certificate *auth.Server // nil without TLS
 	ads         *adsServer
 	inputs      *inputs
-	state       *statedir.Dir // locked; nil for none
-	proxies     atomic.Value  // the map of ProxyMetadata
+	proxies     atomic.Value // the map of ProxyMetadata
 
 	*report
 }
 
-// New checks the configuration, locks the state directory and reads it. Run releases the
-// lock when it returns.
-func New(cfg Config) (server *Server, err error) {
+// New checks the configuration.
+func New(cfg Config) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
-	if cfg.StateDir != "" {
-		if s.state, err = openState(cfg.StateDir); err != nil {
-			return nil, err
-		}
-		defer func() {
-			if err != nil {
-				s.state.Unlock()
-			}
-		}()
-	}
+	var err error
 	if s.certificate, err = cfg.newCertificate(); err != nil {
 		return nil, err
 	}
 	s.ads = newADSServer(cfg, s.certificate)
-	if s.inputs, err = newInputs(cfg, s.state, func(step string, err error) { s.result(step, err) }); err != nil {
+	if s.inputs, err = newInputs(cfg, func(err error) { s.directoryRead(err) }); err != nil {
 		return nil, err
 	}
 	if s.ads.identities != nil && s.inputs.clusters != nil {
@@ -134,9 +122,6 @@ func (s *Server) Certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, erro
 // Run serves the tables of all sources until ctx ends or a listener fails. It returns nil if ctx has ended. All
 // its goroutines have ended when it returns.
 func (s *Server) Run(ctx context.Context) error {
-	if s.state != nil {
-		defer s.state.Unlock()
-	}
 	ports, err := s.ads.listen(ctx)
 	if err != nil {
 		return err

@@ -23,14 +23,14 @@ type Client struct {
 }
 
 // Table reads the objects once, and fails if ctx ends before that. It returns the table of a client that has both address
-// families, and the errors in objects, also in hosts that are left out. It neither reads nor writes saved objects.
+// families, and the errors in objects, also in hosts that are left out.
 func Table(ctx context.Context, cfg Config, client Client) (*api.NameTable, []object.Error, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, nil, err
 	}
 	cfg.ClustersNamespace = ""
-	in, err := newInputs(cfg, nil, func(string, error) {})
+	in, err := newInputs(cfg, func(error) {})
 	if err != nil {
 		return nil, nil, err
 	}

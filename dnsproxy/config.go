@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/listen"
@@ -69,6 +70,8 @@ type Config struct {
 	// network's NAT64, if nameservers show one. After again, NAT64 is called and nameservers are asked again. Default
 	// none: there is no such answer.
 	NAT64 func() (again time.Duration, useful bool)
+	// Guard has the policy about the names that nameservers may be asked for. Default none: they may be asked for all.
+	Guard *guard.Guard
 	// Version and ID are the answers to queries for version.bind and id.server (RFC 4892). Default none: such queries
 	// are REFUSED.
 	Version, ID string

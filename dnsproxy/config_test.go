@@ -103,7 +103,8 @@ func TestMetrics(t *testing.T) { // R4
 		# TYPE nametap_dns_queries_total counter
 		nametap_dns_queries_total{rcode="NOERROR",source="cache"} 0
 		nametap_dns_queries_total{rcode="NOERROR",source="table"} 3
-		nametap_dns_queries_total{rcode="NXDOMAIN",source="upstream"} 1
+		nametap_dns_queries_total{rcode="NXDOMAIN",source="self"} 0
+nametap_dns_queries_total{rcode="NXDOMAIN",source="upstream"} 1
 		nametap_dns_queries_total{rcode="other",source="self"} 1
 		nametap_dns_queries_total{rcode="other",source="upstream"} 1
 	`

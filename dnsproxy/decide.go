@@ -7,6 +7,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -27,6 +28,7 @@ const (
 	actTarget                  // forward to a nameserver, with the target of a mesh name as the name
 	actUnless                  // forward as for actTarget; the table answers if nameservers deny the name or fail
 	actUnknown                 // known not to be anywhere: NXDOMAIN, or NODATA for an ancestor of mesh names
+	actGuarded                 // the guard answers: the VIPs of an allowed name, or that there is no such name or record
 )
 
 // A decision says what is done with a query, and why. It is valid only as long as the question is, because it refers to
@@ -51,6 +53,10 @@ type decision struct {
 	after wire.Name
 	// table is the table that the decision is based on; nil for pointers and for actForward.
 	table *table.Table
+	// policy has judged the question by rule, for actGuarded.
+	policy  *guard.Policy
+	verdict guard.Verdict
+	rule    *guard.Rule
 }
 
 // The reasons of decisions, as Extended DNS Errors and `nametap query` show them.
@@ -61,6 +67,7 @@ var (
 	errNotOne       = errors.New("want exactly one question")
 	errDenied       = errors.New("the control plane has sent all names here")
 	errQuestionName = errors.New("the name in the question is not a valid domain name")
+	errGuarded      = errors.New("guard: zone transfers, signed queries and opcodes other than QUERY do not leave this host")
 )
 
 // The sources of an answer, as metrics name them.
@@ -80,6 +87,7 @@ type rules struct {
 	cluster    table.Cluster
 	beforeSync BeforeSync
 	suffixes   table.Suffixes
+	guard      *guard.Guard
 	// meantSpecial lists the suffixes that are in a special-use zone, but are mentioned in a setting. The rule for
 	// special-use names does not apply to names below them.
 	meantSpecial []wire.Name
@@ -153,8 +161,11 @@ func (d *decision) source() string {
 // failure returns the content of the response to a query that is neither answered nor forwarded.
 func (d *decision) failure() failure {
 	f := failure{rcode: d.rcode, code: dns.ExtendedErrorCodeOther, err: d.reason}
-	if d.rcode == dns.RcodeServerFailure {
+	switch {
+	case d.rcode == dns.RcodeServerFailure:
 		f.code = dns.ExtendedErrorCodeNotReady
+	case errors.Is(d.reason, errGuarded):
+		f.code = dns.ExtendedErrorCodeBlocked
 	}
 	return f
 }
@@ -211,6 +222,15 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 // of the message. current is the table; it is nil before the first push. The decision may refer to memory in s, so s
 // must not be used for another lookup as long as the decision is needed.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
+	d := r.decideUnguarded(q, current, s)
+	if d.action == actForward || d.action == actUnless {
+		r.judge(&d, q)
+	}
+	return d
+}
+
+// decideUnguarded is decide without the last of the rules, that of the guard.
+func (r *rules) decideUnguarded(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	switch q.Class {
 	case dns.ClassINET:
 	case dns.ClassCHAOS:

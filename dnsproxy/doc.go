@@ -17,6 +17,7 @@
 //	note.go        records and times of queries, for nametap tail and metrics
 //	handler.go     what both paths share: a query on its way (task), how it came (arrival), and
 //	               responses made from results of the forwarder
+//	guarded.go     what the guard judges, and answers
 //	rows.go        the rows of docs/behaviour.md by which a question is answered
 //	writer.go      responses that nametap makes itself, record by record; the limit of their length
 //	provenance.go  where one answer came from: which nameserver, and how old it is
@@ -60,6 +61,10 @@
 //     name with underscores below its other names; an ancestor of mesh names at or below the cluster domain. NODATA
 //     if the name is a local-only suffix itself or an ancestor of mesh names (RFC 8020), otherwise NXDOMAIN.
 //  11. Any other name: forwarded, by the rules of package forward.
+//
+// Last, the guard judges what would be forwarded, unless it is about a name of the table: see package guard. A name that it
+// denies is NXDOMAIN, or, if nameservers would be asked first and then the table, a name that they do not have. A name that
+// it allows has its VIPs.
 //
 // The answer for a mesh name depends on the type. A, AAAA and ANY: its addresses, or NODATA with
 // an SOA record if the name has no address of that family. AAAA of a name that has IPv4 addresses only: these within the

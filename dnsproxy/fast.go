@@ -80,6 +80,9 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 	case actUnknown:
 		response, result = h.respondUnknown(dst, t)
 		return response, result, true
+	case actGuarded:
+		response, result = h.respondGuarded(dst, t)
+		return response, result, true
 	default:
 		return dst, outcome{}, false
 	}

@@ -27,6 +27,9 @@ type handler struct {
 	answerer
 	rules
 	*common
+
+	guarded  answerer // the settings of the guard's answers
+	guardSOA []byte   // the SOA record of the guard's negative answers, in wire form
 }
 
 // common has what handlers need besides the settings that may change. All handlers of a Server share it.
@@ -204,6 +207,8 @@ func (h *handler) respondResult(dst []byte, t *task, found *forward.Result) ([]b
 		found = &one
 	}
 	switch {
+	case h.judgeResult(t, found):
+		return h.respondGuarded(dst, t)
 	case unless && d.instead(found):
 		return h.respondInstead(dst, t)
 	case found.Err != nil:

@@ -18,6 +18,7 @@ type metrics struct {
 	queries        *prometheus.CounterVec   // by rcode and source
 	fromTable      prometheus.Counter       // of queries, for NOERROR: it need not be looked up for each query
 	fromCache      prometheus.Counter       // of queries, for NOERROR
+	denied         prometheus.Counter       // of queries, for NXDOMAIN of nametap itself
 	durations      *prometheus.HistogramVec // by source
 	truncated      prometheus.Counter
 	originErrors   prometheus.Counter
@@ -84,6 +85,7 @@ func newMetrics() *metrics {
 	}
 	m.fromTable = m.queries.WithLabelValues(dns.RcodeToString[dns.RcodeSuccess], sourceTable)
 	m.fromCache = m.queries.WithLabelValues(dns.RcodeToString[dns.RcodeSuccess], sourceCache)
+	m.denied = m.queries.WithLabelValues(dns.RcodeToString[dns.RcodeNameError], sourceSelf)
 	return m
 }
 
@@ -119,6 +121,8 @@ func (m *metrics) count(result outcome) {
 		m.fromTable.Inc()
 	case result.rcode == dns.RcodeSuccess && result.source == sourceCache:
 		m.fromCache.Inc()
+	case result.rcode == dns.RcodeNameError && result.source == sourceSelf:
+		m.denied.Inc()
 	default:
 		m.queries.WithLabelValues(rcodeLabel(result), result.source).Inc()
 	}

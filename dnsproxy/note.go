@@ -177,6 +177,8 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	switch {
 	case q.Truncated && q.TCP && t.found != nil:
 		q.Rows, q.Reason = []string{"F2"}, "truncated also over TCP: no nameserver has sent the whole reply"
+	case d.action == actGuarded:
+		q.Reason = d.policy.Reason(d.verdict, d.rule)
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:

@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/api/digest"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/reply"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -141,6 +142,70 @@ func TestOwnNamesAllocateNothing(t *testing.T) {
 			if allocs != 0 {
 				t.Errorf("%s over %s: %v allocations", q.kind, over, allocs)
 			}
+		}
+	}
+}
+
+// guardedQuestions are questions that a guard answers. Its policy has n rules, and is in use in h.
+func guardedQuestions(tb testing.TB, h *front, n int) map[string][]byte {
+	tb.Helper()
+	text := &strings.Builder{}
+	text.WriteString("deny:\n- names: [bad.example.net]\nallow:\n- names: [\"*.pkg.example.net\"]\n")
+	for i := range n {
+		fmt.Fprintf(text, "- names: [api-%d.example.net, \"*.zone-%d.example.net\"]\n  ports: [443]\n", i, i)
+	}
+	policy, err := guard.Parse("/etc/nametap/guard.yaml", []byte(text.String()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	used := *h.inUse.Load()
+	used.guard = guard.New("key")
+	used.guard.Use(policy)
+	h.inUse.Store(&used)
+	return map[string][]byte{
+		"denied":         packedQuestion(tb, "secret.attacker.example.org.", dns.TypeA),
+		"denied by rule": packedQuestion(tb, "bad.example.net.", dns.TypeTXT),
+		"exact":          packedQuestion(tb, "api-0.example.net.", dns.TypeA),
+		"below":          packedQuestion(tb, "x.pkg.example.net.", dns.TypeAAAA),
+		"another type":   packedQuestion(tb, "api-0.example.net.", dns.TypeHTTPS),
+	}
+}
+
+// Answers of the guard do not allocate.
+func TestGuardAllocatesNothing(t *testing.T) { // G3, G4
+	h, task := newBenchHandler(t, 100), new(task)
+	out := make([]byte, 0, dns.MaxMsgSize)
+	for kind, packet := range guardedQuestions(t, h, 10) {
+		for _, over := range []transport{overUDP, overTCP} {
+			from := &arrival{protocol: over, client: noClient}
+			if allocs := testing.AllocsPerRun(100, func() {
+				task.begin(packet, from)
+				if _, verdict := h.answerFast(out, task); verdict != answered {
+					t.Fatalf("%s is passed on", kind)
+				}
+			}); allocs != 0 {
+				t.Errorf("%s over %s: %v allocations", kind, over, allocs)
+			}
+		}
+	}
+}
+
+// BenchmarkRespondGuarded is BenchmarkRespond for answers of the guard, with few and many rules.
+func BenchmarkRespondGuarded(b *testing.B) {
+	for _, n := range []int{10, 10_000} {
+		h, task := newBenchHandler(b, 10_000), new(task)
+		from := &arrival{protocol: overUDP, client: noClient}
+		out := make([]byte, 0, dns.MaxMsgSize)
+		for kind, packet := range guardedQuestions(b, h, n) {
+			b.Run(fmt.Sprintf("%s/%d", kind, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					task.begin(packet, from)
+					if _, verdict := h.answerFast(out, task); verdict != answered {
+						b.Fatal("passed on")
+					}
+				}
+			})
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -29,8 +30,18 @@ func (d *decision) rows(q wire.Question) []string {
 		return append(nameRows(d.match), d.typeRows(q)...)
 	case actUnknown:
 		return []string{"F12"}
+	case actGuarded:
+		switch {
+		case d.verdict == guard.Carried:
+			return []string{"G4"}
+		case d.verdict == guard.NoData && d.rule != nil:
+			return []string{"G5"}
+		}
+		return []string{"G3"}
 	case actForward, actReject:
 		switch {
+		case errors.Is(d.reason, errGuarded):
+			return []string{"G5"}
 		case errors.Is(d.reason, errBypass):
 			return []string{"F12"}
 		case errors.Is(d.reason, errNotSynced):
@@ -137,6 +148,8 @@ func explainDecision(d decision, name wire.Name, key string) string {
 			return "an ancestor of mesh names: NODATA"
 		}
 		return fmt.Sprintf("not in the mesh table, and such names below %s are not forwarded: NXDOMAIN", d.zone)
+	case actGuarded:
+		return d.explainGuarded()
 	case actReject, actChaos, actSpecial:
 	}
 	if d.reason != nil {
@@ -148,6 +161,12 @@ func explainDecision(d decision, name wire.Name, key string) string {
 // vacant reports whether the host has no address at all, as a headless Service without a ready endpoint.
 func (d *decision) vacant() bool {
 	return d.action == actAddresses && len(d.match.Host.V4)+len(d.match.Host.V6) == 0 && d.match.Host.Alias() == wire.Root
+}
+
+// explainGuarded explains what the guard answers.
+func (d *decision) explainGuarded() string {
+	answer := map[guard.Verdict]string{guard.Denied: "NXDOMAIN", guard.NoData: "NODATA", guard.Carried: "its VIP"}[d.verdict]
+	return d.policy.Reason(d.verdict, d.rule) + ": " + answer
 }
 
 func (d *decision) explainHost() string {

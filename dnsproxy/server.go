@@ -125,8 +125,11 @@ func (s *Server) useSettings(cfg *Config, suffixes table.Suffixes) {
 			ednsUDPSize: uint16(cfg.EDNSUDPSize), //nolint:gosec // validate bounds it
 			soaData:     newSOAData(s.cluster.Domain, ttl),
 		},
+		guarded:  answerer{ttl: guardTTL, ednsUDPSize: uint16(cfg.EDNSUDPSize)}, //nolint:gosec // as above
+		guardSOA: newGuardSOA(),
 		rules: rules{
 			resolvConf:   s.handler.forwarder,
+			guard:        s.config.Guard,
 			cluster:      s.cluster,
 			beforeSync:   cfg.BeforeSync,
 			suffixes:     suffixes,

@@ -75,10 +75,20 @@ func (h *handler) hold(t *task) decision {
 	defer timer.Stop()
 	select {
 	case <-h.synced:
-		return h.decide(t.query.Question, h.table.Load(), &t.names)
+		return h.decideSlow(t)
 	case <-timer.C:
 	}
 	return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: errNotSynced}
+}
+
+// decideSlow decides on a query that may be signed. Under a guard, no signed query leaves, because it would be for its own
+// name whatever the decision is.
+func (h *handler) decideSlow(t *task) decision {
+	d := h.decide(t.query.Question, h.table.Load(), &t.names)
+	if d.forwards() && signed(&t.query) && h.guard.Policy().Enforces() {
+		return decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errGuarded}
+	}
+	return d
 }
 
 // forward returns the response to a query that is not in the cache.
@@ -127,6 +137,8 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	switch {
 	case malformed != nil:
 		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError}
+	case decided && d.action == actForward && h.guard.Policy().Enforces():
+		t.decision = decision{action: actReject, rcode: dns.RcodeRefused, reason: errGuarded}
 	case decided && d.action == actForward:
 		t.decision = decision{}
 		return h.respondOther(t)
@@ -135,7 +147,7 @@ func (h *handler) respondUnusual(t *task) ([]byte, outcome) {
 	case !usual:
 		t.decision = decision{action: actReject, rcode: dns.RcodeFormatError, reason: errQuestionName}
 	default: // a query with more than a question and an OPT record, such as a signed one
-		t.decision = h.decide(t.query.Question, h.table.Load(), &t.names)
+		t.decision = h.decideSlow(t)
 		if response, result, ok := h.respond(nil, t); ok {
 			return response, result
 		}

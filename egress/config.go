@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/listen"
@@ -42,6 +43,8 @@ type Config struct {
 	// Synced is closed when there is a table. Until then Table may return nil, and a connection waits for up to
 	// ten seconds.
 	Synced <-chan struct{}
+	// Guard has the policy about the names that clients may reach by VIPs of the guard; nil for none.
+	Guard *guard.Guard
 	// Resolve returns the addresses that nameservers have for a name, in any order. err says why there are none.
 	// If onlyCached is true, Resolve does not wait: known is false if it would have to wait.
 	Resolve func(ctx context.Context, name string, f family.Family, onlyCached bool) (addrs []netip.Addr, known bool, err error)

@@ -111,9 +111,9 @@ func reset(conn *net.TCPConn) {
 // stopReading makes reads of a connection fail.
 func stopReading(conn *net.TCPConn) { _ = conn.SetReadDeadline(time.Unix(1, 0)) }
 
-// copy copies in both directions until both have ended, and closes both connections. The bytes in first are the first ones
-// for the host. If a connection fails, the other one is reset.
-func (c *conn) copy(shared *copier, first []byte) {
+// copy copies in both directions until both have ended, and closes both connections. The function first returns the first
+// bytes for the host, or a refusal, which copy returns; it may be nil. If a connection fails, the other one is reset.
+func (c *conn) copy(shared *copier, first func() ([]byte, error)) error {
 	var toHost, toClient error
 	var running sync.WaitGroup
 	running.Go(func() { toHost = c.run(shared, &c.toHost, &c.toClient, first) })
@@ -123,17 +123,28 @@ func (c *conn) copy(shared *copier, first []byte) {
 		c.abort(nil)
 	}
 	_, _ = c.client.Close(), c.host.Close()
+	if refused, is := errors.AsType[*refusal](toHost); is {
+		return refused
+	}
+	return nil
 }
 
 // run runs direction d to its end. other is the opposite direction. The error is nil if the source has ended its data.
-func (c *conn) run(shared *copier, d, other *direction, first []byte) error {
-	readErr, writeErr := c.move(shared, d, first)
+func (c *conn) run(shared *copier, d, other *direction, first func() ([]byte, error)) error {
+	var begun []byte
+	var readErr, writeErr error
+	if first != nil {
+		begun, readErr = first()
+	}
+	if readErr == nil {
+		readErr, writeErr = c.move(shared, d, begun)
+	}
 	c.place.Serve()
 	switch {
 	case errors.Is(readErr, os.ErrDeadlineExceeded) && other.ended.Load():
 		return nil // the destination has reset its connection after the end of its data
 	case readErr != nil:
-		c.abort(nil)
+		c.abort(readErr)
 		return readErr
 	case errors.Is(writeErr, unix.EPIPE):
 		return nil // the destination had ended its data before its reset

@@ -39,7 +39,7 @@ func carries(t *testing.T, s *Server) *carried {
 	c.copies = func() {
 		go func() {
 			defer close(c.ended)
-			c.copy(s.copier, nil)
+			_ = c.copy(s.copier, nil)
 			s.conns.Delete(c.conn)
 			s.metrics.open.Add(-1)
 			c.place.Leave()

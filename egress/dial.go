@@ -40,7 +40,7 @@ const (
 // A dialer connects to hosts.
 type dialer struct {
 	config  *Config
-	guard   *guard
+	fence   *fence
 	running *sync.WaitGroup // goroutines of lookups and attempts
 }
 

@@ -44,7 +44,7 @@ func (z *zone) resolve(_ context.Context, name string, f family.Family, onlyCach
 // dialerOf returns a dialer that resolves names in z.
 func dialerOf(z *zone) *dialer {
 	cfg := &Config{Resolve: z.resolve}
-	return &dialer{cfg, newGuard(cfg), new(sync.WaitGroup)}
+	return &dialer{cfg, newFence(cfg), new(sync.WaitGroup)}
 }
 
 // E10: the addresses of a name are dialled with the families in turn, IPv6 first, and those of a slow lookup later. An
@@ -127,7 +127,7 @@ func TestDial(t *testing.T) {
 func TestNAT64(t *testing.T) {
 	t.Parallel()
 	z := &zone{addrs: map[string][]string{nat64.Name: {"2001:db8:64::c000:aa", "2001:db8:48:c000:0:ab00::"}}}
-	g := newGuard(&Config{Resolve: z.resolve})
+	f := newFence(&Config{Resolve: z.resolve})
 	for addr, want := range map[string]string{
 		"2001:db8:64::7f00:1":        "loopback",
 		"2001:db8:64::a9fe:a9fe":     "link-local",
@@ -152,7 +152,7 @@ func TestNAT64(t *testing.T) {
 		"64:ff9b:1:fffe::c633:6401":      "",
 		"64:ff9b:1::c633:6401":           "",
 	} {
-		err := g.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80))
+		err := f.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80), false)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", addr, err, want)
 		}

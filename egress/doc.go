@@ -12,6 +12,9 @@
 //     client, because in many protocols the host sends data first. If a wildcard or several hosts have the VIP,
 //     the client says which name it wants: in the ClientHello of TLS (SNI) or in the Host field of HTTP/1. The
 //     name must belong to one of these hosts. Up to [maxHello] bytes are read, for up to five seconds.
+//     A VIP of the guard (package guard) has one name. If it is not known any more, it is the name that the client says. The
+//     guard's policy must allow the name and the port. If the VIP has told the name, the client's first bytes are read only
+//     beside step 8, because the host may speak first. They reach the host unless they say another name.
 //  6. Nameservers say which addresses the name has. The table is not used for this: it would answer with the VIP.
 //     If the table has endpoints for the port, the endpoints are used instead of the name. They are addresses, or
 //     names that nameservers resolve. Some addresses are refused when they are dialled, such as loopback,
@@ -45,7 +48,7 @@
 //	dial.go      steps 6 and 7: from a name to addresses, and to a connection
 //	copy.go      step 8: both directions, half-close and reset
 //	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
-//	route.go     steps 3 and 4: from a VIP and a port to a host
+//	route.go     steps 3 and 4: from a VIP and a port to a host; what the guard says
 //	status.go    what the server counts for each host
 //	forbidden.go addresses that are refused
 //	endpoints.go step 4: from a port to the endpoints of the host

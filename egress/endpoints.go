@@ -31,9 +31,13 @@ func hostOn(h *table.Host, port uint16) vipHost {
 		return vipHost{name: h.Name, port: port}
 	}
 	slices.Sort(ports)
-	list := clip.Text(strings.ReplaceAll(strings.Trim(fmt.Sprint(ports), "[]"), " ", ", "), maxPortsText)
 	return vipHost{name: h.Name, refused: refuse(ReasonPort, "%s port %d: the host has only the ports %s",
-		hostText(h.Name), port, list)}
+		hostText(h.Name), port, portsText(ports))}
+}
+
+// portsText lists ports for a refusal.
+func portsText(ports []uint16) string {
+	return clip.Text(strings.ReplaceAll(strings.Trim(fmt.Sprint(ports), "[]"), " ", ", "), maxPortsText)
 }
 
 // An endpoint is where a connection leads: a name or an address, and a port.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/nat64"
@@ -40,7 +41,21 @@ func forbidden() map[netip.Prefix]string {
 	for _, prefix := range VIPs() {
 		ranges[prefix] = "an automatic VIP"
 	}
+	for _, prefix := range guard.VIPs() {
+		ranges[prefix] = "a VIP of the guard"
+	}
 	return ranges
+}
+
+// private returns the ranges of private addresses (RFC 1918, RFC 6598, RFC 4193), to which a name leads only if the guard's
+// policy allows it.
+func private() map[netip.Prefix]string {
+	const name = "private, and the guard's policy has private: deny"
+	return map[netip.Prefix]string{
+		netip.MustParsePrefix("10.0.0.0/8"): name, netip.MustParsePrefix("172.16.0.0/12"): name,
+		netip.MustParsePrefix("192.168.0.0/16"): name, netip.MustParsePrefix("100.64.0.0/10"): name,
+		netip.MustParsePrefix("fc00::/7"): name,
+	}
 }
 
 // translations returns the prefixes of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address that
@@ -54,45 +69,53 @@ func translations() map[netip.Prefix][]int {
 	}
 }
 
-// A guard refuses addresses to which no connection may be made. It is safe for concurrent use.
-type guard struct {
+// A fence refuses addresses to which no connection may be made. It is safe for concurrent use.
+type fence struct {
 	ranges   map[netip.Prefix]string
+	private  map[netip.Prefix]string
 	ownPorts []uint16
 	nat64    *nat64.Finder
 }
 
-// newGuard returns the guard of a server.
-func newGuard(cfg *Config) *guard {
-	return &guard{forbidden(), cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+// newFence returns the fence of a server.
+func newFence(cfg *Config) *fence {
+	return &fence{forbidden(), private(), cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
 		addrs, _, err := cfg.Resolve(ctx, nat64.Name, family.IPv6, false)
 		return addrs, err
 	})}
 }
 
-// forbids returns an error if no connection may be made to the address and the port of to.
-func (g *guard) forbids(ctx context.Context, to netip.AddrPort) error {
+// forbids returns an error if no connection may be made to the address and the port of to. If public is true, no private
+// address is allowed either.
+func (f *fence) forbids(ctx context.Context, to netip.AddrPort, public bool) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
-	for _, a := range append(g.embedded(ctx, plain), plain) {
-		for prefix, name := range g.ranges {
-			if prefix.Contains(a) {
-				return fmt.Errorf("%s is %s", addr, name)
+	all := []map[netip.Prefix]string{f.ranges}
+	if public {
+		all = append(all, f.private)
+	}
+	for _, a := range append(f.embedded(ctx, plain), plain) {
+		for _, ranges := range all {
+			for prefix, name := range ranges {
+				if prefix.Contains(a) {
+					return fmt.Errorf("%s is %s", addr, name)
+				}
 			}
 		}
 	}
-	if slices.Contains(g.ownPorts, port) && listen.OfThisHost(plain) {
+	if slices.Contains(f.ownPorts, port) && listen.OfThisHost(plain) {
 		return fmt.Errorf("%s port %d is this agent", addr, port)
 	}
 	return nil
 }
 
 // embedded returns the IPv4 addresses to which an IPv6 address may lead.
-func (g *guard) embedded(ctx context.Context, addr netip.Addr) (all []netip.Addr) {
+func (f *fence) embedded(ctx context.Context, addr netip.Addr) (all []netip.Addr) {
 	if addr.Is4() {
 		return nil
 	}
 	known := translations()
-	prefixes, _ := g.nat64.Find(ctx)
+	prefixes, _ := f.nat64.Find(ctx)
 	for _, prefix := range prefixes {
 		known[prefix] = append(known[prefix], prefix.Bits()/8)
 	}

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -43,6 +44,8 @@ const (
 var (
 	// errNoName is the error if the client sent no name.
 	errNoName = errors.New("the client sent no name")
+	// errOther is the error if the first bytes are of another protocol.
+	errOther = errors.New("the first bytes are neither TLS nor HTTP/1")
 	// errTooLong is the error if a beginning is as long as it may be and has no name.
 	errTooLong = fmt.Errorf("no name within %d bytes", maxHello)
 	// errMemory is the error if beginnings use all of maxBeginnings.
@@ -132,21 +135,53 @@ func (b *beginning) name() (string, error) {
 	}
 	b.next = 0
 	name, err := "", error(nil)
-	switch first := b.read[0]; {
-	case first == recordHandshake:
+	if b.read[0] == recordHandshake {
 		name, err = helloName(b)
-	case first < 'A' || first > 'Z': // no HTTP method begins with this byte
-		err = errors.New("the first bytes are neither TLS nor HTTP/1")
-	default:
+	} else if err = b.awaitHTTP(); err == nil {
 		name, err = httpName(b)
 	}
 	switch {
+	case errors.Is(err, errOther):
 	case err != nil && b.err != nil:
 		err = b.err
 	case err == nil && name == "":
 		err = errNoName
 	}
 	return name, err
+}
+
+// awaitHTTP reads until the first line that is not empty shows that it begins a request of HTTP. As servers do, it takes any
+// white space for a separator. Its error is errOther as soon as a byte cannot be a part of a method, or the line ends without
+// a version.
+func (b *beginning) awaitHTTP() error {
+	const before, within, after = 0, 1, 2 // before the method, and so on
+	for at, state := 0, before; ; at++ {
+		for at == len(b.read) && b.err == nil {
+			b.readMore(firstRead)
+		}
+		switch {
+		case at < len(b.read):
+		case errors.Is(b.err, io.EOF):
+			return fmt.Errorf("%w: %w", errOther, b.err)
+		default:
+			return b.err
+		}
+		switch c := b.read[at]; {
+		case c == '\n' && state != before:
+			if !bytes.Contains(bytes.ToUpper(b.read[:at]), []byte("HTTP/")) {
+				return errOther
+			}
+			return nil
+		case state == before && strings.IndexByte(" \t\v\f\r\n", c) >= 0:
+		case state == within && strings.IndexByte(" \t\v\f\r", c) >= 0:
+			state = after
+		case state == after:
+		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
+			state = within // RFC 9110, section 5.6.2
+		default:
+			return errOther
+		}
+	}
 }
 
 // helloName returns the server name of a ClientHello, as crypto/tls parses it. If the ClientHello is encrypted,
@@ -190,9 +225,28 @@ func httpName(b *beginning) (string, error) {
 // of the route has it.
 func (b *beginning) readName(r *route) (wire.Name, error) {
 	text, err := b.name()
-	switch n := len(b.read); {
-	case err == nil:
+	if err == nil {
 		return r.check(text)
+	}
+	return wire.Root, b.refusal(r, err)
+}
+
+// look reads the beginning of a connection of which the name is known. It returns a refusal if the client says another name.
+func (b *beginning) look(r *route) error {
+	text, err := b.name()
+	switch {
+	case err == nil:
+		_, err = r.check(text)
+		return err
+	case errors.Is(err, errNoName), errors.Is(err, errOther):
+		return nil
+	}
+	return b.refusal(r, err)
+}
+
+// refusal returns the refusal for an error of the method name.
+func (b *beginning) refusal(r *route, err error) error {
+	switch n := len(b.read); {
 	case errors.Is(err, errMemory):
 		err = refuse(ReasonLimit, "%s: no name within %d bytes, and %w", r.text(), n, err)
 	case errors.Is(err, errTooLong):
@@ -208,5 +262,5 @@ func (b *beginning) readName(r *route) (wire.Name, error) {
 	default:
 		err = refuse(ReasonProtocol, "%s needs TLS or HTTP/1: %.300s", r.text(), err) // err may quote all that was read
 	}
-	return wire.Root, err
+	return err
 }

@@ -17,7 +17,8 @@ const (
 	ReasonLimit      Reason = "limit"       // too many connections, or too much memory in use for reading names
 	ReasonDirect     Reason = "direct"      // the client connected to the listener itself, or its VIP cannot be found
 	ReasonNoHost     Reason = "no_host"     // no host is known to have the VIP
-	ReasonPort       Reason = "port"        // the host does not have the port
+	ReasonDenied     Reason = "denied"      // the guard's policy does not allow the name
+	ReasonPort       Reason = "port"        // the host does not have the port, or the guard's policy does not allow it
 	ReasonNoName     Reason = "no_name"     // the client said no name
 	ReasonOtherName  Reason = "other_name"  // the client said a name, but no host of this name has the VIP
 	ReasonProtocol   Reason = "protocol"    // the client had to say a name, but sent no valid TLS or HTTP/1
@@ -33,8 +34,8 @@ const (
 // allReasons returns all reasons.
 func allReasons() []Reason {
 	return []Reason{
-		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol, ReasonSlow,
-		ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
+		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonDenied, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol,
+		ReasonSlow, ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/listen"
@@ -89,7 +91,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	}
 	s.metrics = newMetrics(limit, cfg.Registerer)
 	s.limit = connlimit.New("egress", int(limit), maxBeginnings)
-	s.dialer = &dialer{&s.config, newGuard(&s.config), &s.running}
+	s.dialer = &dialer{&s.config, newFence(&s.config), &s.running}
 	if cfg.Registerer != nil {
 		cfg.Registerer.MustRegister(s.limit.Metric())
 	}
@@ -224,8 +226,26 @@ func (s *Server) serve(client *net.TCPConn, reserved bool) {
 
 // carry carries a connection to its end, or returns a refusal.
 func (s *Server) carry(ctx context.Context, c *conn) error {
-	first, err := s.connect(ctx, c)
+	c.place.Serve()
+	vip, redirected, err := conntrack.OriginalTCP(c.client)
+	switch {
+	case err != nil:
+		return refuse(ReasonDirect, "%w", err)
+	case !redirected:
+		return refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
+	}
+	return s.carryTo(ctx, c, vip)
+}
+
+// carryTo is carry for the VIP to which the client has connected.
+func (s *Server) carryTo(ctx context.Context, c *conn, vip netip.AddrPort) error {
+	var first func() ([]byte, error)
+	r, err := s.route(ctx, vip)
+	if err == nil {
+		first, err = s.connect(ctx, c, &r)
+	}
 	if err != nil {
+		r.record(false)
 		return err
 	}
 	defer c.counts.open.Add(-1)
@@ -233,54 +253,66 @@ func (s *Server) carry(ctx context.Context, c *conn) error {
 		reset(c.host)
 		return ctx.Err()
 	}
-	c.copy(s.copier, first)
-	return nil
+	return c.copy(s.copier, first)
 }
 
-// connect connects a client to its host. It returns what was read from the client for that, or a refusal.
-func (s *Server) connect(ctx context.Context, c *conn) (first []byte, err error) {
-	c.place.Serve()
-	r, err := s.route(ctx, c.client)
-	if err != nil {
-		return nil, err
-	}
+// connect connects a client to its host. It returns a function that returns the first bytes of the client for the host, or
+// a refusal.
+func (s *Server) connect(ctx context.Context, c *conn, r *route) (first func() ([]byte, error), err error) {
+	b := &beginning{from: c.client, hold: c.place.Hold, parsing: &s.parsing}
 	name, exact := r.exact()
 	if !exact {
 		c.place.Await()
-		b := &beginning{from: c.client, hold: c.place.Hold, parsing: &s.parsing}
 		defer b.release()
 		_ = c.client.SetReadDeadline(time.Now().Add(helloTimeout)) // fails only on a closed connection
 		if ctx.Err() != nil {                                      // abort was called before
 			return nil, ctx.Err()
 		}
-		if name, err = b.readName(&r); err != nil {
+		if name, err = b.readName(r); err != nil {
 			return nil, err
 		}
 		_ = c.client.SetReadDeadline(time.Time{})
-		first = b.read
 		c.place.Serve()
 	}
 	h := r.hostOf(name)
 	if h.refused != nil {
 		return nil, h.refused
 	}
-	host, addr, err := s.dialer.connect(ctx, h.targets(hostText(name)))
+	host, addr, err := s.dialer.connect(ctx, h.targets(hostText(name)), r.public())
 	if err != nil {
 		return nil, err
 	}
 	s.metrics.connections.Inc()
 	c.join(host, s.metrics.hosts.countOpen(name, h, r.vip, addr))
-	return first, nil
+	if exact && r.guard != nil {
+		return func() ([]byte, error) { return s.look(c, b, r) }, nil
+	}
+	r.record(true)
+	return func() ([]byte, error) { return b.read, nil }, nil
 }
 
-// route returns the route of a client's connection, or a refusal. It waits for the first table.
-func (s *Server) route(ctx context.Context, client *net.TCPConn) (route, error) {
-	vip, redirected, err := conntrack.OriginalTCP(client)
-	if err != nil {
-		return route{}, refuse(ReasonDirect, "%w", err)
+// look returns the first bytes of a client that are for a name of the guard, or a refusal. As long as the client sends
+// nothing, look waits: the host may speak first.
+func (s *Server) look(c *conn, b *beginning, r *route) ([]byte, error) {
+	defer b.release()
+	b.readMore(1)
+	if len(b.read) == 0 && !errors.Is(b.err, io.EOF) {
+		return nil, b.err
 	}
-	if !redirected {
-		return route{}, refuse(ReasonDirect, "the client did not connect to a VIP but to this port itself")
+	var err error
+	if len(b.read) > 0 {
+		_ = c.client.SetReadDeadline(time.Now().Add(helloTimeout))
+		err = b.look(r)
+		_ = c.client.SetReadDeadline(time.Time{})
+	}
+	r.record(err == nil)
+	return b.read, err
+}
+
+// route returns the route to a VIP, or a refusal. It waits for the first table.
+func (s *Server) route(ctx context.Context, vip netip.AddrPort) (route, error) {
+	if s.config.Guard.Policy() != nil && guard.IsVIP(vip.Addr()) {
+		return routeGuarded(vip, s.config.Guard)
 	}
 	select {
 	case <-s.config.Synced:

@@ -10,18 +10,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A change gives the tree of a document another value.
-type change struct {
-	// old has the children that each node had before it, or a part of it, changed; none for a node that was replaced.
-	old map[*yaml.Node][]*yaml.Node
-	// values has the new values of the nodes with an anchor that have changed: their aliases have these values, too.
-	values map[*yaml.Node]any
-}
+// A change gives the tree of a document another value. It has the new values of the nodes with an anchor that have changed:
+// their aliases have these values, too.
+type change map[*yaml.Node]any
 
 // apply gives a tree that has the value before the value want. All that need not change stays, also aliases of nodes that get
 // the same value. The tree of a document is changed in its order, so anchors change before their aliases.
 func (c change) apply(n *yaml.Node, before, want any) {
-	if now, changed := c.values[n.Alias]; changed {
+	if now, changed := c[n.Alias]; changed {
 		before = now
 	}
 	same := reflect.DeepEqual(before, want)
@@ -32,28 +28,21 @@ func (c change) apply(n *yaml.Node, before, want any) {
 	object, isObject := want.(map[string]any)
 	oldList, _ := before.([]any)
 	list, isList := want.([]any)
-	content := n.Content
+	if len(n.Content) == 0 {
+		n.Style &^= yaml.FlowStyle // as in `annotations: {}`
+	}
 	switch {
 	case isObject && n.Kind == yaml.MappingNode:
-		content = c.mapping(n, oldObject, object)
-	case isList && n.Kind == yaml.SequenceNode && len(oldList) == len(content):
-		content = c.sequence(n, oldList, list)
+		n.Content = c.mapping(n, oldObject, object)
+	case isList && n.Kind == yaml.SequenceNode && len(oldList) == len(n.Content):
+		n.Content = c.sequence(n, oldList, list)
 	case !same:
-		content = nil
 		next := newNode(want)
-		next.Anchor, next.LineComment, next.Line, next.Column = n.Anchor, n.LineComment, n.Line, n.Column
+		next.Anchor, next.LineComment = n.Anchor, n.LineComment
 		*n = *next
-		c.old[n] = nil
 	}
-	isChanged := func(child *yaml.Node) bool { _, changed := c.old[child]; return changed }
-	if content != nil && (!slices.Equal(content, n.Content) || slices.ContainsFunc(content, isChanged)) {
-		c.old[n], n.Content = n.Content, content
-	}
-	if isChanged(n) && n.Anchor != "" {
-		c.values[n] = want
-	}
-	if isChanged(n) && len(c.old[n]) == 0 {
-		n.Style &^= yaml.FlowStyle // as in `annotations: {}`
+	if n.Anchor != "" {
+		c[n] = want
 	}
 }
 
@@ -61,7 +50,7 @@ func (c change) apply(n *yaml.Node, before, want any) {
 func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node {
 	others, content := maps.Clone(want), []*yaml.Node{}
 	for pair := range slices.Chunk(n.Content, 2) {
-		key := target(pair[0]).Value
+		key := cmp.Or(pair[0].Alias, pair[0]).Value
 		if v, stays := want[key]; stays {
 			c.apply(pair[1], before[key], v)
 			if pair[1].Style&yaml.FlowStyle == 0 && len(pair[1].Content) > 0 { // the library writes no comment beside it
@@ -76,7 +65,7 @@ func (c change) mapping(n *yaml.Node, before, want map[string]any) []*yaml.Node 
 
 // reaches reports whether a tree has an alias whose value has changed.
 func (c change) reaches(n *yaml.Node) bool {
-	_, changed := c.values[n.Alias]
+	_, changed := c[n.Alias]
 	return changed || slices.ContainsFunc(n.Content, c.reaches)
 }
 

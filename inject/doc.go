@@ -15,20 +15,17 @@
 //
 // The files:
 //
-//	admission.go   Admit: Pod for the webhook, which takes JSON and returns a JSON patch
 //	manifest.go    Manifest: Pod for each pod of a manifest
 //	workload.go    where the pods are in the objects of a manifest
 //	document.go    a document of a manifest: from text, and back
-//	splice.go      the lines of a document, with new lines where its tree has changed
 //	change.go      giving a tree of YAML another value
 //	tree.go        values, which are read as kubectl reads them, and trees of YAML
-//	inject.go      Pod
-//	edits.go       all changes of a pod; applying them
+//	inject.go      Pod, and Admit: Pod for the webhook, which takes JSON and returns a JSON patch
+//	edits.go       all changes of a pod; applying them; the annotation that lists what was added
 //	additions.go   keeping the changes that others have made in the additions
 //	resolv.go      the DNS of a pod in mode Resolv
 //	containers.go  the containers and volumes that are added
 //	decide.go      whether a pod is to be injected, and in which pods nametap would not work
-//	status.go      the annotation that lists what was added
 //	config.go      the settings of injection, for all pods and for one, and the annotations that replace them
 //	settings.go    settings of the agent
 //	resources.go   the requests and limits of the containers

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
+	kyaml "sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/yamltext"
 )
@@ -17,7 +17,7 @@ import (
 type document struct {
 	*yamltext.Document
 	object map[string]any // nil without an object
-	root   *yaml.Node     // nil for JSON
+	tree   *yaml.Node     // nil for JSON
 	line   int            // of the object in the manifest
 }
 
@@ -43,10 +43,10 @@ func (d *document) read() (err error) {
 	case isJSON(d.Body):
 		d.line = d.Before + 1 + bytes.Count(d.Body[:bytes.IndexAny(d.Body, "{[\"0123456789-tfn")], []byte("\n"))
 	default:
-		if d.root, err = parseYAML(d.Body); err != nil || d.root.Kind != yaml.MappingNode {
+		if d.tree, err = parseYAML(d.Body); err != nil || d.tree.Content[0].Kind != yaml.MappingNode {
 			return err
 		}
-		d.line = d.Before + d.root.Line
+		d.line = d.Before + d.tree.Content[0].Line
 	}
 	v, err := readValue(d.Body)
 	d.object, _ = v.(map[string]any)
@@ -62,37 +62,23 @@ func (d *document) withLine(err error) error {
 	return fmt.Errorf("line %d: %s", d.Before+line, message)
 }
 
-// render returns the document with d.object as its content. It reads the text again, and returns an error if its content
-// differs: an error is better than a manifest with another content.
-func (d *document) render() ([]byte, error) {
-	if d.root == nil {
-		var text bytes.Buffer
-		_ = json.Indent(&text, writeJSON(d.object), "", "    ") // as kubectl has it; the text is valid
-		return d.checked(append(text.Bytes(), '\n'))
-	}
-	before, _ := readValue(d.Body) // without an error, as in read
-	c := change{map[*yaml.Node][]*yaml.Node{}, map[*yaml.Node]any{}}
-	c.apply(d.root, before, d.object)
-	body := strings.TrimSuffix(string(d.Body), "\n") + "\n"
-	s := splicer{old: c.old, lines: strings.SplitAfter(body, "\n")}
-	s.lines = s.lines[:len(s.lines)-1]
-	end := len(s.lines)
-	if strings.HasPrefix(s.lines[end-1], "...") {
-		end--
-	}
-	if s.collection(d.root, end) {
-		s.to(len(s.lines))
-		if text, err := d.checked([]byte(s.out.String())); err == nil {
-			return text, nil
+// render returns the document with d.object as its content: with the comments, unless the YAML library then writes another
+// content, which may happen with folded texts (>) and anchors. JSON, which is YAML, too, has any content.
+func (d *document) render() []byte {
+	if d.tree != nil {
+		before, _ := readValue(d.Body) // without an error, as in read
+		change{}.apply(d.tree.Content[0], before, d.object)
+		plain, _ := kyaml.JSONToYAML(writeJSON(d.object)) // the value is found wrong after an error
+		for _, text := range [][]byte{encodeYAML(d.tree), plain} {
+			if bytes.Contains(d.Body, []byte("\n...")) {
+				text = append(text, "...\n"...)
+			}
+			if v, err := readValue(text); err == nil && reflect.DeepEqual(v, any(d.object)) {
+				return text
+			}
 		}
 	}
-	return d.checked([]byte(encodeYAML(d.root) + strings.Join(s.lines[end:], "")))
-}
-
-// checked returns text if it has the content of the document, otherwise an error.
-func (d *document) checked(text []byte) ([]byte, error) {
-	if v, err := readValue(text); err != nil || !reflect.DeepEqual(v, any(d.object)) {
-		return d.Body, fmt.Errorf("line %d: the document cannot be written as YAML again; simplify it, for example its anchors and its folded texts (>)", d.Before+1)
-	}
-	return text, nil
+	var text bytes.Buffer
+	_ = json.Indent(&text, writeJSON(d.object), "", "    ") // as kubectl has it; the text is valid
+	return append(text.Bytes(), '\n')
 }

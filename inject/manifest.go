@@ -19,8 +19,8 @@ type Report struct {
 }
 
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
-// document in which no pod changes stays byte for byte. Other documents keep their comments. If possible, all lines
-// that injection need not change stay as they are. namespace is the namespace of objects that name none. Pods need no
+// document in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, with
+// their comments. namespace is the namespace of objects that name none. Pods need no
 // label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations
 // of the Namespace. If that Namespace has the label [Label], but not with the value [Enabled], only pods that have the
 // label themselves are injected.
@@ -53,7 +53,8 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		if !bytes.HasSuffix(out.Bytes(), []byte("\n")) {
 			out.WriteByte('\n')
 		}
-		out.WriteString("---\n" + encodeYAML(newNode(object)))
+		out.WriteString("---\n")
+		out.Write(encodeYAML(newNode(object)))
 	}
 	return out.Bytes(), m.reports, errors.Join(failures...)
 }
@@ -104,7 +105,7 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	if len(failures) > 0 || !changed {
 		return d.Body, errors.Join(failures...)
 	}
-	return d.render()
+	return d.render(), nil
 }
 
 // read notes the Namespaces in a document, and in which of them it has the ConfigMap with the policy.

@@ -14,7 +14,7 @@ import (
 	kyaml "sigs.k8s.io/yaml"
 )
 
-// parseYAML returns the tree of the only value of a text. A second value, such as another object in JSON, is an error, because
+// parseYAML returns the tree of a text with one value, whose first child is that value. A second value, such as another object in JSON, is an error, because
 // it would be lost, and so is a key that is in an object twice.
 func parseYAML(text []byte) (*yaml.Node, error) {
 	decoder, document := yaml.NewDecoder(bytes.NewReader(text)), new(yaml.Node)
@@ -31,7 +31,7 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 	}
 	err = decoder.Decode(new(yaml.Node))
 	if errors.Is(err, io.EOF) {
-		return document.Content[0], nil
+		return document, nil
 	}
 	if err == nil {
 		err = fmt.Errorf("yaml: line %d: more than one object", document.Line)
@@ -99,20 +99,12 @@ func nameFirst(n *yaml.Node) {
 	}
 }
 
-// target returns the node that an alias names, or the node itself if it is no alias.
-func target(n *yaml.Node) *yaml.Node {
-	if n.Kind == yaml.AliasNode {
-		return n.Alias
-	}
-	return n
-}
-
 // encodeYAML returns a tree as a text, in the form that kubectl has.
-func encodeYAML(n *yaml.Node) string {
-	var out strings.Builder
+func encodeYAML(n *yaml.Node) []byte {
+	var out bytes.Buffer
 	encoder := yaml.NewEncoder(&out)
 	encoder.SetIndent(2)
 	encoder.CompactSeqIndent()
 	_ = encoder.Encode(n) // a text that is not right is found when it is read again
-	return out.String()
+	return out.Bytes()
 }

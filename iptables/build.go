@@ -22,22 +22,28 @@ func Build(cfg Config) (Rules, error) {
 }
 
 func buildFamily(cfg Config, f family.Family) []table {
-	destinations := destinations(cfg, f)
-	if !cfg.Has(f) || len(destinations) == 0 {
-		return nil
+	b := builder{cfg: cfg, family: f, destinations: destinations(cfg, f)}
+	filter := table{name: filterTable, chains: b.guard()}
+	if cfg.GuardOnly || !cfg.Has(f) || len(b.destinations) == 0 {
+		return nonEmpty(filter)
 	}
-	b := builder{cfg: cfg, family: f, destinations: destinations}
 	redirect := fmt.Sprintf("REDIRECT --to-ports %d", cfg.Port)
 	chains := b.chains(action{protocols: []string{"udp", "tcp"}, target: redirect, comment: "to the agent", vips: true})
 	test := netip.PrefixFrom(TestAddr(f), TestAddr(f).BitLen()).String()
 	chains[0].rules = slices.Insert(chains[0].rules, 0, b.rule(matches("-d", test, "-p", "udp"), "test query", redirect))
-	nat := table{name: "nat", chains: chains}
+	nat := table{name: "nat", chains: append(chains, b.audited()...)}
 	if cfg.NATOnly {
-		return []table{nat}
+		return nonEmpty(filter, nat)
 	}
 	apart := b.chains(action{protocols: []string{"udp"}, target: fmt.Sprintf("CT --zone-orig %d", zone), comment: "apart from the agent"})
 	raw := table{name: "raw", chains: append(b.leases(), b.addLooped(b.addReplies(apart))...)}
-	return []table{{name: filterTable, chains: b.accepts()}, nat, raw}
+	filter.chains = append(filter.chains, b.accepts()...)
+	return []table{filter, nat, raw}
+}
+
+// nonEmpty returns the tables that have chains.
+func nonEmpty(tables ...table) []table {
+	return slices.DeleteFunc(tables, func(t table) bool { return len(t.chains) == 0 })
 }
 
 // TestAddr returns the test address of a family. The rules redirect UDP queries to this address, whichever user
@@ -292,6 +298,9 @@ func (b builder) acceptRedirected() (rules []string) {
 	for _, vip := range b.cfg.vipRanges(b.family) {
 		accept("--ctorigdst "+vip, b.cfg.EgressPort)
 		accept("--ctorigdst "+vip, refusedPort)
+	}
+	if len(b.audited()) > 0 {
+		rules = append(rules, b.rule(fmt.Sprintf("-p tcp -m conntrack --ctstate DNAT --ctreplsrcport %d", b.cfg.EgressPort), "redirected", "ACCEPT"))
 	}
 	return rules
 }

@@ -614,7 +614,7 @@ func (c *Capture) Active() bool {
 	r := c.report.Load()
 	active := len(r.inst.families) == 0 && !r.outdated // true if the goal needs no rules, because no query can be captured
 	for f, v := range r.inst.families {
-		active = active || !v.lease || c.lease.alive(f)
+		active = active || r.goal.captures(f) && (!v.lease || c.lease.alive(f))
 	}
 	return r.captured && active
 }
@@ -650,7 +650,7 @@ func (c *Capture) Stats() Stats {
 // Status reads both backends. It changes nothing and does not wait for Keep.
 func (c *Capture) Status(ctx context.Context) (Status, error) {
 	r := c.report.Load()
-	return r.status(inspectAll(ctx, r.goal.Config))
+	return r.status(ctx, inspectAll(ctx, r.goal.Config))
 }
 
 // EndsByItself reports whether all rules of nametap in the kernel have a lease: then they capture nothing once no

@@ -102,29 +102,50 @@ func probe(ctx context.Context, t tools, vs []variant, needed bool) []Finding {
 		if first = cmp.Or(first, err); !errors.Is(err, errMissing) {
 			break // fewer rules would fail, too, for example if a tool hangs
 		}
-		if lacks := lacking(ctx, t); len(lacks) > 0 {
-			first = fmt.Errorf("%w: %s", errMissing, strings.Join(lacks, ", "))
+		if lacks := lacking(ctx, t.family, t.tryElsewhere); len(lacks) > 0 {
+			first = errLacks(lacks)
 		}
 	}
 	return []Finding{Finding{What: what, Needed: needed, Advice: advice}.withResult(first)}
 }
 
-// lacking names the matches and targets of the rules that the tool or the kernel lacks.
-func lacking(ctx context.Context, t tools) (names []string) {
+// errLacks returns the error that this machine lacks matches and targets.
+func errLacks(names []string) error {
+	return fmt.Errorf("%w: %s", errMissing, strings.Join(names, ", "))
+}
+
+// lacking names the matches and targets of the rules that the tool or the kernel lacks. The function try tries a rule in a
+// table.
+func lacking(ctx context.Context, f family.Family, try func(ctx context.Context, table, rule string) error) (names []string) {
 	for _, part := range []struct{ name, table, rule string }{
 		{"target REDIRECT (xt_REDIRECT)", "nat", "-p udp -j REDIRECT --to-ports 1"},
 		{"match owner (xt_owner)", "nat", "-m owner --uid-owner 0 -j RETURN"},
-		{"matches ttl and hl (xt_hl)", "nat", builder{family: t.family}.hopsMatch() + " 1 -j RETURN"},
+		{"matches ttl and hl (xt_hl)", "nat", builder{family: f}.hopsMatch() + " 1 -j RETURN"},
 		{"match comment (xt_comment)", "nat", "-m comment --comment x -j RETURN"},
 		{"target CT (xt_CT)", "raw", fmt.Sprintf("-j CT --zone-orig %d", zone)},
-		{"match recent (xt_recent)", "raw", recent(t.family, leaseAlive) + " -j RETURN"},
+		{"match recent (xt_recent)", "raw", recent(f, leaseAlive) + " -j RETURN"},
 		{"match conntrack (xt_conntrack)", filterTable, "-m conntrack --ctstate DNAT -j RETURN"},
+		{"target REJECT (ipt_REJECT, ip6t_REJECT)", filterTable, "-p tcp -j REJECT --reject-with tcp-reset"},
 	} {
-		if _, err := tryRules(ctx, t, fmt.Sprintf("*%s\n-A OUTPUT %s\nCOMMIT\n", part.table, part.rule)); errors.Is(err, errMissing) {
+		if errors.Is(try(ctx, part.table, part.rule), errMissing) {
 			names = append(names, part.name)
 		}
 	}
 	return names
+}
+
+// tryElsewhere tries a rule in a new network namespace.
+func (t tools) tryElsewhere(ctx context.Context, table, rule string) error {
+	_, err := tryRules(ctx, t, fmt.Sprintf("*%s\n-A OUTPUT %s\nCOMMIT\n", table, rule))
+	return err
+}
+
+// tryHere tries a rule in a chain to which no rule jumps.
+func (t tools) tryHere(ctx context.Context, table, rule string) error {
+	const chain = ownPrefix + "TRY"
+	err := t.write(ctx, fmt.Sprintf("*%s\n:%s - [0:0]\n-A %[2]s %[3]s\nCOMMIT\n", table, chain, rule))
+	_ = t.write(ctx, fmt.Sprintf("*%s\n-F %s\n-X %[2]s\nCOMMIT\n", table, chain)) // there is none if the first has failed
+	return err
 }
 
 // tryRules passes a text to iptables-restore in a new network namespace. Without the permission to make a
@@ -173,7 +194,7 @@ func capability(name string, bit int, needed bool) Finding {
 
 // checkConntrack reports whether conntrack entries can be listed. Deleting them needs CAP_NET_ADMIN.
 func checkConntrack() Finding {
-	err := conntrack.Dump(family.IPv4.Number(), func(conntrack.Entry) {}, conntrack.Filter{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort})
+	_, err := conntrack.List(family.IPv4.Number(), func(conntrack.Entry) bool { return false })
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.withResult(err)
 }

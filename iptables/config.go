@@ -67,6 +67,11 @@ type Config struct {
 	// probes, so the rules redirect them.
 	NATOnly bool
 
+	// Guard bounds what programs reach; nil does not. With a Guard that enforces, FailClosed is set and Lease is not.
+	Guard *Guard
+	// GuardOnly leaves out all rules but those of Guard, so no query is captured.
+	GuardOnly bool
+
 	// Only is the only family whose queries are captured; 0 for both. If it is 0, a family that this machine lacks
 	// is left out, and logged, as long as the other family works.
 	Only family.Family
@@ -115,9 +120,12 @@ func (c Config) Families() []family.Family {
 	return slices.DeleteFunc(family.All(), func(f family.Family) bool { return !c.Has(f) })
 }
 
-// Needs reports whether f is required. IPv4 is required, and so is the family in the field Only. If this machine
-// lacks a required family, the agent and the commands report a failure, even if the other family is captured.
-func (c Config) Needs(f family.Family) bool { return f == family.IPv4 || c.Only == f }
+// Needs reports whether f is required. IPv4 is required, and so is the family in the field Only and, with a Guard, each
+// family that the kernel has. If this machine lacks a required family, the agent and the commands report a failure, even if
+// the other family is captured.
+func (c Config) Needs(f family.Family) bool {
+	return f == family.IPv4 || c.Only == f || c.Guard != nil && !lacksFamily(f)
+}
 
 // Without returns the configuration without f. The other family must not be left out already.
 func (c Config) Without(f family.Family) Config {
@@ -150,13 +158,17 @@ func (c Config) vipRanges(f family.Family) (ranges []string) {
 	return ranges
 }
 
-// withDefaults returns c with Backend, Interval, Settle and Patience set to their defaults where they are empty.
+// withDefaults returns c with Backend, Interval, Settle and Patience set to their defaults where they are empty, and with
+// what follows from Guard.
 func (c Config) withDefaults() Config {
 	defaults := DefaultConfig()
 	c.Backend = cmp.Or(c.Backend, defaults.Backend)
 	c.Interval = cmp.Or(c.Interval, defaults.Interval)
 	c.Settle = cmp.Or(c.Settle, defaults.Settle)
 	c.Patience = cmp.Or(c.Patience, defaults.Patience)
+	if c.Guard.Enforces() {
+		c.FailClosed, c.Lease = true, false
+	}
 	return c
 }
 
@@ -174,7 +186,7 @@ func (c Config) validate() error {
 			return err
 		}
 	}
-	if err := c.validateEgress(); err != nil {
+	if err := cmp.Or(c.validateEgress(), c.validateGuard()); err != nil {
 		return err
 	}
 	for _, p := range c.ExcludeCIDRs {

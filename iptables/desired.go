@@ -26,6 +26,11 @@ type target struct {
 // wants reports whether there are rules for a family.
 func (t *target) wants(f family.Family) bool { return len(t.variants[0].rules.tables(f)) > 0 }
 
+// captures reports whether there are rules that capture the queries of a family.
+func (t *target) captures(f family.Family) bool {
+	return len(t.variants[0].rules.table(f, "nat").chains) > 0
+}
+
 // sameRules reports whether t asks for the same rules as other.
 func (t *target) sameRules(other *target) bool {
 	return t.set == other.set && t.On == other.On && reflect.DeepEqual(t.Config, other.Config)
@@ -41,7 +46,7 @@ func (t *target) variantsFor(f family.Family, inKernel saved) []variant {
 		leased.Lease = true
 		vs, _ = variants(leased) // valid, as t.Config is
 	}
-	if inKernel[filterTable].unreadable {
+	if inKernel[filterTable].unreadable && t.Config.Guard == nil {
 		return withoutFilter(vs)
 	}
 	return vs

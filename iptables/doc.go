@@ -45,6 +45,12 @@
 // The agent's probes are redirected even if the lease has ended. A probe is a query with a certain TTL
 // ([ProbeHops]), and shows whether queries of clients would reach the agent.
 //
+// # The guard
+//
+// With [Config].Guard, a chain of table filter, before all other rules, refuses what is not for this host, the agent, a VIP
+// or a listed network. It needs no list of VIPs, since table nat has redirected packets to them. There is no reduced variant
+// without this chain, and a step that fails leaves it: what is missing then is refused.
+//
 // # How the rules get into the kernel
 //
 // One goroutine changes rules. It compares what is desired with what it knows of the kernel, and takes one step at a time.
@@ -69,6 +75,7 @@
 //	tools.go        iptables-save and iptables-restore, and what their errors mean
 //	variant.go      the rules of a Config, complete or in table nat alone
 //	build.go        the rules of a Config
+//	guard.go        the rules that refuse or, in an audit, count what a policy does not allow
 //	rules.go        rules as text: names, how the kernel differs from them, and the text that repairs it
 //	save.go         the output of iptables-save, parsed
 //	lease.go        the lease, and the datagrams that renew it, end it or ask about it

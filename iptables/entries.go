@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -53,7 +52,7 @@ func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 		s := sweep{ports: []uint16{cfg.Port}, zone: v.zone}
 		dropped, ok := e.drop(f, s.bypassing(changed))
 		if ok && changed && len(cfg.vipRanges(f)) > 0 {
-			_, ok = e.drop(f, bypassingVIPs(cfg))
+			_, ok = e.drop(f, func(e conntrack.Entry) bool { return bypassesVIPs(cfg, e) })
 		}
 		e.failed = e.failed || !ok
 		if !changed && dropped > 0 && now.Before(e.last) {
@@ -62,10 +61,13 @@ func (e *entries) sweep(cfg Config, inst installation, changed bool) {
 	}
 }
 
-// drop drops the entries of family f in class c, and returns how many there were. After a failure, ok is false. A failure
-// that repeats is logged once.
-func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
-	dropped, err := c.drop(f)
+// drop drops the entries of family f for which match returns true, and returns how many there were. After a failure, ok is
+// false. A failure that repeats is logged once.
+func (e *entries) drop(f family.Family, match func(conntrack.Entry) bool) (dropped int, ok bool) {
+	matched, err := conntrack.List(f.Number(), match)
+	if err == nil {
+		dropped, err = conntrack.Delete(f.Number(), matched)
+	}
 	if e.logged[f].Differs(err) {
 		e.log.Warn("dropping conntrack entries failed: open sockets may keep their previous path until they are closed",
 			"family", f, "error", err)
@@ -76,35 +78,6 @@ func (e *entries) drop(f family.Family, c class) (dropped int, ok bool) {
 	return dropped, err == nil
 }
 
-// A class is a set of conntrack entries: all entries that pass one of the filters and for which match returns true.
-// The kernel applies the filters, so an entry that passes no filter costs little time.
-type class struct {
-	filters []conntrack.Filter
-	match   func(conntrack.Entry) bool
-}
-
-// visit calls fn with each entry of family f in the class, perhaps more than once.
-func (c class) visit(f family.Family, fn func(conntrack.Entry)) error {
-	return conntrack.Dump(f.Number(), func(e conntrack.Entry) {
-		if c.match(e) {
-			fn(e)
-		}
-	}, c.filters...)
-}
-
-// drop deletes the entries of a family in the class, and returns how many it deleted.
-func (c class) drop(f family.Family) (deleted int, err error) {
-	var matched []conntrack.Entry
-	err = c.visit(f, func(e conntrack.Entry) { matched = append(matched, e) })
-	if err == nil {
-		deleted, err = conntrack.Delete(f.Number(), matched)
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %w", f, err)
-	}
-	return deleted, err
-}
-
 // A sweep finds conntrack entries that keep queries on the path of previous rules. It looks for entries of UDP, and
 // for entries of TCP that the next connection from the same port would take over: see [ended]. It ignores the entries
 // of other TCP connections, because an open connection cannot change its path.
@@ -113,31 +86,12 @@ type sweep struct {
 	zone  uint16   // zone of captured queries, 0 without one
 }
 
-// bypassing returns the class of entries that let queries bypass the agent, or would send queries of the agent back
-// to it. changed is true after a change of rules, and false when the settle time has passed.
-func (s sweep) bypassing(changed bool) class {
-	c := ofDNS(func(e conntrack.Entry) bool {
+// bypassing returns a function that reports whether an entry lets queries bypass the agent, or would send queries of the
+// agent back to it. changed is true after a change of rules, and false when the settle time has passed.
+func (s sweep) bypassing(changed bool) func(conntrack.Entry) bool {
+	return func(e conntrack.Entry) bool {
 		stale := (changed || s.zone != 0) && s.stale(e)
-		return ofReply(e) || stale || !s.redirected(e) && ended(e, changed) || !changed && s.leftover(e)
-	})
-	if !changed {
-		c.filters = append(c.filters, conntrack.Filter{Protocol: unix.IPPROTO_UDP, SourcePort: dnsPort}) // ofReply
-	}
-	return c
-}
-
-// ofDNS returns the class of entries of flows to port 53 for which match returns true.
-func ofDNS(match func(conntrack.Entry) bool) class {
-	return class{match: match, filters: []conntrack.Filter{
-		{Protocol: unix.IPPROTO_UDP, DestinationPort: dnsPort}, {Protocol: unix.IPPROTO_TCP, DestinationPort: dnsPort},
-	}}
-}
-
-// bypassingVIPs returns the class of entries that let connections to VIPs bypass the agent.
-func bypassingVIPs(cfg Config) class {
-	return class{
-		filters: []conntrack.Filter{{Protocol: unix.IPPROTO_TCP, Unreplied: true}},
-		match:   func(e conntrack.Entry) bool { return bypassesVIPs(cfg, e) },
+		return stale || !s.redirected(e) && ended(e, changed) || !changed && (ofReply(e) || s.leftover(e))
 	}
 }
 
@@ -177,7 +131,7 @@ func ended(e conntrack.Entry, unanswered bool) bool {
 func bypassesVIPs(cfg Config, e conntrack.Entry) bool {
 	to, from := e.Original.Destination, e.Reply.Source.Port()
 	vip := slices.ContainsFunc(cfg.VIPs, func(p netip.Prefix) bool { return p.Contains(to.Addr()) })
-	return vip && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort
+	return e.Original.Protocol == unix.IPPROTO_TCP && !e.Replied && vip && to.Port() != dnsPort && from != cfg.EgressPort && from != refusedPort
 }
 
 // isDNS reports whether an entry belongs to a flow of a protocol to port 53.
@@ -193,13 +147,10 @@ func (s sweep) leftover(e conntrack.Entry) bool {
 	return s.zone != 0 && e.Zone != s.zone && s.toAgent(e)
 }
 
-// orphans returns the class of entries that have to be dropped after rules were removed. The entries of captured queries
-// in the zone stay: no new query enters the zone, and a reply may be in flight. The entries of open TCP connections
-// stay, too.
-func (s sweep) orphans() class {
-	return ofDNS(func(e conntrack.Entry) bool {
-		return s.redirected(e) && ended(e, true) || e.Zone == 0 && s.toAgent(e)
-	})
+// orphan reports whether an entry has to be dropped after rules were removed. The entries of captured queries in the zone
+// stay: no new query enters the zone, and a reply may be in flight. The entries of open TCP connections stay, too.
+func (s sweep) orphan(e conntrack.Entry) bool {
+	return s.redirected(e) && ended(e, true) || e.Zone == 0 && s.toAgent(e)
 }
 
 // toAgent reports whether an entry belongs to a UDP query that is redirected to the agent.
@@ -214,7 +165,9 @@ func (s sweep) redirected(e conntrack.Entry) bool {
 
 // inUse reports whether queries were captured recently. It returns true if the entries cannot be read.
 func inUse(f family.Family, inKernel saved) bool {
-	used := false
-	err := ofDNS(sweep{ports: inKernel.redirections()}.redirected).visit(f, func(conntrack.Entry) { used = true })
-	return err != nil || used
+	s := sweep{ports: inKernel.redirections()}
+	captured, err := conntrack.List(f.Number(), func(e conntrack.Entry) bool {
+		return e.Original.Destination.Port() == dnsPort && s.redirected(e)
+	})
+	return err != nil || len(captured) > 0
 }

@@ -116,7 +116,7 @@ func (i *installer) install(ctx context.Context, s *side) (changed bool, err err
 			inst.missing[f] = err
 		}
 	}
-	err = inst.validate()
+	err = cmp.Or(inst.unguarded(i.goal.Config), inst.validate())
 	if err != nil && !errors.Is(err, ErrIncomplete) {
 		return changed, err
 	}
@@ -138,6 +138,10 @@ func (i *installer) installFamily(ctx context.Context, s *side, p place, inst in
 		_, changed, err = p.converge(ctx, s.saved[f], Rules{})
 		return changed, err
 	}
+	guarded := i.goal.Config.Guard != nil
+	if guarded && s.saved[f][filterTable].unreadable {
+		return false, fmt.Errorf("%w: the guard cannot be installed: table filter %s", errRefused, errIncompatible)
+	}
 	variants := i.goal.variantsFor(f, s.saved[f])
 	i.placed[f], p.spare = true, i.firewall.spare()
 	lacks := i.inst.reduced[f]
@@ -147,6 +151,11 @@ func (i *installer) installFamily(ctx context.Context, s *side, p place, inst in
 		lacks = nil
 	}
 	a, err := p.apply(ctx, s.saved[f], variants)
+	if guarded && errors.Is(err, errMissing) {
+		if names := lacking(ctx, f, p.tools.tryHere); len(names) > 0 {
+			err = fmt.Errorf("%w: %w", errLacks(names), err)
+		}
+	}
 	if err != nil {
 		return a.changed, err
 	}
@@ -249,9 +258,9 @@ func (i *installer) unhook(ctx context.Context, p place, inKernel saved) (used b
 	s := sweep{ports: inKernel.redirections()}
 	used = inUse(p.family, inKernel)
 	if len(inKernel["raw"].ownChains()) > 0 {
-		i.entries.drop(p.family, s.orphans())
+		i.entries.drop(p.family, s.orphan)
 	}
 	_, _, err = p.write(ctx, inKernel, unhookText)
-	i.entries.drop(p.family, s.orphans())
+	i.entries.drop(p.family, s.orphan)
 	return used, err
 }

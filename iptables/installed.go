@@ -42,6 +42,17 @@ func (inst installation) unleased() bool {
 	return false
 }
 
+// unguarded returns an error if the configuration has a guard and this machine does not support its rules for a family that
+// the kernel has: then what the guard is to refuse would leave over that family.
+func (inst installation) unguarded(cfg Config) error {
+	for _, f := range family.All() {
+		if err := inst.missing[f]; cfg.Guard != nil && errors.Is(err, errMissing) && !lacksFamily(f) {
+			return fmt.Errorf("guarding %s: %w", f, err)
+		}
+	}
+	return nil
+}
+
 // validate returns an error if no wanted family is installed, or [ErrIncomplete] if a family that this machine may
 // support is missing.
 func (inst installation) validate() error {

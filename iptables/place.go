@@ -33,7 +33,7 @@ type applied struct {
 
 // apply installs the first variant that works. original has the rules in the kernel. If the machine does not support
 // something that a variant needs, the next variant is tried. If no variant works, nametap's rules are removed, unless the
-// original rules are still in the kernel: a family has all of its rules or none.
+// original rules are still in the kernel: a family has all of its rules or none. But those of a guard stay.
 func (p place) apply(ctx context.Context, original saved, vs []variant) (a applied, err error) {
 	inKernel := original
 	for _, v := range vs {
@@ -50,7 +50,7 @@ func (p place) apply(ctx context.Context, original saved, vs []variant) (a appli
 			break
 		}
 	}
-	return a, errors.Join(err, p.rollBack(context.WithoutCancel(ctx), original))
+	return a, errors.Join(err, p.rollBack(context.WithoutCancel(ctx), original, vs[len(vs)-1].rules.guardOnly()))
 }
 
 // converge writes until the kernel has these rules. It returns what the kernel has then, and whether it changed anything.
@@ -95,15 +95,15 @@ func (p place) write(ctx context.Context, inKernel saved, repair func(saved) str
 	}
 }
 
-// rollBack removes the rules of nametap unless the tables have their original rules.
-func (p place) rollBack(ctx context.Context, original saved) error {
+// rollBack removes the rules of nametap, but not those of a guard, unless the tables have their original rules.
+func (p place) rollBack(ctx context.Context, original saved, guard Rules) error {
 	inKernel, err := p.tools.read(ctx)
 	if err != nil {
 		return err
 	}
 	for _, name := range tableNames() {
 		if !inKernel[name].equal(original[name]) {
-			_, _, err := p.converge(ctx, inKernel, Rules{})
+			_, _, err := p.converge(ctx, inKernel, guard)
 			return err
 		}
 	}

@@ -46,6 +46,19 @@ func configs() map[string]iptables.Config {
 		c.EgressPort, c.VIPs = 15054, []netip.Prefix{netip.MustParsePrefix("240.240.0.0/16"), netip.MustParsePrefix("2001:2::/48")}
 		c.ExcludeUIDs, c.VirtualInterfaces = []uint32{101}, []string{"docker0"}
 	})
+	guarded := func(c *iptables.Config) {
+		c.EgressPort, c.VIPs = 15054, []netip.Prefix{netip.MustParsePrefix("240.64.0.0/10"), netip.MustParsePrefix("2001:2::/48")}
+		c.Guard = &iptables.Guard{Direct: []iptables.Direct{
+			{Prefix: netip.MustParsePrefix("10.96.0.0/12")}, {Prefix: netip.MustParsePrefix("10.0.5.7/32"), Port: 4317},
+			{Prefix: netip.MustParsePrefix("fd00::/64")}, {Prefix: netip.MustParsePrefix("fd01::1/128"), Port: 53},
+		}}
+	}
+	add("guard", guarded)
+	add("guard-audit", func(c *iptables.Config) { guarded(c); c.Guard.Audit, c.Lease = true, true })
+	add("guard-bare", func(c *iptables.Config) {
+		guarded(c)
+		c.NATOnly, c.Only, c.VirtualInterfaces = true, family.IPv4, []string{"docker0"}
+	})
 	return cs
 }
 
@@ -96,7 +109,10 @@ func TestConfigErrors(t *testing.T) {
 		`iptables backend "nftables"`:       func(c *iptables.Config) { c.Backend = "nftables" },
 		"port 15053 for VIPs":               func(c *iptables.Config) { c.EgressPort = 15053 },
 		`range of VIPs "0.0.0.0/0"`:         func(c *iptables.Config) { c.VIPs = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")} },
-		"reconcile interval -1s":            func(c *iptables.Config) { c.Interval = -time.Second },
+		`network "::1:2/128"`: func(c *iptables.Config) {
+			c.Guard = &iptables.Guard{Direct: []iptables.Direct{{Prefix: netip.MustParsePrefix("::1:2/128")}}}
+		},
+		"reconcile interval -1s": func(c *iptables.Config) { c.Interval = -time.Second },
 	} {
 		cfg := iptables.DefaultConfig()
 		change(&cfg)

@@ -29,10 +29,11 @@ type savedChain struct {
 	name, policy string
 }
 
-// savedRule is a rule: its chain, the target of -j or -g ("" without one), and its line
-// without -A and the chain.
+// savedRule is a rule: its chain, the target of -j or -g ("" without one), its line
+// without -A and the chain, and the counter of packets, if it was read.
 type savedRule struct {
 	chain, target, spec string
+	packets             uint64
 }
 
 // parseSave reads the output of iptables-save, with or without counters.
@@ -89,15 +90,19 @@ func (t *savedTable) add(line string) bool {
 		t.chains = append(t.chains, savedChain{name, policy})
 		return ok && name != ""
 	}
+	var packets uint64
 	if line[0] == '[' { // counters, with iptables-save -c
-		_, line, _ = strings.Cut(line, " ")
+		counters, rule, _ := strings.Cut(line, " ")
+		text, _, _ := strings.Cut(counters[1:], ":")
+		packets, _ = strconv.ParseUint(text, 10, 64)
+		line = rule
 	}
 	rule, ok := strings.CutPrefix(line, "-A ")
 	if !ok {
 		return false
 	}
 	chain, spec, _ := strings.Cut(rule, " ")
-	t.rules = append(t.rules, savedRule{chain: chain, target: targetOf(spec), spec: spec})
+	t.rules = append(t.rules, savedRule{chain: chain, target: targetOf(spec), spec: spec, packets: packets})
 	return chain != ""
 }
 

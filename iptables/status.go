@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"slices"
 
@@ -27,6 +28,10 @@ type FamilyStatus struct {
 	// Lease is the state of the lease of the rules, which capture only while the lease has time left. It is "" if
 	// the rules have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
+	// Guard says what the rules of a guard do; "" without such rules. Guarded has how many packets of each protocol they
+	// have refused or, in an audit, let pass.
+	Guard   GuardState        `json:"guard,omitempty"`
+	Guarded map[string]uint64 `json:"guarded,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
 	// Passes describes queries that pass through because no rule can capture them.
@@ -94,7 +99,7 @@ type report struct {
 func (r *report) level(f family.Family) Level {
 	v, ok := r.inst.families[f]
 	switch {
-	case !r.goal.On || !r.goal.wants(f):
+	case !r.goal.On || !r.goal.captures(f) && r.inst.missing[f] == nil:
 		return LevelOff
 	case !ok && errors.Is(r.inst.missing[f], errMissing):
 		return LevelUnavailable
@@ -105,7 +110,7 @@ func (r *report) level(f family.Family) Level {
 }
 
 // status returns the status of m, the rules in the kernel.
-func (r *report) status(m machine) (Status, error) {
+func (r *report) status(ctx context.Context, m machine) (Status, error) {
 	s, other, reason, err := r.sides(m)
 	if err != nil {
 		return Status{}, withoutCapability(err)
@@ -118,6 +123,10 @@ func (r *report) status(m machine) (Status, error) {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
 			r.state(&fs, s.saved[f])
+			if fs.Guard = s.saved[f].guardState(); fs.Guard != "" {
+				counted, _ := s.tools[f].read(ctx, "-c") // was readable a moment ago
+				fs.Guarded = counted.guardCounts()
+			}
 		}
 		status.Families = append(status.Families, fs)
 	}

@@ -115,11 +115,11 @@ func (x toolbox) backendOf(ctx context.Context, tool string) (Backend, error) {
 	return Legacy, err
 }
 
-// read returns the rules in the kernel. It does not name single tables, because legacy creates every table that is
-// named. After a failure that may pass, read tries again.
-func (t tools) read(ctx context.Context) (saved, error) {
+// read returns the rules in the kernel, with counters if args has -c. It does not name single tables, because legacy creates
+// every table that is named. After a failure that may pass, read tries again.
+func (t tools) read(ctx context.Context, args ...string) (saved, error) {
 	for n := 0; ; n++ {
-		out, err := t.run(ctx, nil, t.save)
+		out, err := t.run(ctx, nil, t.save, args...)
 		var s saved
 		if err == nil {
 			s, err = parseSave(out)
@@ -221,4 +221,4 @@ func explain(tool string, err error, stderr string) error {
 var legacyFailed = regexp.MustCompile(`^ip6?tables-[a-z-]*restore: line \d+ failed`)
 
 // modules is the command that loads the modules for the rules.
-const modules = "modprobe -a nf_nat xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp, and for nft nft_compat"
+const modules = "modprobe -a nf_nat xt_CT xt_REDIRECT xt_owner xt_comment xt_conntrack xt_hl xt_recent xt_tcpudp ipt_REJECT ip6t_REJECT, and for nft nft_compat"

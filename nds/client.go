@@ -148,12 +148,13 @@ func (c *Client) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		lasted, err := c.connect(ctx)
 		c.cfg.Handled()
-		err = advise(c.cfg, c.cfg.Addr, "--xds-addr", err)
+		failed := classify(c.cfg, c.cfg.Addr, "--xds-addr", err)
+		err = failed.advise(err)
 		c.state.update(func(s *Status) { s.Connected, s.Open, s.LastError = false, false, err.Error() })
 		if errors.Is(err, errResumed) {
 			c.resumed()
 		} else if !errors.Is(err, errNodeChanged) {
-			c.state.failed(classify(c.cfg, err))
+			c.state.failed(failed)
 		}
 		if lasted >= stableAfter {
 			c.failures = 0

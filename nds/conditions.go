@@ -41,52 +41,110 @@ type failure struct {
 // longest time between the ends of two attempts is 50 s.
 const failureCounts = 90 * time.Second
 
-// classify describes an error of an attempt to connect.
-func classify(cfg Config, err error) failure {
-	f := failure{code: controlUnreachable, evidence: err.Error(), at: time.Now()}
+// advise adds to err, the error that f describes, what to do, if its cause is known.
+func (f failure) advise(err error) error {
+	if f.mend == "" {
+		return err
+	}
+	return fmt.Errorf("%w; %s", err, f.mend)
+}
+
+// connectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
+// or has lost. Otherwise the text is a message of the server.
+func connectionError(text string) bool {
+	return strings.Contains(text, "connection error: ") || strings.Contains(text, "error reading from server: ")
+}
+
+const (
+	notConnected = "the control plane %s is not connected"
+	refuses      = "the control plane %s refuses the agent"
+	unaccepted   = "the agent does not accept the certificate of the control plane %s"
+)
+
+// classify describes an error of an attempt to reach the server at addr, which flag sets.
+func classify(cfg Config, addr, flag string, err error) failure {
+	f := failure{code: controlUnreachable, what: notConnected, evidence: err.Error(), at: time.Now()}
 	_, fromGRPC := status.FromError(err)
-	said := fromGRPC && !connectionError(f.evidence) // by the control plane; it may quote an error of another connection
 	switch code := status.Code(err); {
 	case errors.As(err, new(fileError)):
 		f.code = controlFile
-	case said && code == codes.Unauthenticated && cfg.TokenFile != "" && !cfg.Plaintext:
-		f.code, f.what = controlRefuses, "the control plane %s refuses the agent"
-		f.mend = "put a token at " + cfg.TokenFile + " that the control plane accepts; nothing needs a restart"
-	case said && (code == codes.Unauthenticated || code == codes.PermissionDenied), !said && strings.Contains(f.evidence, "remote error: tls"):
-		f.code, f.what = controlRefuses, "the control plane %s refuses the agent"
-		f.mend = "compare the namespace, the service account and --xds-cert with what the control plane accepts: its log says why"
-	case said:
-		f.what, f.mend = "the control plane %s answers, and ends the connection", "its message says why; look at its log"
+	case code == codes.Unauthenticated:
+		f.code, f.what, f.mend = controlRefuses, refuses, tokenAdvice(cfg)
+	case code == codes.PermissionDenied:
+		f.code, f.what = controlRefuses, refuses
+		f.mend = fmt.Sprintf("the token or certificate must be for namespace %q (--namespace) and service account %q (--service-account)",
+			cfg.Node.Namespace, cfg.Node.ServiceAccount)
+	case fromGRPC && !connectionError(f.evidence): // the server's message may quote an error of another connection
+		f.what = "the control plane %s answers, and ends the connection"
 	case errors.As(err, new(*net.DNSError)):
 		f.code, f.what = controlUnresolved, "the name of the control plane %s does not resolve"
-		f.mend = "set --xds-addr to a name that the nameservers of this host know, or to an address"
-	case strings.Contains(f.evidence, "certificate"):
-		f.code, f.what = controlRefuses, "the agent does not accept the certificate of the control plane %s"
-		f.mend = "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + cfg.Addr + " prints"
+		f.mend = "the nameservers of this host must know that name: look at resolv.conf, or set " + flag + " to another name or an address"
 	default:
-		f.what, f.mend = unreachable(f.evidence)
+		known := causes(cfg, addr, flag)
+		if i := slices.IndexFunc(known, func(c cause) bool { return strings.Contains(f.evidence, c.text) }); i >= 0 {
+			f.code, f.what, f.mend = known[i].code, known[i].what, known[i].mend
+		}
 	}
 	return f
 }
 
-// unreachable returns why there is no connection to the control plane, and how to mend that. text is the error.
-func unreachable(text string) (what, mend string) {
-	const firewalls = "look at the firewalls between this host and the control plane, and at --xds-addr"
-	for _, known := range []struct{ text, what, mend string }{
-		{"operation not permitted", "cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
-		{"connection refused", "refuses connections", "start the control plane, or correct --xds-addr"},
-		{"ended the connection before", "ends connections at once", "look at the control plane's log, and at proxies before it: one of them drains, or limits the age of connections"},
-		{"but no stream within", "accepts connections, but no stream", "look at the control plane's log, and at what is between it and this host; --xds-addr may have the wrong port"},
-		{"does not look like a TLS handshake", "does not speak TLS", "correct the port of --xds-addr, or set --xds-plaintext"},
-		{"i/o timeout", "does not answer", firewalls},
-		{"deadline exceeded", "does not answer", firewalls},
-		{"unreachable", "cannot be reached from this host", "ip route get ADDRESS with the address of the control plane"},
-	} {
-		if strings.Contains(text, known.text) {
-			return "the control plane %s " + known.what, known.mend
+// A cause is what an error with a text means, see [failure].
+type cause struct {
+	text       string
+	code       condition.Code
+	what, mend string
+}
+
+// causes returns the known causes. The first one whose text is in an error counts.
+func causes(cfg Config, addr, flag string) []cause {
+	firewalls := "look at the firewalls between this host and the server, and at " + flag
+	preface := "the server ended the connection: look at its log"
+	if cfg.Plaintext {
+		preface = "if the server wants TLS, leave out --xds-plaintext, or use another port (" + flag + ")"
+	}
+	roots := "a certificate in " + cfg.RootCA
+	if cfg.RootCA == "" {
+		roots = "the system's root certificates"
+	}
+	return []cause{
+		{"does not look like a TLS handshake", controlUnreachable, "the control plane %s does not speak TLS", "the server does not speak TLS: --xds-plaintext, or another port (" + flag + ")"},
+		{"remote error: tls: ", controlRefuses, refuses, "the server wants a client certificate that it trusts (--xds-cert, --workload-cert), or another name (--xds-server-name): look at its log"},
+		{"error reading server preface", controlUnreachable, "the control plane %s ends connections at once", preface},
+		{"certificate signed by unknown authority", controlRefuses, unaccepted, "the server's certificate is not signed by " + roots + " (XDS_ROOT_CA, --xds-root-ca)"},
+		{"certificate is valid for ", controlRefuses, unaccepted, "the expected name is --xds-server-name"},
+		{"certificate is not valid for any names", controlRefuses, unaccepted, "the expected name is --xds-server-name"},
+		{"certificate has expired or is not yet valid", controlRefuses, unaccepted, "look at the clock of this host and at the server's certificate"},
+		{"certificate", controlRefuses, unaccepted, "compare --xds-root-ca and --xds-server-name with what openssl s_client -showcerts -connect " + addr + " prints"},
+		{"operation not permitted", controlUnreachable, "the control plane %s cannot be reached: a firewall of this host drops the connections of the agent", "allow that connection for the agent's user in that firewall"},
+		{"connection refused", controlUnreachable, "the control plane %s refuses connections", "start the server at " + addr + ", or correct the address (" + flag + ")"},
+		{"ended the connection before", controlUnreachable, "the control plane %s ends connections at once", "look at the server's log, and at proxies before it: one of them drains, or limits the age of connections"},
+		{"but no stream within", controlUnreachable, "the control plane %s accepts connections, but no stream", "look at what is between the server and this host; " + flag + " may have the wrong port"},
+		{"i/o timeout", controlUnreachable, "the control plane %s does not answer", firewalls},
+		{"deadline exceeded", controlUnreachable, "the control plane %s does not answer", firewalls},
+		{"unreachable", controlUnreachable, "the control plane %s cannot be reached from this host", "look at `ip route get` with its address"},
+	}
+}
+
+// tokenAdvice returns the advice for a server that did not authenticate the client.
+func tokenAdvice(cfg Config) string {
+	switch {
+	case cfg.Plaintext:
+		return "without TLS no token is sent: leave out --xds-plaintext"
+	case cfg.TokenFile == "" && cfg.CertFile != "":
+		return "the client certificate in " + cfg.CertFile + " (--xds-cert) was refused, and no token was sent (--xds-token-file)"
+	case cfg.TokenFile == "":
+		return "no token was sent, since --xds-token-file is empty"
+	}
+	if token, err := readToken(cfg); err == nil {
+		if err := checkToken(cfg, token); err != nil {
+			return err.Error()
 		}
 	}
-	return "the control plane %s is not connected", "look at the control plane's log, and at --xds-addr"
+	refused := "the token in " + cfg.TokenFile + " (--xds-token-file) was refused; istiod wants the audience istio-ca"
+	if cfg.Node.ClusterID != defaultClusterID { // see readCredentials
+		refused += fmt.Sprintf(" and must know the cluster %q (--cluster-id)", cfg.Node.ClusterID)
+	}
+	return refused
 }
 
 // Conditions says what is wrong with the connection to the control plane, its credentials and the table. What is on this
@@ -124,8 +182,7 @@ func (c *Client) diagnose() diagnosis {
 	if d.connected() {
 		return d
 	}
-	d.failure = &failure{code: controlUnreachable, evidence: "no connection so far"}
-	d.failure.what, d.failure.mend = unreachable("")
+	d.failure = &failure{code: controlUnreachable, what: notConnected, evidence: "no connection so far"}
 	for _, code := range []condition.Code{controlUnreachable, controlUnresolved, controlRefuses, controlFile} { // the last one says most
 		f, found := c.state.failures[code]
 		switch {
@@ -265,7 +322,8 @@ func (d *diagnosis) connection() []condition.Condition {
 			c.Unknown = "the control plane is not connected"
 		default:
 			c.Problems = d.withoutControl(condition.Problem{
-				What: fmt.Sprintf(d.failure.what, d.Address), Evidence: d.evidence(), Mend: d.failure.mend, Rows: []string{"C5"},
+				What: fmt.Sprintf(d.failure.what, d.Address), Evidence: d.evidence(), Rows: []string{"C5"},
+				Mend: cmp.Or(d.failure.mend, "look at the control plane's log, and at --xds-addr"),
 			})
 		}
 	}

@@ -87,11 +87,6 @@ func (c *connection) close() {
 	_ = c.transport.Close()
 }
 
-// A dialError is the error if there is no TCP connection to a server.
-type dialError struct{ error }
-
-func (e dialError) Unwrap() error { return e.error }
-
 // errEnded is the error if the server ends the connection of an attempt before it has opened a stream, as servers do
 // that drain. gRPC would connect again at once, any number of times.
 var errEnded = errors.New("the server ended the connection before it opened a stream (GOAWAY): it drains, or permits no connection for long")
@@ -103,7 +98,7 @@ func dial(ctx context.Context, cfg Config, addr string, options ...grpc.DialOpti
 	defer cancel()
 	transport, err := dialer(cfg)(dialing, addr)
 	if err != nil {
-		return nil, dialError{err}
+		return nil, err
 	}
 	c := &connection{transport: transport}
 	options = append([]grpc.DialOption{

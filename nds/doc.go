@@ -16,7 +16,6 @@
 //	rpc.go           the two variants of ADS, and their responses
 //	workloadcert.go  the workload certificate: obtaining, saving and renewing it
 //	ca.go            the request to the certificate authority
-//	advice.go        for known errors, which setting to check
 //	connection.go    address, TLS with its files, and keepalive; the pause before the next connection (back-off)
 //	token.go         the bearer token
 //	metrics.go       the metrics

@@ -171,7 +171,7 @@ func (r *certRenewer) run(ctx context.Context) {
 		r.save()
 		wait := r.untilCheck()
 		if wait <= 0 {
-			err := advise(r.cfg, r.cfg.CAAddr, "--ca-addr", r.renew(ctx))
+			err := r.renew(ctx)
 			switch {
 			case err == nil:
 				failures = 0
@@ -184,7 +184,7 @@ func (r *certRenewer) run(ctx context.Context) {
 				failures++
 			}
 			if ctx.Err() == nil {
-				r.report(err)
+				r.report(classify(r.cfg, r.cfg.CAAddr, "--ca-addr", err).advise(err))
 			}
 		}
 		select {

@@ -88,7 +88,7 @@ func startPlaneWith(tb testing.TB, memory int, flags ...string) *plane {
 		p.api.SetToken(namespace, fakekube.Token{User: "system:serviceaccount:" + namespace + ":web", Audiences: []string{"istio-ca"}})
 	}
 	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"), append([]string{
-		"--kubeconfig", p.api.Kubeconfig(), "--state-dir=", "--grpc-addr", p.plain, "--tls-addr", p.tls, "--http-addr", p.status,
+		"--kubeconfig", p.api.Kubeconfig(), "--grpc-addr", p.plain, "--tls-addr", p.tls, "--http-addr", p.status,
 		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key")}, flags...)...)
 	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", memory, "MiB"))
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log

@@ -119,7 +119,7 @@ func TestEgressWithDiscovery(t *testing.T) {
 	put("{number: 3306, name: sql, protocol: TCP}", "")
 	const addr = "127.0.0.1:15010"
 	log := testlog.New(t)
-	cmd := exec.Command(filepath.Join(planes.Dir(t), "nametap-discovery"), "--config-dir", objects, "--state-dir", t.TempDir(), "--grpc-addr", addr)
+	cmd := exec.Command(filepath.Join(planes.Dir(t), "nametap-discovery"), "--config-dir", objects, "--grpc-addr", addr)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := e.Start(cmd); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ func TestLinesOfDeadNameservers(t *testing.T) {
 	before := a.log.String()
 	e.asks(10, dnsAddr, func(i int) string { return fmt.Sprintf("www.example%d.org.", i%100) })
 	time.Sleep(time.Minute) //nolint:forbidigo // the minute of the test
-	if lines := strings.TrimPrefix(a.log.String(), before); strings.Count(lines, "\n") > 3 || !strings.Contains(lines, "suffixes=") {
+	if lines := strings.TrimPrefix(a.log.String(), before); strings.Count(lines, "\n") > 3 || !strings.Contains(lines, "count=") {
 		t.Errorf("the log has\n%s", lines)
 	}
 }

@@ -3,20 +3,16 @@ package test
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/leftout"
-	"github.com/nametap/nametap/internal/testkit/testlog"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// TestStartOnFullDisk checks that an agent and nametap-discovery start, and answer, although the disk of the state directory
-// that their settings name is full.
-func TestStartOnFullDisk(t *testing.T) { // C7, D18
+// TestStartOnFullDisk checks that an agent starts, and answers, although the disk of its state directory is full.
+func TestStartOnFullDisk(t *testing.T) { // C7
 	t.Parallel()
 	h := newHost(t)
 	dir := filepath.Join(h.dir, "state")
@@ -31,14 +27,4 @@ func TestStartOnFullDisk(t *testing.T) { // C7, D18
 	if a.log.Count("the table cannot be saved") != 1 || !strings.Contains(h.get("/healthz/ready"), "ready") {
 		t.Errorf("no warning, or not ready:\n%s", a.log)
 	}
-	log := testlog.New(t)
-	cmd := exec.Command(filepath.Join(planes.Dir(t), "nametap-discovery"), "--config-dir", "../examples/shop", "--state-dir", dir, "--grpc-addr", "127.0.0.1:0", "--http-addr=")
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := h.Start(cmd); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
-	wait.Until(t, "nametap-discovery serves, and says that it cannot save", func() bool {
-		return log.Count("serving name tables") == 1 && log.Count("cannot save the last good objects") == 1
-	})
 }

@@ -2,14 +2,18 @@ package dnstap
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/clock"
@@ -228,4 +232,128 @@ func (o *stream) flush() error {
 	}
 	o.frames, o.count = o.frames[:0], 0
 	return err
+}
+
+// contentType is the type of the frames' content: messages of dnstap.proto.
+const contentType = "protobuf:dnstap.Dnstap"
+
+// The kinds of control frames of Frame Streams.
+const (
+	controlAccept = 1
+	controlStart  = 2
+	controlStop   = 3
+	controlReady  = 4
+	controlFinish = 5
+)
+
+const (
+	fieldContentType = 1
+	maxControl       = 512 // bytes of a control frame
+)
+
+// control returns a control frame of a kind. Frames of the kinds READY and START name the content type.
+func control(kind uint32) []byte {
+	order := binary.BigEndian
+	body := order.AppendUint32(nil, kind)
+	if kind == controlReady || kind == controlStart {
+		body = order.AppendUint32(body, fieldContentType)
+		body = order.AppendUint32(body, uint32(len(contentType)))
+		body = append(body, contentType...)
+	}
+	frame := order.AppendUint32(nil, 0) // the escape: a length of 0 begins a control frame
+	frame = order.AppendUint32(frame, uint32(len(body)))
+	return append(frame, body...)
+}
+
+// errNoControl is the error of a receiver of another protocol.
+var errNoControl = errors.New("the receiver does not speak Frame Streams")
+
+// expect reads a control frame, and returns an error unless it is of the given kind. Its fields do not count: a receiver of
+// another content than dnstap ends the connection.
+func expect(r io.Reader, kind uint32) error {
+	var head [12]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	order := binary.BigEndian
+	length, got := order.Uint32(head[4:]), order.Uint32(head[8:])
+	switch {
+	case order.Uint32(head[:]) != 0 || length < 4 || length > maxControl:
+		return errNoControl
+	case got != kind:
+		return fmt.Errorf("%w: its control frame has the type %d, not %d", errNoControl, got, kind)
+	}
+	_, err := io.CopyN(io.Discard, r, int64(length-4))
+	return err
+}
+
+// A Target is where the receiver listens. The zero Target means no receiver.
+type Target struct {
+	network string // unix or tcp
+	address string
+}
+
+// errTarget is the error for a text that is not a target.
+var errTarget = errors.New("want unix:///PATH or tcp://HOST:PORT")
+
+// maxPath is the longest path of a unix socket.
+const maxPath = 107
+
+// String returns the text that UnmarshalText reads.
+func (t Target) String() string {
+	if t == (Target{}) {
+		return ""
+	}
+	return t.network + "://" + t.address
+}
+
+// MarshalText returns the text that UnmarshalText reads.
+func (t Target) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
+
+// UnmarshalText reads unix:///PATH or tcp://HOST:PORT. An empty text means no receiver.
+func (t *Target) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*t = Target{}
+		return nil
+	}
+	network, address, _ := strings.Cut(string(text), "://")
+	switch network {
+	case "unix":
+		if !strings.HasPrefix(address, "/") || len(address) < 2 || len(address) > maxPath || strings.Contains(address, "\x00") {
+			return errTarget
+		}
+	case "tcp":
+		host, port, err := net.SplitHostPort(address)
+		number, numberErr := strconv.ParseUint(port, 10, 16)
+		if err != nil || numberErr != nil || host == "" || number == 0 {
+			return errTarget
+		}
+	default:
+		return errTarget
+	}
+	*t = Target{network, address}
+	return nil
+}
+
+// metrics are the metrics of a Sender; docs/metrics.md describes them for operators.
+type metrics struct {
+	frames    prometheus.Counter
+	dropped   prometheus.Counter
+	connected prometheus.Gauge
+}
+
+// newMetrics returns registered metrics.
+func newMetrics(registry prometheus.Registerer) *metrics {
+	auto := promauto.With(registry)
+	return &metrics{
+		frames: auto.NewCounter(prometheus.CounterOpts{
+			Name: "nametap_dnstap_frames_total", Help: "Messages sent to the receiver of dnstap.",
+		}),
+		dropped: auto.NewCounter(prometheus.CounterOpts{
+			Name: "nametap_dnstap_dropped_total", Help: "Messages for the receiver of dnstap that were dropped, since it was away or slow.",
+		}),
+		connected: auto.NewGauge(prometheus.GaugeOpts{
+			Name: "nametap_dnstap_connected", Help: "1 while the receiver of dnstap accepts messages.",
+		}),
+	}
 }

@@ -38,11 +38,10 @@ func (m Mode) Filter() *seen.Filter {
 	return seen.Failures()
 }
 
-// Run logs the queries of reader until ctx ends, and then closes reader. domain is the cluster domain; the
-// suffixes of names below it are namespaces.
-func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logger) {
+// Run logs the queries of reader until ctx ends, and then closes reader.
+func Run(ctx context.Context, reader *seen.Reader, log *slog.Logger) {
 	defer reader.Close()
-	s := newSummary(domain)
+	s := summary{}
 	for ctx.Err() == nil {
 		records, lost := next(ctx, reader, s)
 		now := time.Now()
@@ -57,7 +56,7 @@ func Run(ctx context.Context, reader *seen.Reader, domain string, log *slog.Logg
 
 // next waits for queries until a line is due. It returns the queries, if there are any, and how many further queries
 // the reader has missed.
-func next(ctx context.Context, reader *seen.Reader, s *summary) (records []seen.Record, lost uint64) {
+func next(ctx context.Context, reader *seen.Reader, s summary) (records []seen.Record, lost uint64) {
 	if t, waiting := s.next(); waiting {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, t)

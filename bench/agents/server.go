@@ -45,7 +45,7 @@ func (b *bench) start(ctx context.Context, s *server) error {
 	if err != nil {
 		return fmt.Errorf("nametap-discovery: %w (-discovery)", err)
 	}
-	argv := []string{binary, "--kubeconfig=" + b.lab.Path("kubeconfig"), "--state-dir=", "--http-addr=" + s.status,
+	argv := []string{binary, "--kubeconfig=" + b.lab.Path("kubeconfig"), "--http-addr=" + s.status,
 		"--max-clients=1000000", "--max-clients-per-address=1000000", // all agents have one address, and may have one namespace
 	}
 	if b.certificates != nil {

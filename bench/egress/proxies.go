@@ -232,7 +232,7 @@ func (s *stage) nametap(binary string) (*proxy, error) {
 	if err := s.build(&binary); err != nil {
 		return nil, err
 	}
-	if err := s.start("discovery", exec.Command(filepath.Join(s.dir, "nametap-discovery"), "--config-dir", config, "--state-dir", "", "--http-addr", "127.0.0.1:18080", "--grpc-addr", "127.0.0.1:18010")); err != nil {
+	if err := s.start("discovery", exec.Command(filepath.Join(s.dir, "nametap-discovery"), "--config-dir", config, "--http-addr", "127.0.0.1:18080", "--grpc-addr", "127.0.0.1:18010")); err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(binary, "agent", "--capture", "--egress", "--egress-addr", "localhost:"+egressPort, "--xds-addr", "127.0.0.1:18010", "--xds-plaintext",

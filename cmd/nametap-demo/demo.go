@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -82,7 +83,7 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 func (d *demo) start(ctx context.Context, group *errgroup.Group) (err error) {
 	logger := errorsOnly()
 	d.controlPlane, err = discovery.New(discovery.Config{
-		ConfigDir: d.path("shop"), StateDir: d.path("discovery"), Logger: logger, GRPCAddr: "127.0.0.1:0",
+		ConfigDir: d.path("shop"), Logger: logger, GRPCAddr: "127.0.0.1:0",
 	})
 	if err != nil {
 		return err
@@ -143,4 +144,46 @@ func writeResolvConf(path, nameserver string) error {
 // searchList returns the search list of a pod in the demo's namespace.
 func searchList() []string {
 	return []string{demoNamespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
+}
+
+// A printer writes text with bold and dim parts on a terminal, and plain text to other
+// outputs or if NO_COLOR is set.
+type printer struct {
+	w       io.Writer
+	styled  bool
+	section int
+}
+
+func newPrinter(w io.Writer) *printer {
+	p := &printer{w: w}
+	if file, ok := w.(*os.File); ok && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" {
+		info, err := file.Stat()
+		p.styled = err == nil && info.Mode()&os.ModeCharDevice != 0
+	}
+	return p
+}
+
+// printf prints. It ignores errors: the terminal or the reading program may have ended.
+func (p *printer) printf(format string, args ...any) { _, _ = fmt.Fprintf(p.w, format, args...) }
+
+// heading prints the numbered heading of the next section.
+func (p *printer) heading(text string) {
+	p.section++
+	p.printf("\n%s\n", p.bold(fmt.Sprintf("%d. %s", p.section, text)))
+}
+
+// detail prints dim text after indent spaces.
+func (p *printer) detail(indent int, text string) { p.printf("%*s%s\n", indent, "", p.dim(text)) }
+
+// leftOut prints why this machine cannot show something.
+func (p *printer) leftOut(reason string) { p.detail(2, "left out on this machine: "+reason) }
+
+func (p *printer) bold(s string) string { return p.style("1", s) }
+func (p *printer) dim(s string) string  { return p.style("2", s) }
+
+func (p *printer) style(code, s string) string {
+	if !p.styled {
+		return s
+	}
+	return "\x1b[" + code + "m" + s + "\x1b[0m"
 }

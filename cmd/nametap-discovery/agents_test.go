@@ -48,7 +48,7 @@ func started(t *testing.T) *served {
 	t.Helper()
 	s := &served{t: t, dir: t.TempDir(), log: testlog.New(t)}
 	s.put("10.0.0.1")
-	cmd := exec.Command("nametap-discovery", "--config-dir", s.dir, "--state-dir", "", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0")
+	cmd := exec.Command("nametap-discovery", "--config-dir", s.dir, "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0")
 	cmd.Stderr = s.log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

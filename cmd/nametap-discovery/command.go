@@ -46,10 +46,6 @@ type options struct {
 
 	client discovery.Client // the client whose table is printed
 	output string
-
-	// stateDirGiven is true if the user has set the state directory. If that directory cannot
-	// be used, this is an error. If the default cannot be used, a warning is logged.
-	stateDirGiven bool
 }
 
 // newOptions returns the defaults.
@@ -71,7 +67,6 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Bool(&o.server.AllowEmpty, "allow-empty", "accept a directory without any object: be ready with an empty table, and remove the hosts of what becomes empty")
 	g.String(&o.server.ClusterDomain, "cluster-domain", "`domain` of Services")
 	g.String(&o.server.RootNamespace, "root-namespace", "`namespace` of the default Sidecar and, at the Kubernetes API, of the ConfigMap \"istio\" with the settings of the mesh")
-	g.String(&o.server.StateDir, "state-dir", "`directory` in which the last good content of the files of --config-dir is saved; empty keeps it in memory")
 
 	g = settings.NewGroup(f, "Serving, status and logging")
 	g.String(&o.server.GRPCAddr, "grpc-addr", "`address` that serves name tables (ADS) in plaintext, to everyone; empty serves none")
@@ -101,7 +96,6 @@ func (o *options) resolve(f *pflag.FlagSet) error {
 	if err := settings.Resolve(f, os.Environ()); err != nil {
 		return usageError{err}
 	}
-	o.stateDirGiven = f.Changed("state-dir")
 	return o.resolveKubernetes()
 }
 

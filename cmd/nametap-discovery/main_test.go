@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -30,7 +29,6 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
-			e.Setenv("NAMETAP_STATE_DIR", filepath.Join(e.WorkDir, "state")) // the default is the machine's own
 			// The race detector would wait for a second at the end of each command.
 			e.Setenv("GORACE", "atexit_sleep_ms=0")
 			a := fakekube.Start(t)
@@ -53,33 +51,6 @@ func TestScripts(t *testing.T) {
 			"refused": cmdRefused,
 		},
 	})
-}
-
-// The default state directory is given up with a warning if this user cannot create or
-// write it. It is not given up after other errors, nor if the user has set it
-// (testdata/script/usage.txtar).
-func TestUsableStateDir(t *testing.T) {
-	var log strings.Builder
-	logger := slog.New(slog.NewTextHandler(&log, nil))
-	dir := filepath.Join(t.TempDir(), "new")
-	if got := usableStateDir(dir, logger); got != dir || log.Len() > 0 {
-		t.Errorf("got %q and said %q for a directory that can be made", got, log.String())
-	}
-	if odd := filepath.Join(dir, strings.Repeat("x", 300)); usableStateDir(odd, logger) != odd || log.Len() > 0 {
-		t.Errorf("a directory was given up after another error: %q", log.String())
-	}
-	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := usableStateDir(filepath.Join(file, "below"), logger); got != "" {
-		t.Errorf("got %q for a directory below a file", got)
-	}
-	for _, want := range []string{"in memory only", "--state-dir", file} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("%q does not say %q", log.String(), want)
-		}
-	}
 }
 
 // cmdLogged waits until a file contains a text: "logged FILE TEXT [VARIABLE]". It sets

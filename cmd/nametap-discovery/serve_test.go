@@ -35,7 +35,7 @@ func TestLongTextsAreCut(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan int, 1)
 	go func() {
-		ended <- execute(ctx, []string{"nametap-discovery", "--config-dir", dir, "--state-dir=", "--grpc-addr=127.0.0.1:0", "--http-addr="}, log, log)
+		ended <- execute(ctx, []string{"nametap-discovery", "--config-dir", dir, "--grpc-addr=127.0.0.1:0", "--http-addr="}, log, log)
 	}()
 	wait.Until(t, "the error is logged", func() bool { return log.Count("long long", "bytes)") > 0 })
 	cancel(errors.New("the test ends"))

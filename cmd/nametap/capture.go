@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
@@ -49,15 +52,15 @@ code is 1.
 --after-agent is for service managers: the command does not wait for replies, and ignores a
 backend that this user cannot read. With --unless-leased it leaves rules that the next
 agent may take over, because the kernel is about to end the capture by itself. With
---capture-fail-open=false it does nothing.`)
+--capture-fail-open=false, or a guard that enforces its policy, it does nothing.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr) // a log that is not read must not delay the removal
 		defer log.close()
 		c.options.logTo = log
-		failOpen, logger := c.resolveForRemoval()
+		stay, logger := c.resolveForRemoval()
 		switch {
-		case afterAgent && !failOpen:
-			logger.Warn("the rules stay because of --capture-fail-open=false: without an agent queries are refused")
+		case afterAgent && stay != "":
+			logger.Warn("the rules stay: without an agent queries are refused", "because", stay)
 			return nil
 		case afterAgent:
 			return removeAfterAgent(command.Context(), unlessLeased, logger)
@@ -105,15 +108,23 @@ func unregister(logger *slog.Logger) {
 	}
 }
 
-// resolveForRemoval returns the settings that removal needs. Malformed settings must not
-// keep the rules installed: they may be the reason why no agent runs.
-func (c *captureCommand) resolveForRemoval() (failOpen bool, logger *slog.Logger) {
+// resolveForRemoval returns why the rules stay after an agent, "" if they do not. Malformed settings must not
+// keep the rules installed: they may be the reason why no agent runs. But a policy that cannot be read does.
+func (c *captureCommand) resolveForRemoval() (stay string, logger *slog.Logger) {
 	err := c.options.resolve()
 	logger = c.options.logger()
 	if err != nil {
 		logger.Warn("some settings are malformed; the rules are removed without them", "error", err)
 	}
-	return !c.options.capture.Config.FailClosed, logger
+	switch policyErr := c.options.readPolicy(); {
+	case policyErr != nil:
+		return policyErr.Error(), logger
+	case c.options.policy != nil && c.options.policy.Mode == guard.Enforce:
+		return "the guard enforces " + c.options.guardFile, logger
+	case c.options.capture.Config.FailClosed:
+		return "--capture-fail-open=false", logger
+	}
+	return "", logger
 }
 
 func newCapturePrint() *cobra.Command {
@@ -189,7 +200,7 @@ code is 1.`,
 				return c.testQueries(ctx, w, err)
 			}
 			listeners := redirectedTo(ctx, status)
-			return errors.Join(c.printStatus(w, status, listeners), c.check(status), unanswered(listeners))
+			return errors.Join(c.printStatus(ctx, w, status, listeners), c.check(status), unanswered(listeners))
 		})
 }
 
@@ -237,18 +248,31 @@ func (c *captureCommand) check(status iptables.Status) error {
 	return nil
 }
 
-// printStatus prints the rules, and the listeners that they redirect to.
-func (c *captureCommand) printStatus(w io.Writer, status iptables.Status, listeners []probe.Result) error {
+// printStatus prints the rules, the listeners that they redirect to, and what the kernel refuses. It returns an error if a
+// policy is enforced and the kernel does not refuse what the policy does not allow.
+func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status iptables.Status, listeners []probe.Result) (err error) {
 	all := struct {
 		Settings string `json:"settings"`
 		iptables.Status
-		Listeners []probe.Result `json:"listeners,omitempty"`
-	}{c.source, status, listeners}
-	return c.output.print(w, all, func(w io.Writer) {
+		Listeners []probe.Result  `json:"listeners,omitempty"`
+		Refusals  []probe.Refusal `json:"refusals,omitempty"`
+	}{c.source, status, listeners, nil}
+	if c.config.Config.Guard.Enforces() {
+		all.Refusals = agent.Refusals(ctx, c.options.policy)
+	}
+	for _, r := range all.Refusals {
+		if r.State == probe.Passed {
+			err = errors.Join(err, fmt.Errorf("the guard does not hold over %s: packets to %s are not refused", r.Family, r.To))
+		}
+	}
+	return errors.Join(err, c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
 		printRules(w, status, true)
 		printListeners(w, listeners)
-	})
+		for _, r := range all.Refusals {
+			fmt.Fprintf(w, "guard\t%s: a packet to %s: %s\n", r.Family, r.To, cmp.Or(r.Error, string(r.State)))
+		}
+	}))
 }
 
 // printSettings prints where the settings come from, and whether capture is on.
@@ -297,6 +321,12 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 		case iptables.LeaseUnknown:
 			text += ", ends with the agent, or captures nothing: a firewall drops packets to loopback, UDP port 4, and maybe " +
 				"those that renew the lease (ports 1 to 3)"
+		}
+		if f.Guard != "" {
+			text += ", guard: " + string(f.Guard)
+		}
+		for _, protocol := range slices.Sorted(maps.Keys(f.Guarded)) {
+			text += fmt.Sprintf(", %d packets of %s not in the policy", f.Guarded[protocol], protocol)
 		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"
@@ -418,7 +448,7 @@ func (c *captureCommand) printInstalled(ctx context.Context, w io.Writer) error 
 	if err != nil {
 		return err
 	}
-	return c.printStatus(w, status, nil)
+	return c.printStatus(ctx, w, status, nil)
 }
 
 // awaitAgent waits for the agent, and leaves out a family that the agent does not serve. A

@@ -73,7 +73,7 @@ func (c *captureCommand) declared(use, short, long string) *cobra.Command {
 // affectsCapture reports whether a setting of the agent affects the rules, or says how the commands for rules
 // reach the agent.
 func affectsCapture(name string) bool {
-	others := []string{dnsAddrFlag, statusAddrFlag, "egress", egressAddrFlag, "resolv-conf", "upstream-timeout"}
+	others := []string{dnsAddrFlag, statusAddrFlag, egressFlag, egressAddrFlag, guardFlag, "resolv-conf", "upstream-timeout"}
 	return strings.HasPrefix(name, "capture-") || slices.Contains(others, name)
 }
 
@@ -87,6 +87,10 @@ func (c *captureCommand) resolve(ctx context.Context, unitRequired bool) error {
 	if c.config, err = c.options.captureConfig(); err != nil {
 		return err
 	}
+	if err := c.options.readPolicy(); err != nil {
+		return err
+	}
+	c.config.Config = agent.WithPolicy(c.config.Config, c.options.policy)
 	if c.config.On && c.config.Servers == agent.ResolvConfServers {
 		if c.config.Config.Servers, err = agent.CapturedServers(c.config.ResolvConf); err != nil {
 			return err

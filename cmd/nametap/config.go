@@ -17,6 +17,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
@@ -63,8 +64,12 @@ func (o *options) config() (agent.Config, error) {
 			cfg.Identity += "." + node.Namespace
 		}
 	}
-	err := errors.Join(o.completeDNS(&cfg), o.completeNode(&cfg))
-	if o.carries {
+	err := errors.Join(o.completeDNS(&cfg), o.completeNode(&cfg), o.readPolicy())
+	if o.policy != nil {
+		cfg.Guard = guard.New(cfg.Identity)
+		cfg.Guard.Use(o.policy)
+	}
+	if o.carriesVIPs() {
 		cfg.Egress = &o.egress
 		cfg.Egress.Memory = cmp.Or(cgroup.MemoryLimit("/"), cgroup.MachineMemory())
 		if !o.flags.Changed("dns-auto-allocate") {
@@ -80,6 +85,37 @@ func (o *options) config() (agent.Config, error) {
 	capture, err := o.agentCaptureConfig()
 	cfg.Capture = &capture
 	return cfg, err
+}
+
+// carriesVIPs reports whether connections to VIPs are carried.
+func (o *options) carriesVIPs() bool { return o.carries || o.guardFile != "" }
+
+// readPolicy reads the policy of the guard, if there is one.
+func (o *options) readPolicy() (err error) {
+	switch {
+	case o.guardFile == "":
+	case !o.carries && o.flags.Changed(egressFlag):
+		err = errors.New("guard: connections to allowed names need egress: remove egress=false, or guard")
+	default:
+		o.policy, err = readPolicyFile(o.guardFile)
+	}
+	return err
+}
+
+// readPolicyFile reads the policy in a file that can be read again.
+func readPolicyFile(path string) (*guard.Policy, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: want a regular file, because the agent follows its changes", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("guard: %w", err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("guard: %w", err)
+	}
+	return guard.Parse(path, text)
 }
 
 // completeDNS adds to cfg.DNS the version, the domain, the nameservers and, from cfg.XDS, the identity of the node.
@@ -154,6 +190,9 @@ func (o *options) captureConfig() (agent.CaptureConfig, error) {
 	cfg, enabled := o.capture, o.flags.Lookup(enabledFlag)
 	cfg.Because = fmt.Sprintf("%s=%s (%s)", settings.Env(enabled), enabled.Value, settings.Source(enabled))
 	cfg.ResolvConf = o.agent.DNS.Forward.ResolvConf
+	if !cfg.On && o.guardFile != "" {
+		return cfg, fmt.Errorf("guard: the kernel guards only with the rules of capture: remove guard, or %s", cfg.Because)
+	}
 	var err error
 	cfg.Config, err = o.rulesConfig()
 	return cfg, err
@@ -180,7 +219,7 @@ func (o *options) rulesConfig() (iptables.Config, error) {
 		return cfg, err
 	}
 	cfg.Port = port
-	if o.carries {
+	if o.carriesVIPs() {
 		hosts, port, err := listen.SplitAddr(egressAddrFlag, o.egress.Addr)
 		if err != nil {
 			return cfg, err

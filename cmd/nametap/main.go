@@ -10,6 +10,7 @@
 //	nametap explain   explain a row, an error code or a message that nametap prints
 //	nametap status    show the agent's connection, table, nameservers and capture
 //	nametap doctor    show what is wrong, why, and what ends it
+//	nametap guard     learn, check and show which names clients may ask for and reach
 //	nametap inject    add the agent to the pods of a manifest
 //	nametap version
 //
@@ -93,7 +94,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(
 		newAgentCommand(), newCaptureCommand(), newQueryCommand(), newTableCommand(), newCacheCommand(), newTailCommand(),
 		newTopCommand(), newStatusCommand(), newDoctorCommand(), newExplainCommand(), newInjectCommand(),
-		newVersionCommand(), newResolvedHelperCommand(),
+		newGuardCommand(), newVersionCommand(), newResolvedHelperCommand(),
 	)
 	return root
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/agent/querylog"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/settings"
@@ -37,8 +38,10 @@ type options struct {
 
 	installRules bool // --capture
 	captureWait  time.Duration
-	carries      bool // --egress
+	carries      bool // --egress; see carriesVIPs
 	egress       egress.Config
+	guardFile    string
+	policy       *guard.Policy // of guardFile; see readPolicy
 	hostNetwork  bool
 
 	supervise bool
@@ -57,7 +60,9 @@ const (
 	hostNetworkFlag = "capture-host-network"
 	statusAddrFlag  = "status-addr"
 	stateDirFlag    = "state-dir"
+	egressFlag      = "egress"
 	egressAddrFlag  = "egress-addr"
+	guardFlag       = "guard"
 	orderFlag       = "upstream-order"
 )
 
@@ -91,7 +96,7 @@ func newOptions(flags *pflag.FlagSet) *options {
 	o.declareNameservers(settings.NewGroup(flags, "Nameservers"))
 	o.declareCache(settings.NewGroup(flags, "Cache"))
 	o.declareCapture(settings.NewGroup(flags, "Capture"))
-	o.declareEgress(settings.NewGroup(flags, "Connections to automatic VIPs"))
+	o.declareEgress(settings.NewGroup(flags, "Connections to VIPs, and the guard"))
 	o.declareProcess(settings.NewGroup(flags, "Process, status and logging"))
 	return o
 }
@@ -204,7 +209,7 @@ func (o *options) declareCapture(g settings.Group) {
 // declareEgress declares which connections to automatic VIPs are carried, and how.
 func (o *options) declareEgress(g settings.Group) {
 	cfg := &o.egress
-	g.Bool(&o.carries, "egress", "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for "+
+	g.Bool(&o.carries, egressFlag, "carry TCP connections to automatic VIPs to their hosts: ask for VIPs, listen for "+
 		"connections, and redirect these with the capture rules")
 	g.String(&cfg.Addr, egressAddrFlag,
 		"listen for connections to VIPs on `host:port`; localhost is 127.0.0.1 and ::1, no host is all addresses")
@@ -215,6 +220,8 @@ func (o *options) declareEgress(g settings.Group) {
 	g.String(&cfg.Proxy, "egress-proxy", "HTTP proxy, `host:port`, that connects to the hosts by CONNECT")
 	g.Var(settings.Duration(&cfg.IdleTimeout, settings.ZeroRefused), "egress-idle-timeout", "how long a connection to a "+
 		"VIP may carry no data in either direction; a twelfth of it after the data of one direction has ended")
+	g.String(&o.guardFile, guardFlag, "`file` with the policy of the guard: the names outside of the mesh that clients may ask "+
+		"for and reach; implies --egress; see docs/guard.md")
 }
 
 // declareProcess declares how the process runs, and what it logs and reports.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -50,9 +51,13 @@ type reloader struct {
 	log      *slog.Logger
 	watcher  *settings.Watcher
 	agent    func() configurable
+	guard    *guard.Guard  // nil without --guard
+	started  *guard.Policy // the policy that the agent was started with
 	// inUse has the settings in use: for a setting that the agent takes while it runs, the value that was read last;
 	// for any other setting, the value that the agent was started with.
 	inUse atomic.Pointer[options]
+	// policyRefused says why the policy file cannot be used; "" if it can.
+	policyRefused atomic.Pointer[string]
 	// files says whether changed files were refused, and which changes need a restart.
 	files atomic.Pointer[fileSettings]
 }
@@ -78,12 +83,12 @@ func (r *reloader) conditions() []condition.Condition {
 	if names := files.pending; len(names) > 0 {
 		pending.Problems = []condition.Problem{pendingProblem(names, "the files with settings have other values than the agent had at its start")}
 	}
-	return append(sourceConditions(r.running), refused, pending)
+	return slices.Concat(sourceConditions(r.running), r.policyConditions(), []condition.Condition{refused, pending})
 }
 
 // sourceConditions says whether this host has the addresses of --egress-source, if there are any.
 func sourceConditions(o *options) []condition.Condition {
-	if !o.carries || len(o.egress.Sources) == 0 {
+	if !o.carriesVIPs() || len(o.egress.Sources) == 0 {
 		return nil
 	}
 	c := condition.Condition{Code: "egress_source", Title: "this host has the addresses of --egress-source"}
@@ -95,6 +100,36 @@ func sourceConditions(o *options) []condition.Condition {
 		}}
 	}
 	return []condition.Condition{c}
+}
+
+// policyConditions says whether the policy file is in use, if there is one.
+func (r *reloader) policyConditions() []condition.Condition {
+	if r.guard == nil {
+		return nil
+	}
+	refused := condition.Condition{Code: "guard_file", Title: "the policy file of the guard is in use"}
+	if text := *r.policyRefused.Load(); text != "" {
+		refused.Problems = []condition.Problem{{
+			Severity: condition.Minor, What: "the policy file of the guard has changed, and cannot be used", Evidence: text,
+			Effect: "the guard uses the previous policy, and the agent would not start with this one",
+			Mend:   "nametap guard check " + r.running.guardFile + "; correct the file, nothing needs a restart", Rows: []string{"G12"},
+		}}
+	}
+	if r.running.installRules {
+		return []condition.Condition{refused}
+	}
+	rules := condition.Condition{
+		Code: "guard_pending", Title: "no change of the guard's policy waits for other rules of the kernel", Causes: []condition.Code{refused.Code},
+	}
+	if p := r.guard.Policy(); p.Mode != r.started.Mode || !slices.Equal(p.Direct, r.started.Direct) {
+		rules.Problems = []condition.Problem{{
+			Severity: condition.Minor, What: "mode or direct of the guard's policy has changed since the agent started",
+			Evidence: "the kernel's rules are those of an init step, which the agent cannot change",
+			Effect:   "names follow the new policy; connections without a name follow the previous one",
+			Mend:     "replace the pod; elsewhere, nametap capture apply", Rows: []string{"G12"},
+		}}
+	}
+	return []condition.Condition{refused, rules}
 }
 
 // pendingProblem returns the problem that settings wait for a restart.
@@ -109,17 +144,21 @@ func pendingProblem(names []string, evidence string) condition.Problem {
 // newReloader returns a reloader for an agent that was started with the settings o. The function current returns the
 // agent.
 func newReloader(o *options, log *slog.Logger, current func() configurable) *reloader {
-	watcher := settings.NewWatcher(settings.Files(o.flags))
+	watched := settings.Files(o.flags)
+	if o.guardFile != "" {
+		watched = append(watched, o.guardFile)
+	}
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
-	r := &reloader{running: o, last: o, identity: id, log: log, watcher: watcher, agent: current}
+	r := &reloader{running: o, last: o, identity: id, log: log, watcher: settings.NewWatcher(watched), agent: current, started: o.policy}
 	r.inUse.Store(o)
 	r.files.Store(&fileSettings{})
+	r.policyRefused.Store(new(string))
 	return r
 }
 
 // showIn makes an agent show the settings in use.
 func (r *reloader) showIn(cfg *agent.Config) {
-	cfg.Conditions = r.conditions
+	r.guard, cfg.Conditions = cfg.Guard, r.conditions
 	cfg.Settings = func() map[string][]string { return r.values(func(string) bool { return true }) }
 	cfg.DNSSettings = func() map[string][]string {
 		return r.values(isOfDNS)
@@ -157,6 +196,7 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 
 // reload reads the settings once. If a setting is wrong, the agent keeps the settings that it has.
 func (r *reloader) reload() {
+	r.reloadPolicy()
 	next, err := r.read()
 	if err != nil {
 		r.files.Store(&fileSettings{refused: err.Error(), pending: r.files.Load().pending})
@@ -182,6 +222,37 @@ func (r *reloader) reload() {
 	r.last = next.read
 	r.files.Store(&fileSettings{pending: r.pending()})
 	r.apply(next)
+}
+
+// reloadPolicy reads the policy of the guard. If it is wrong, the guard keeps the policy that it has.
+func (r *reloader) reloadPolicy() {
+	if r.guard == nil {
+		return
+	}
+	policy, err := readPolicyFile(r.running.guardFile)
+	if err != nil {
+		text := err.Error()
+		if last := r.policyRefused.Swap(&text); *last != text {
+			r.log.Error("the policy of the guard stays unchanged", "error", err)
+		}
+		return
+	}
+	r.policyRefused.Store(new(string))
+	if policy.Hash == r.guard.Policy().Hash {
+		return
+	}
+	r.log.Info("the policy of the guard changed", "file", policy.File, "mode", policy.Mode, "sha256", policy.Hash, "rules", len(policy.Rules))
+	r.guard.Use(policy)
+	used := r.inUse.Load()
+	if used.policy = policy; r.running.installRules {
+		capture, err := used.agentCaptureConfig()
+		if err == nil {
+			err = r.agent().SetCapture(capture)
+		}
+		if err != nil {
+			r.log.Error("capture stays unchanged", "error", err)
+		}
+	}
 }
 
 // pending returns the settings whose new values take effect only after a restart.
@@ -238,6 +309,7 @@ func (r *reloader) read() (next settingsRead, err error) {
 	); err != nil {
 		return next, err
 	}
+	next.inUse.policy = r.inUse.Load().policy
 	cfg := next.inUse.agent
 	if err := next.inUse.completeDNS(&cfg); err != nil {
 		return next, err

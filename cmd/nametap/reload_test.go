@@ -198,3 +198,55 @@ func TestReloadMetadata(t *testing.T) {
 		t.Errorf("the change is logged %d times:\n%s", n, log)
 	}
 }
+
+// G12: a changed policy is in use; a broken or absent one changes nothing, and is logged once and a condition. A change of
+// mode is a condition of an agent that does not install the rules.
+func TestReloadPolicy(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "guard.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("allow: [{names: [a.example]}]\n")
+	o := parsed(t, []string{"--guard", path, "--xds-addr", "127.0.0.1:1", "--xds-plaintext", "--instance-ip", "192.0.2.7"}, nil)
+	cfg, err := o.config()
+	if err != nil || cfg.Egress == nil || cfg.Guard.Policy() == nil {
+		t.Fatalf("guard %v, egress %v, error %v", cfg.Guard, cfg.Egress, err)
+	}
+	log := new(testlog.Buffer)
+	r := newReloader(o, slog.New(slog.NewTextHandler(log, nil)), new(taken).running)
+	r.showIn(&cfg)
+	for _, step := range []struct {
+		text, problems, name string
+		lines                int
+	}{
+		{"allow: [{names: [a.example]}]\n", "", "a.example", 0},
+		{"allow: [{names: [b.example]}]\n", "", "b.example", 1},
+		{"allow: [{names: [c.example]}\n", "guard_file", "b.example", 2},
+		{"allow: [{names: [c.example]}\n", "guard_file", "b.example", 2},
+		{"", "guard_file", "b.example", 3},
+		{"mode: audit\nallow: [{names: [c.example]}]\n", "guard_pending", "c.example", 4},
+		{"allow: [{names: [c.example]}]\ndirect: [10.0.0.0/8]\n", "guard_pending", "c.example", 5},
+		{"allow: [{names: [c.example]}]\n", "", "c.example", 6},
+	} {
+		write(step.text)
+		r.reload()
+		var problems []string
+		for _, c := range cfg.Conditions() {
+			if len(c.Problems) > 0 {
+				problems = append(problems, string(c.Code))
+			}
+		}
+		if got := strings.Join(problems, " "); got != step.problems {
+			t.Errorf("%q: problems %q, want %q", step.text, got, step.problems)
+		}
+		if got := cfg.Guard.Policy().Rules[0].Names[0]; got != step.name {
+			t.Errorf("%q: the policy allows %s, want %s", step.text, got, step.name)
+		}
+		if n := log.Count("the policy of the guard"); n != step.lines {
+			t.Errorf("%q: %d lines of the log, want %d:\n%s", step.text, n, step.lines, log)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 const reviewedFor = 5 * time.Minute
 
 // maxGood is how many good tokens are remembered, each in about 300 bytes. An agent's token lives for hours, and there are
-// hardly more agents than --max-clients. Refused tokens are not remembered: everyone can make up any number of them.
+// hardly more agents than --max-clients. If there are more all the same, all are reviewed again. Refused tokens are not remembered: everyone can make up any number of them.
 const maxGood = 25_000
 
 // maxReason bounds the reason why a token is refused, in bytes: the API server of another cluster may send any text.
@@ -49,8 +50,11 @@ type Tokens struct {
 	turns   *semaphore.Weighted // of the reviews in flight, in the order in which they came
 
 	mu   sync.Mutex
-	good recent
+	good map[tokenKey]good
 }
+
+// A tokenKey is the digest of a token.
+type tokenKey = [sha256.Size]byte
 
 // good is a token that a review has accepted.
 type good struct {
@@ -61,7 +65,7 @@ type good struct {
 
 // NewTokens returns a Tokens that remembers no review yet.
 func NewTokens(review Review) *Tokens {
-	return &Tokens{review: review, turns: semaphore.NewWeighted(maxReviews)}
+	return &Tokens{review: review, turns: semaphore.NewWeighted(maxReviews), good: map[tokenKey]good{}}
 }
 
 // Identity returns the identity in a token, and when the token ends; the zero time if that is not known. A good token is
@@ -72,7 +76,7 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 	}
 	key := sha256.Sum256([]byte(token))
 	t.mu.Lock()
-	known, ok := t.good.get(key)
+	known, ok := t.good[key]
 	t.mu.Unlock()
 	if ok && time.Now().Before(known.fresh) {
 		return known.identity, known.ends, nil
@@ -93,7 +97,7 @@ func (t *Tokens) Identity(ctx context.Context, token string) (Identity, time.Tim
 		}
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.good.remove(key)
+		delete(t.good, key)
 		return Identity{}, time.Time{}, err
 	}
 	identity, _ := answer.(Identity)
@@ -127,6 +131,12 @@ func (t *Tokens) accept(key tokenKey, identity Identity, ends time.Time) time.Ti
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.good.put(key, a)
+	if len(t.good) >= maxGood {
+		maps.DeleteFunc(t.good, func(_ tokenKey, other good) bool { return now.After(other.ends) })
+	}
+	if len(t.good) >= maxGood {
+		clear(t.good)
+	}
+	t.good[key] = a
 	return a.ends
 }

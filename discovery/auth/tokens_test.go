@@ -147,7 +147,7 @@ func TestTokensAreBounded(t *testing.T) {
 	for i := range 2*maxGood + 1 {
 		_, _, _ = tokens.Identity(t.Context(), fmt.Sprint("more", i)) // accepted
 	}
-	if n := len(tokens.good.young) + len(tokens.good.aged); n > 2*maxGood {
+	if n := len(tokens.good); n > maxGood {
 		t.Errorf("%d tokens are remembered", n)
 	}
 }

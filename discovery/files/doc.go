@@ -5,9 +5,7 @@
 //     replaced one after the other are all there.
 //  2. parse.go splits a file into documents (package yamltext), and makes JSON of them, and passes that to package
 //     decode.
-//  3. file.go decides which content of a file is in use. It is the last good one: a content that has an error, or that has
-//     lost all objects, changes nothing.
-//  4. source.go repeats these steps, and tells the control plane which objects have changed. A file is in use until it is
-//     removed; one that cannot be read, or that is below a directory that cannot be read, is not removed.
-//  5. state.go saves the last good content of every file in the state directory.
+//  3. source.go repeats these steps, and tells the control plane which objects have changed. The content of a file that is
+//     in use is the last good one: a content that has an error, or that has lost all objects, changes nothing. A file is in
+//     use until it is removed; one that cannot be read, or that is below a directory that cannot be read, is not removed.
 package files

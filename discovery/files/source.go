@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"reflect"
@@ -16,7 +15,6 @@ import (
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/internal/statedir"
 )
 
 const (
@@ -29,9 +27,6 @@ const (
 	// slowRead is how long a step may take before it is reported as slow. A read of a network file system may never
 	// return if its server cannot be reached.
 	slowRead = 15 * time.Second
-	// saveEvery is the least time between two writes of the last good objects: they can be tens of megabytes, and a
-	// directory can change every second.
-	saveEvery = 5 * time.Second
 )
 
 // Name is the name of the source.
@@ -50,16 +45,12 @@ type Config struct {
 	// AllowEmpty permits a directory without objects, and a file that has lost all of its objects. If it is false, the last
 	// good objects stay in use.
 	AllowEmpty bool
-	// State is the directory in which the last good contents of files are saved. If it is nil, none are saved.
-	State *statedir.Dir
 	// Debounce is the time between the first two looks. All later ones are a second apart.
 	Debounce time.Duration
 	// Changed is called after each change, from any goroutine. It must not block.
 	Changed func()
-	// Result is called after each step, such as [source.StepRead]. err is nil if the step succeeded.
-	Result func(step string, err error)
-	// Logger receives the logs.
-	Logger *slog.Logger
+	// Result is called with the result of each look; err is nil if the directory could be read.
+	Result func(err error)
 }
 
 // A Source follows the objects in a directory. Make one with [New], and call Run once.
@@ -73,32 +64,14 @@ type Source struct {
 	used    *look                  // the look that is in use
 	files   map[string]*file       // in use, by name
 	objects map[object.Key]located // in use
-	unsaved bool                   // what was saved is older than files
-	saved   time.Time              // when files was last saved
 }
 
-// New returns the source of the objects in a directory. The directory must exist, unless the state directory has the
-// last good objects.
+// New returns the source of the objects in a directory, which must exist.
 func New(cfg Config) (*Source, error) {
-	s := &Source{cfg: cfg, outbox: source.Outbox{Changed: cfg.Changed}}
-	var err error
-	s.files, err = load(cfg.State)
-	switch {
-	case errors.Is(err, statedir.ErrDamaged):
-		cfg.Logger.Error("the file of last good objects is damaged and was moved; objects in broken files are left out", "error", err)
-	case err != nil:
-		return nil, err
-	}
-	objects, _ := collect(s.files)
-	s.outbox.Put(source.Reading{Changes: s.put(objects)})
 	if _, err := os.ReadDir(cfg.Dir); err != nil {
-		err = fmt.Errorf("configuration directory %q: %w: create it, or name another (--config-dir)", cfg.Dir, withoutPath(err))
-		if len(objects) == 0 {
-			return nil, err
-		}
-		cfg.Logger.Error("serving the last good objects", "objects", len(objects), "error", err)
+		return nil, fmt.Errorf("configuration directory %q: %w: create it, or name another (--config-dir)", cfg.Dir, withoutPath(err))
 	}
-	return s, nil
+	return &Source{cfg: cfg, outbox: source.Outbox{Changed: cfg.Changed}}, nil
 }
 
 // Name returns the name of the source.
@@ -112,24 +85,20 @@ func (s *Source) Read() source.Reading { return s.outbox.Read() }
 
 // Run follows the directory until ctx ends.
 func (s *Source) Run(ctx context.Context) {
-	defer s.save()
 	s.step()
 	for next := s.cfg.Debounce; clock.Sleep(ctx, next); next = lookEvery {
 		s.step()
-		if time.Since(s.saved) >= saveEvery {
-			s.save()
-		}
 	}
 }
 
 // step looks at the directory. What it finds is used if the look before has found the same, so that hardly any file is
 // half written, and files that are replaced one after the other are used together.
 func (s *Source) step() {
-	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(source.StepRead, errSlow) })
+	slow := time.AfterFunc(slowRead, func() { s.cfg.Result(errSlow) })
 	defer slow.Stop()
 	before, now := s.last, newLook(s.cfg.Dir)
 	s.last = now
-	s.cfg.Result(source.StepRead, now.failed[rootName])
+	s.cfg.Result(now.failed[rootName])
 	if s.unequal++; !now.equal(before) && s.unequal < maxUnequal {
 		return
 	}
@@ -198,7 +167,7 @@ func (s *Source) use(now *look, contents map[string][]byte) {
 	case len(objects) == 0 && !s.cfg.AllowEmpty:
 		r.Waiting = fmt.Sprintf("%s %s holds no usable object: add one, or start with --allow-empty if that is intended", Name, s.cfg.Dir)
 	}
-	s.used, s.files, s.unsaved = now, files, true
+	s.used, s.files = now, files
 	r.Changes = s.put(objects)
 	s.outbox.Put(r)
 }
@@ -254,13 +223,33 @@ func (s *Source) put(objects map[object.Key]located) []hosts.Change {
 	return []hosts.Change{c}
 }
 
-// save saves the last good contents if they have changed.
-func (s *Source) save() {
-	if !s.unsaved || s.cfg.State == nil {
-		return
+// A file is a file in use, with its last good content. If no good content was seen yet, it has what is right of the
+// content that was read last. Files do not change.
+type file struct {
+	*parsed
+	good  bool           // nothing is wrong with the content in use
+	kept  bool           // the content in use is older than the one that was read last
+	stamp stamp          // of the content that was read last
+	wrong []object.Error // what is wrong with that content
+}
+
+// after returns the file with a new content. f may be nil. A content without objects is not good if f has objects, unless
+// allowEmpty is true: a program whose output goes to the file may have only begun, or have failed.
+func (f *file) after(name string, stamp stamp, data []byte, allowEmpty bool) *file {
+	p := parseFile(name, data)
+	now := &file{parsed: p, good: len(p.errs) == 0, stamp: stamp, wrong: p.errs}
+	empty := len(now.objects)+len(now.notes) == 0 && !allowEmpty
+	if f == nil || !f.good || len(f.objects) == 0 || now.good && !empty {
+		return now
 	}
-	s.saved = time.Now()
-	err := save(s.cfg.State, s.files)
-	s.unsaved = err != nil
-	s.cfg.Result(source.StepSaveObjects, err)
+	kept := *f
+	kept.stamp, kept.kept, kept.wrong = stamp, true, now.wrong
+	if now.good {
+		kept.wrong = []object.Error{{File: name, Msg: "holds no object any more: write it again, or remove it if that is intended"}}
+	}
+	for i := range kept.wrong {
+		kept.wrong[i].Kept = true
+		kept.wrong[i].Msg += "; the whole file stays in use as it was before"
+	}
+	return &kept
 }

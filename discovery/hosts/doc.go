@@ -10,20 +10,17 @@
 //
 // The files; a file uses the files below it:
 //
-//	hosts.go     Hosts: applies changed objects, and finds the hosts that answer for aliases
+//	hosts.go     Hosts: applies changed objects and settings of the mesh, and finds the hosts that answer for aliases
 //	names.go     names that belong to Services
 //	cluster.go   the objects of one cluster
-//	change.go    changes of objects, and merging them
-//	mesh.go      the settings of the mesh
 //	usage.go     what each namespace takes in the tables of other namespaces
 //	set.go       hosts in shards, and changes of them over several steps
 //	scene.go     what depends on the client and not on a host: its Sidecar, and its place
 //	view.go      what a client sees: views, the claims that count in a view, and the entry of a host made of them
 //	place.go     which cluster's addresses a client gets
-//	host.go      Host, and the entries that it has made
-//	sidecars.go  which Sidecar a client has; labels.go compares labels
+//	host.go      Host, the entries that it has made, and automatic VIPs
+//	sidecars.go  which Sidecar a client has
 //	entry.go     the entry of a host, from the claims that a client sees
-//	vip.go       automatic VIPs
 //	claims.go    from objects to claims
 //
 // The package has no locks: callers must lock [Hosts] and [Set]. Hosts and entries do not change after they are

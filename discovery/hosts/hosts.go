@@ -457,3 +457,42 @@ func (h *Hosts) targets(key string) (all []*Host) {
 	}
 	return all
 }
+
+// A Change has the objects of a source that have changed. A source is, for example, the API server of a cluster, or a
+// directory.
+type Change struct {
+	// Cluster is the name of the objects' cluster; empty for the control plane's own cluster. The
+	// first change of a cluster adds it.
+	Cluster string
+	// Source is the number of the source, from 0. If two sources have the same object, the object of the source with
+	// the lower number counts. Clusters other than the own one have only the source 0.
+	Source  int
+	Updated []object.Object // new, or with another content
+	Removed []object.Key
+	// Dropped is true if the cluster is removed with all its objects. The own cluster is never removed.
+	Dropped bool
+}
+
+// mesh holds the settings of the mesh.
+type mesh struct {
+	object.Mesh
+	defaults object.Mesh // used where no object sets a setting
+}
+
+func newMesh(defaults object.Mesh) mesh { return mesh{defaults, defaults} }
+
+// put applies an object that has changed, and reports whether it has, or had, settings of
+// the mesh.
+func (m *mesh) put(old, current object.Object) bool {
+	if old.Mesh == nil && current.Mesh == nil {
+		return false
+	}
+	m.Mesh = m.defaults
+	if current.Mesh != nil {
+		m.Mesh = current.Mesh.Or(m.defaults)
+	}
+	return true
+}
+
+// ProxyMetadata returns the environment variables that all proxies have.
+func (h *Hosts) ProxyMetadata() map[string]string { return h.mesh.ProxyMetadata }

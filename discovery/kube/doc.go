@@ -23,5 +23,5 @@
 //
 // While the API server cannot be reached, the objects do not change.
 //
-// access.go finds the API server. review.go asks it to review a client's token.
+// access.go finds the API server, and asks it to review a client's token.
 package kube

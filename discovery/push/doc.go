@@ -4,7 +4,7 @@
 // The files, in the order in which they use each other:
 //
 //  1. service.go: [Service.Update] passes changed objects to the tables, and queues the sessions for which something
-//     has changed. broadcast.go pushes to them. streams.go lists the streams.
+//     has changed. broadcast.go pushes to them.
 //  2. session.go: a session is a stream. It sends its client what is new as soon as the client has answered the last
 //     push, so a client that is slow gets one push for many changes. agents.go describes clients for operators.
 //  3. tables.go has the hosts and the views. A view is what the clients of one namespace see. It shares the shards of a
@@ -12,7 +12,7 @@
 //  4. table.go: a table has a version for each shard (one of 512 groups of hosts), but no hosts. A session knows which
 //     table its client has, and sends the shards in which the current one differs.
 //  5. response.go encodes responses. All clients share the bytes of the shards in them, which are made when a stream needs
-//     them. codec.go sends these bytes without a copy for each client.
+//     them. The codec sends these bytes without a copy for each client.
 //  6. request.go has what is used of a request, and node.go parses what a client says of itself. metrics.go counts.
 //
 // What a client is sent depends on the client features in its node:

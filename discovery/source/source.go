@@ -6,6 +6,8 @@ package source
 import (
 	"context"
 	"log/slog"
+	"reflect"
+	"sync"
 	"time"
 
 	"github.com/nametap/nametap/discovery/auth"
@@ -44,12 +46,6 @@ type Reading struct {
 	// Missing has the clusters that have no objects in use, by name, with the reason.
 	Missing map[string]string
 }
-
-// The steps of a source that can fail while it runs.
-const (
-	StepRead        = "read"         // reading the directory
-	StepSaveObjects = "save_objects" // saving the objects of the directory
-)
 
 // An API is an API server. Its methods make what the control plane needs of the API server. None sends a request.
 type API interface {
@@ -146,4 +142,36 @@ type Clusters interface {
 	// Tokens returns the [auth.Tokens] for which the API server of a cluster makes the reviews; nil if there is no such
 	// cluster.
 	Tokens(cluster string) *auth.Tokens
+}
+
+// An Outbox passes the readings of a [Source] from its goroutine to the control plane.
+type Outbox struct {
+	// Changed is called after every change. It must not block.
+	Changed func()
+
+	mu      sync.Mutex
+	reading Reading // with all changes since the last Read
+}
+
+// Put makes r the current reading, and appends its changes to the earlier ones. It calls
+// Changed if anything is new.
+func (o *Outbox) Put(r Reading) {
+	o.mu.Lock()
+	last := o.reading
+	o.reading = r
+	o.reading.Changes = append(last.Changes, r.Changes...)
+	o.mu.Unlock()
+	last.Changes = nil
+	if len(r.Changes) > 0 || !reflect.DeepEqual(last, r) {
+		o.Changed()
+	}
+}
+
+// Read returns the current reading, with the changes since the last call.
+func (o *Outbox) Read() Reading {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	r := o.reading
+	o.reading.Changes = nil
+	return r
 }

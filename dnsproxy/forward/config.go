@@ -31,9 +31,6 @@ type Config struct {
 	// nameservers and their options. Changes take effect within a second. Default
 	// /etc/resolv.conf.
 	ResolvConf string
-	// KeptResolvConf is the path of a copy of ResolvConf, which the agent writes. If ResolvConf is missing or names
-	// no nameserver when a process starts, the process uses the copy. Default none.
-	KeptResolvConf string
 	// Upstreams replaces the nameservers of ResolvConf. Default none.
 	Upstreams []upstream.Spec
 	// Routes sends queries for names below some suffixes to other nameservers. If a name has several of these

@@ -41,45 +41,14 @@ func newRouter(s settings, client *upstream.Client, changed func(match func(cach
 // readResolvConf makes the first routing.
 func (r *router) readResolvConf() {
 	conf, err := r.files().Read()
-	switch kept := r.readKept(conf); {
-	case kept != nil:
-		r.config.Logger.Warn("resolv.conf cannot be used: the content that it had before the restart stays in use",
-			"path", r.config.ResolvConf, "error", err)
-		conf = kept
-	case err != nil:
+	if err != nil {
 		r.config.Logger.Warn(
 			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
 			"path", r.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
-	default:
-		r.keep()
 	}
 	r.logIgnored(conf)
 	r.useResolvConf(conf)
-}
-
-// readKept returns the copy of resolv.conf that an earlier process has made, if the file itself cannot be used. conf is
-// the content of the file, or nil if the file cannot be read. A file without a nameserver cannot be used either, unless
-// the settings name nameservers. If the file can be used, or there is no copy, readKept returns nil.
-func (r *router) readKept(conf *resolvconf.Config) *resolvconf.Config {
-	if r.config.KeptResolvConf == "" || conf != nil && (len(conf.Servers) > 0 || len(r.settings.Upstreams) > 0) {
-		return nil
-	}
-	kept, err := resolvconf.Files{Path: r.config.KeptResolvConf}.Read()
-	if err != nil { // there was no earlier process
-		return nil
-	}
-	return kept
-}
-
-// keep copies resolv.conf for a later process.
-func (r *router) keep() {
-	if r.config.KeptResolvConf == "" {
-		return
-	}
-	if err := r.files().Keep(r.config.KeptResolvConf); err != nil {
-		r.config.Logger.Warn("resolv.conf cannot be kept for the next start", "error", err)
-	}
 }
 
 func (r *router) files() resolvconf.Files { return resolvconf.Files{Path: r.config.ResolvConf} }
@@ -180,7 +149,6 @@ func (r *router) watcher() *resolvconf.Watcher {
 		Changed: func(conf *resolvconf.Config) {
 			r.config.Logger.Info("resolv.conf has changed", "path", r.config.ResolvConf,
 				"nameservers", conf.Servers, "search", conf.Search)
-			r.keep()
 			r.logIgnored(conf)
 			r.useResolvConf(conf)
 		},

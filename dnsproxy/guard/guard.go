@@ -40,6 +40,8 @@ const (
 // A Guard has the policy in use and the VIPs of the names that it allows. It is safe for concurrent use. A nil *Guard has no
 // policy.
 type Guard struct {
+	recorder
+
 	key   []byte
 	inUse atomic.Pointer[inUse]
 
@@ -60,7 +62,7 @@ type Pair struct{ V4, V6 netip.Addr }
 
 // New returns a Guard without a policy. The VIPs of a name depend on the key and on the name only, unless names meet.
 func New(key string) *Guard {
-	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}}
+	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}, recorder: newRecorder()}
 	g.recent, _ = simplelru.NewLRU(maxRecent, func(_ wire.Name, gone Pair) { // fails only for a size below 1
 		delete(g.names, gone.V4)
 		delete(g.names, gone.V6)

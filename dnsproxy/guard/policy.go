@@ -50,11 +50,18 @@ type Policy struct {
 // A Rule is an element of allow or of deny.
 type Rule struct {
 	Denies bool
+	File   string
 	Line   int // in the file, counted from 1
 	Names  []string
 	Ports  []uint16 // sorted; of a rule of allow, at least one
 	Types  []uint16 // the types besides A, AAAA and HTTPS
 }
+
+// String returns FILE:LINE.
+func (r *Rule) String() string { return r.File + ":" + strconv.Itoa(r.Line) }
+
+// allows reports whether there is a rule, and it is one of allow.
+func (r *Rule) allows() bool { return r != nil && !r.Denies }
 
 // A Direct is a network that may be reached without a name.
 type Direct struct {
@@ -161,7 +168,7 @@ func (p *Policy) add(from element, denies bool) (mistakes []error) {
 	if len(from.Names) == 0 {
 		return []error{errors.New("a rule without names: want names: [NAME, …]")}
 	}
-	r := &Rule{Denies: denies, Line: from.Names[0].line}
+	r := &Rule{Denies: denies, File: p.File, Line: from.Names[0].line}
 	p.Rules = append(p.Rules, r)
 	wrong := func(s scalar, key string, err error) {
 		mistakes = append(mistakes, fmt.Errorf("line %d: %s %q: %w", s.line, key, s.value, err))
@@ -314,17 +321,30 @@ func (p *Policy) exact() (names []wire.Name) {
 	return names
 }
 
+// Enforces reports whether there is a policy, and what it does not allow is denied.
+func (p *Policy) Enforces() bool { return p != nil && p.Mode == Enforce }
+
+// Names reports whether a rule of allow names a name itself, and not only a wildcard above it.
+func (p *Policy) Names(name wire.Name) bool {
+	return p.names[name] != nil && p.names[name].allow != nil
+}
+
 // Reason says for people why a question has the verdict. rule is the rule that Judge has returned.
-func (p *Policy) Reason(v Verdict, rule *Rule) string {
+func (p *Policy) Reason(v Verdict, rule *Rule) string { return string(p.AppendReason(nil, v, rule)) }
+
+// AppendReason appends the text of [Policy.Reason] to dst.
+func (p *Policy) AppendReason(dst []byte, v Verdict, rule *Rule) []byte {
+	before, after := "guard: allowed by ", ""
 	switch {
 	case rule == nil && v == NoData:
-		return "guard: " + p.File + " allows only names below it"
+		return append(append(append(dst, "guard: "...), p.File...), " allows only names below it"...)
 	case rule == nil:
-		return "guard: no rule of " + p.File + " allows it"
+		return append(append(append(dst, "guard: no rule of "...), p.File...), " allows it"...)
 	case v == Denied:
-		return fmt.Sprintf("guard: denied by %s:%d", p.File, rule.Line)
+		before = "guard: denied by "
 	case v == NoData:
-		return fmt.Sprintf("guard: %s:%d does not name this type", p.File, rule.Line)
+		before, after = "guard: ", " does not name this type"
 	}
-	return fmt.Sprintf("guard: allowed by %s:%d", p.File, rule.Line)
+	dst = append(append(append(dst, before...), rule.File...), ':')
+	return append(strconv.AppendInt(dst, int64(rule.Line), 10), after...)
 }

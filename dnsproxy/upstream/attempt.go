@@ -3,84 +3,101 @@ package upstream
 import (
 	"errors"
 	"net"
-	"sync/atomic"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// An attempt is one query to one server, in flight. The goroutine that removes an attempt from socket.pending
-// calls its method end, which returns it to the pool.
+// An attempt is one query to one server. The goroutine that removes it from socket.pending calls its method end.
 type attempt struct {
-	server *server
-	sent   time.Time
-
-	// An exchange sets these fields. For probes, deliver and current are nil. current points to the generation of the
-	// exchange, and generation is its value when the query was sent. As long as the two are equal, the exchange waits
-	// for the reply.
-	deliver    func(generation uint64, o outcome)
-	current    *atomic.Uint64
-	generation uint64
-	try        int // index of the server in the exchange
+	server   *server
+	question *question // nil for probes
+	at       int       // index of the server in the question
+	sent     time.Time
 
 	slot            uint32        // chooses one of the server's UDP sockets
 	stream          bool          // sent over a connection
-	sends           int           // how often the exchange has sent the query to this server, including this time
-	noOPT           bool          // sent without the OPT record that the query has
-	retried         bool          // sent a second time, on a new connection
-	probe           probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
-	loopProbe       *loopProbe    // nil if the attempt is no loop probe
-	failedForOthers bool          // see exchange.failedForOthers; if true, a failure does not count for refusals
-	opcode          byte          // the opcode as it is in the header
-	question        []byte        // the question as it was sent, in wire form
-	packet          []byte        // the whole query, if sent over a connection
+	sends           int           // how often the question was sent to this server, including this time
+	plain           bool          // sent without the OPT record that the query has
+	repeated        bool          // sent because a server was late
+	patience        time.Duration // how long the question waits for the outcome before it asks the next server
+	failedForOthers bool          // see question.failedForOthers; if true, a failure does not count for refusals
+
+	probe     probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
+	loopProbe *loopProbe    // nil if the attempt is no loop probe
+
+	opcode  byte   // the opcode as it is in the header
+	text    []byte // the question in wire form
+	packet  []byte // the whole query, if sent over a connection
+	retried bool   // sent a second time, on a new connection
+
+	// Guarded by the question's mutex.
+	outcome
+	ended time.Time // zero until there is an outcome
 }
 
-// newAttempt returns an attempt from the pool.
-func newAttempt(s *server) *attempt {
-	a, ok := s.shared.attempts.Get().(*attempt)
-	if !ok {
-		a = new(attempt)
+// An outcome is what has become of an attempt.
+type outcome struct {
+	reply   []byte
+	reading reading // of reply
+	err     error   // why there is no reply
+}
+
+// String describes the outcome.
+func (o *outcome) String() string {
+	switch {
+	case o.err != nil:
+		return cause(o.err).Error()
+	case o.reading.err != nil:
+		return ErrMalformed.Error() + ": " + o.reading.err.Error()
 	}
-	*a = attempt{server: s, question: a.question[:0], packet: a.packet[:0]}
-	return a
+	text := wire.RcodeName(o.reading.code)
+	if o.reading.truncated {
+		text += ", truncated"
+	}
+	return text
 }
 
-// awaited reports whether a query or a loop probe still waits for the reply.
-func (a *attempt) awaited() bool {
-	return a.loopProbe != nil || a.current != nil && a.current.Load() == a.generation
-}
+// awaited reports whether a question still waits for the reply.
+func (a *attempt) awaited() bool { return a.question != nil && !a.question.over.Load() }
 
-// unawaited is how long an attempt is remembered if no query waits for its reply any more. It is remembered because a
+// unawaited is how long an attempt is remembered if no question waits for its reply any more. It is remembered because a
 // reply shows that the server lives.
 const unawaited = time.Second
 
-// expired reports whether the attempt has become too old: older than any query may become or, if it is not awaited,
-// older than unawaited.
+// expired reports whether the attempt has become too old.
 func (a *attempt) expired(now time.Time) bool {
-	age := now.Sub(a.sent)
-	return age > time.Duration(a.server.shared.longest.Load()) || age > unawaited && !a.awaited()
+	limit := unawaited
+	if a.loopProbe != nil {
+		limit = defaultTimeout
+	}
+	return !a.awaited() && now.Sub(a.sent) > limit
 }
 
 // end ends the attempt with a reply or an error. It does not copy the reply.
 func (a *attempt) end(reply []byte, err error) {
+	o := a.judge(reply, err)
+	if a.question != nil {
+		a.question.proceed(a, o)
+	}
+}
+
+// judge reads the reply to the attempt, and notes in the server's history that it has come, or that there is none.
+func (a *attempt) judge(reply []byte, err error) outcome {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded
 	}
-	now := time.Now()
-	var r reading
+	if a.question != nil {
+		a.server.owes.Add(-1)
+	}
+	o := outcome{reply: reply, err: err}
 	switch {
 	case err == nil && a.loopProbe != nil && !a.server.loopProbeAnswered(a.loopProbe):
 	case err == nil:
-		r = read(reply, a.server.shared.config.Check)
-		a.server.replied(a, now, r)
+		o.reading = read(reply, a.server.client.config.Check)
+		a.server.replied(a, time.Now(), o.reading)
 	default:
 		a.server.failed(a, err)
 	}
-	if a.deliver != nil {
-		a.server.owes.Add(-1)
-		o := outcome{try: a.try, sends: a.sends, reply: reply, reading: r, err: err, stream: a.stream, noOPT: a.noOPT}
-		a.deliver(a.generation, o)
-	}
-	if cap(a.packet) <= maxPooled {
-		a.server.shared.attempts.Put(a)
-	}
+	return o
 }

@@ -1,9 +1,9 @@
 package upstream
 
 import (
+	"container/list"
 	"context"
 	"crypto/tls"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,19 +14,30 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
 )
 
 // A Client asks nameservers. It is safe for concurrent use.
 type Client struct {
-	shared
+	config  Config
+	latest  atomic.Pointer[Config] // what Configure got last
+	context context.Context        //nolint:containedctx // for dialling; ends with Close
+	cancel  context.CancelFunc
+	tickets tls.ClientSessionCache
+	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
 
-	transfers atomic.Int64 // zone transfers that are running
+	buffers       sync.Pool
+	open          atomic.Int64 // how many sockets and connections are open
+	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
+	transfers     atomic.Int64 // how many zone transfers are running
+	goroutines    sync.WaitGroup
 
-	// The mutex of shared guards these fields, too.
+	mu        sync.Mutex
+	closed    bool
+	sweeping  bool
 	servers   map[Spec]*server
 	elsewhere elsewhere
+	probes    map[[probeLen]byte]*loopProbe
 }
 
 // NewClient returns a client. It uses no resources before the first query.
@@ -37,9 +48,11 @@ func NewClient(config Config) *Client {
 	if config.Clock == nil {
 		config.Clock = clock.New()
 	}
-	c := &Client{servers: make(map[Spec]*server), elsewhere: newElsewhere()}
-	c.config, c.tickets, c.probes = config, tls.NewLRUClientSessionCache(0), make(map[[probeLen]byte]*loopProbe)
-	c.shared.sweep, c.dialTCP = c.sweep, dialTCP
+	c := &Client{
+		config: config, tickets: tls.NewLRUClientSessionCache(0), dialTCP: dialTCP, servers: make(map[Spec]*server),
+		elsewhere: elsewhere{byAddr: make(map[netip.AddrPort]*list.Element), recent: list.New()},
+		probes:    make(map[[probeLen]byte]*loopProbe),
+	}
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -51,7 +64,6 @@ func (c *Client) Configure(config Config) {
 	if config.Timeout <= 0 {
 		config.Timeout = defaultTimeout
 	}
-	c.longest.Store(max(c.longest.Load(), int64(config.Timeout)))
 	c.latest.Store(&config)
 }
 
@@ -69,9 +81,20 @@ func (c *Client) Close() {
 	c.goroutines.Wait()
 }
 
+// spawn runs f on a goroutine that Close waits for, unless the client is closed.
+func (c *Client) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return false
+	}
+	c.goroutines.Go(f)
+	return true
+}
+
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
-	s := &server{spec: spec, name: spec.String(), shared: &c.shared}
+	s := &server{spec: spec, name: spec.String(), client: c}
 	s.stream = newStreams(s)
 	if !spec.TLS {
 		s.udp = newUDPSockets(s)
@@ -158,8 +181,6 @@ type Group struct {
 	servers []*server
 	options Options
 	timeout time.Duration
-
-	budget budget
 }
 
 // Group returns the group of these servers, in order of preference. A server has one
@@ -183,34 +204,6 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 		g.timeout = min(g.timeout, total)
 	}
 	return g
-}
-
-// Start sends a query in wire form and returns. The receiver gets the first usable reply and the name of the server
-// that sent it. NOERROR and NXDOMAIN are usable, and any reply to an opcode other than QUERY. If all servers fail, the
-// receiver gets the best failure: SERVFAIL before REFUSED, NOTIMP, FORMERR and the rest. If there is no reply at all,
-// the receiver gets an error that names every server with its cause; errors.Is finds ErrNoServers, ErrLoop, ErrTimeout,
-// ErrSilent and the errors of package net.
-//
-// The query must have at most one question. It belongs to the group from then on, and is not changed. The reply belongs
-// to the receiver and has the query's ID and question (but see Verbatim). Without Config.Check, the
-// reply may be malformed behind its question.
-func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
-	if len(g.servers) == 0 {
-		receiver.Receive(Answer{}, ErrNoServers)
-		return Call{}
-	}
-	e := newExchange(&g.client.shared)
-	started := Call{exchange: e, generation: e.generation.Load()}
-	e.busy, e.receiver = true, receiver
-	if err := e.begin(g, query, mode); err != nil {
-		e.finish()
-		receiver.Receive(Answer{}, err)
-		return Call{}
-	}
-	started.trace = e.trace
-	e.start(time.Now())
-	e.drive()
-	return started
 }
 
 // Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
@@ -261,18 +254,6 @@ func (g *Group) dialAny() (net.Conn, *server, error) {
 	return nil, nil, err
 }
 
-// Suspect sends a loop probe to each server of the group for which a probe is due. The agent calls Suspect when it
-// receives a question that it has sent to the group, and that no server has answered yet. A server may have sent the
-// question back. Suspect does not block. [Client.Echo] recognises the probes that come back.
-func (g *Group) Suspect() {
-	now := time.Now()
-	for _, s := range g.servers {
-		if s.loopProbeDue(now) {
-			s.sendLoopProbe(now)
-		}
-	}
-}
-
 // Down reports whether all servers are down or looping (rule 2).
 func (g *Group) Down() bool {
 	now := time.Now()
@@ -288,53 +269,59 @@ func (g *Group) Down() bool {
 func (g *Group) Full() bool {
 	now := time.Now()
 	for _, s := range g.servers {
-		if !s.refusesAll(now) {
+		if !s.full(now) {
 			return false
 		}
 	}
 	return len(g.servers) > 0
 }
 
-// Echo is to be called with the name of every question below [LoopZone] that the agent
-// receives.
-//
-// It reports whether the question is a probe of this client that came back. If another host or program has sent it, the
-// probe's server loops. If a socket of this client has sent it, the kernel has redirected it to the agent. The kernel
-// does so if the application has used the same port before, and the capture rules have no conntrack zone that separates
-// the agent from the application. The socket is then used no more. If several probes in a row are redirected, the
-// capture rules redirect all queries of the agent, and the server counts as looping.
-//
-// Echo reports false for a captured probe on its way to an address other than the server's. Such a probe has passed
-// through a forwarder on this host, which is not a loop.
-//
-// A server that loops is not asked any more until it answers a probe itself. Such probes are at least ten seconds
-// apart. If Echo reports true, the caller should answer the question with REFUSED: then the question is not sent again.
-func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
-	const label = 2 * probeLen
-	var id [probeLen]byte
-	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
-		return false
+// Bounds for servers that are asked although they are not configured. Clients choose these servers, and may choose any
+// number of them.
+const (
+	// maxElsewhere is how many such servers are remembered.
+	maxElsewhere = 256
+	// maxElsewhereSockets bounds the sockets to all of them. Each costs a descriptor and one or two goroutines.
+	maxElsewhereSockets = 512
+)
+
+// elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
+type elsewhere struct {
+	byAddr map[netip.AddrPort]*list.Element
+	recent *list.List // of *Group; the group asked last is at the front
+}
+
+// serverOf returns the server of an element of the list.
+func serverOf(e *list.Element) *server {
+	return e.Value.(*Group).servers[0] //nolint:forcetypeassert // no other type is put in
+}
+
+func (e *elsewhere) servers() []*server {
+	servers := make([]*server, 0, e.recent.Len())
+	for element := e.recent.Front(); element != nil; element = element.Next() {
+		servers = append(servers, serverOf(element))
 	}
-	if _, err := hex.Decode(id[:], []byte(name[1:1+label])); err != nil {
-		return false
+	return servers
+}
+
+// evict makes room for another server, and returns the server that it has removed for that, if any. This is the server
+// that was asked least recently of those that have never replied or, if all have, of all. The caller must close it.
+func (e *elsewhere) evict() *server {
+	if e.recent.Len() < maxElsewhere {
+		return nil
 	}
-	c.mu.Lock()
-	probe := c.probes[id]
-	c.mu.Unlock()
-	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
-		return false
+	victim := e.recent.Back()
+	for element := victim; element != nil; element = element.Prev() {
+		if !serverOf(element).hasReplied() {
+			victim = element
+			break
+		}
 	}
-	redirected := probe.server.retireFrom(withoutZone(arrival.From))
-	c.mu.Lock()
-	probe.echoed, probe.redirected = true, redirected
-	c.mu.Unlock()
-	switch {
-	case !redirected:
-		probe.server.setLooping(true, ErrLoop.Error())
-	case probe.server.redirectedAgain():
-		probe.server.setLooping(true, redirectedAlways)
-	}
-	return true
+	s := serverOf(victim)
+	e.recent.Remove(victim)
+	delete(e.byAddr, s.spec.Addr)
+	s.evicted.Store(true)
+	return s
 }
 
 // Elsewhere returns a group with one server, at an address that a client of the agent chose. If the
@@ -342,15 +329,15 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 // in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
 // [Client.Status] leaves these servers out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
-	group, victims := c.findElsewhere(addr)
-	for _, victim := range victims {
-		victim.close()
+	group, evicted := c.findElsewhere(addr)
+	if evicted != nil {
+		evicted.close()
 	}
 	return group
 }
 
-// findElsewhere returns the group of a server, and the servers that are evicted for it.
-func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*server) {
+// findElsewhere returns the group of a server, and the server that is evicted for it, if any.
+func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s, known := c.servers[Spec{Addr: addr}]; known {
@@ -364,20 +351,12 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, victims []*se
 		e.recent.MoveToFront(element)
 		return element.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
 	}
+	evicted = e.evict()
 	s := c.newServer(Spec{Addr: addr})
 	s.elsewhere = true
 	group = c.singleGroup(s)
-	if e.recent.Len() >= maxElsewhere {
-		victims = e.evict(victims)
-	}
-	const victimsEach = 2 // a server may have more than one socket
-	for range victimsEach {
-		if c.elsewhereOpen.Load() >= evictElsewhereSockets {
-			victims = e.evict(victims)
-		}
-	}
 	e.byAddr[addr] = e.recent.PushFront(group)
-	return group, victims
+	return group, evicted
 }
 
 // singleGroup returns a group of one server.

@@ -1,7 +1,9 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"fmt"
 	"net"
@@ -10,6 +12,33 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// dial opens a connection, with TLS if the server is asked over TLS.
+func (s *server) dial() (net.Conn, error) {
+	client := s.client
+	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
+	defer cancel()
+	conn, err := client.dialTCP(ctx, &net.Dialer{Control: client.config.Control}, s.spec.Addr.String())
+	if err != nil || !s.spec.TLS {
+		return conn, err
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, ClientSessionCache: client.tickets,
+		ServerName: cmp.Or(s.spec.ServerName, s.spec.Addr.Addr().WithZone("").String()),
+	}
+	if path := client.latest.Load().TLSRootsFile; path != "" {
+		config.RootCAs, err = ReadRoots(path)
+	}
+	secure := tls.Client(conn, config)
+	if err == nil {
+		err = secure.HandshakeContext(ctx)
+	}
+	if err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	return secure, nil
+}
 
 // unackedTimeout is how long the peer's kernel may leave sent data unacknowledged before this host's kernel ends the
 // connection: by then a NAT has forgotten the flow, or the peer is gone. A server that is slow to answer acknowledges

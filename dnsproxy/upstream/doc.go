@@ -11,24 +11,21 @@
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. A server is probed if it has been late
 //     for a query and has sent nothing since the query was sent. A probe asks one question that the server can
-//     answer itself: id.server, localhost, or the last question that it had an answer to. If a probe is
-//     unanswered, the next question is asked after 250 ms. From the fourth unanswered probe on, the pauses are
-//     0.5, 1, 2 ... 30 s. A server that is down is probed only while queries come. With Options.Fastest, a
-//     server is also probed if nothing has come from it for 30 s.
+//     answer itself: id.server or localhost. If a probe is unanswered, the other one is asked after 250 ms, and
+//     after three, the next one after 1 s. A server that is down is probed only while queries come. With
+//     Options.Fastest, a server is also probed if nothing has come from it for 30 s.
 //
-//     A server is silent while two probes are unanswered, and the later of them has been unanswered for longer
-//     than SRTT + 4 RTTVAR. Here this time is at most 1 s, and 400 ms for a server that has never replied. One
-//     probe does not suffice, because it may be lost. A server is down after three unanswered probes or refused
-//     connections, but not earlier than 1 s after the first of these. A reply ends both states.
+//     A server is down after three unanswered probes or refused connections, but not earlier than 1 s after the
+//     first of these. One probe does not suffice, because it may be lost. Any reply ends this state.
 //
-//  3. Servers that live, or were never asked, come first; then silent servers; then servers that are down. Among
-//     equals, the order of configuration decides. With Options.Fastest, the server with the least SRTT comes
+//  3. Servers that live, or were never asked, come first; then servers that are down. Among equals, the order of
+//     configuration decides. With Options.Fastest, the server with the least SRTT comes
 //     first among equals. But servers that are about as fast, with an SRTT up to 1.5 times as long plus 5 ms, stay
 //     in the order of configuration. Servers that have sent a query back to this host ([Group.Suspect]) are not
 //     asked.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
-//     time is up. In each round the waits are twice as long, up to 400 ms. A server that is asked again is
+//     time is up. In each round the waits are twice as long, up to 2 s. A server that is asked again is
 //     asked with another ID, and from another socket if it has several. All attempts stay in flight. The first
 //     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
@@ -40,18 +37,13 @@
 //     waits until they are late. The next question begins with the best server again.
 //
 //  6. Without Options.Fastest, a negative answer (NXDOMAIN, or NOERROR without an answer) is held while an
-//     earlier server lives and has neither answered nor failed, at most until the time is up. Earlier servers
-//     that were not asked yet are asked. A positive answer is not held. If an earlier server is late, and
-//     replies before the time is up, its reply replaces the positive answer in the cache. An answer is
-//     provisional, and kept for 30 s at most, unless all earlier servers have said REFUSED or NOTIMP. A
-//     server for internal names says so for all other names.
+//     earlier server lives and has neither answered nor failed, at most until the time is up. A positive answer
+//     is not held. An answer is provisional, and kept for 30 s at most, unless all earlier servers have said
+//     REFUSED or NOTIMP. A server for internal names says so for all other names.
 //
-//  7. When all servers are down, all are asked at once, then one after the other with pauses that
-//     double up to 2 s. A query is repeated when a server is late. The first repetition is free if the server that
-//     gets it lives. All other repetitions are taken from a budget of 256. Each usable reply gives 2 back to the
-//     budget, and each second gives 100 back. A server that owes replies to 128 queries, and to a probe, is full:
-//     it is sent only probes, every 250 ms, until it has sent a reply. Queries wait for this reply. If the server
-//     is down, and no other server is left, queries fail at once.
+//  7. When all servers are down, all are asked at once, then one after the other. A server that is down and owes
+//     replies to 128 queries is full: it is sent only probes until it has sent a reply. If no other server is left,
+//     queries fail at once.
 //
 //  8. A message with an opcode other than QUERY (UPDATE, NOTIFY) is sent to the best server, and to the next
 //     one only if the best could not be reached. It is not sent again, because it may change data, and must
@@ -64,24 +56,19 @@
 // A file uses the files below it. In addition, a server refers to its attempts, and to a group in which it is the only
 // server.
 //
-//	client.go            Client and Group: starts queries, finds loops, holds the servers
-//	elsewhere.go         servers that are asked although they are not configured
-//	transfer.go          the end of a zone transfer
-//	exchange.go          one query: does what its schedule decides when an event comes
-//	trace.go             a record of what an exchange has done, if the caller wants it
-//	schedule.go          rules 3 to 6 and 8, and the repetitions of rule 7, as a plain value without a clock
+//	client.go            Client and Group: the servers, also those that are asked although they are not configured
+//	transfer.go          zone transfers
+//	ask.go               one query, from its start to its answer: rules 3 to 8
+//	attempt.go           one query to one server, in flight
+//	loop.go              servers whose queries come back
+//	server.go            one server: its history, its sockets, and probes of it
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
-//	attempt.go           one query to one server, in flight
-//	server.go            one server: its history, its sockets, and probes of it
 //	refusals.go          failures in a row, without an answer between them; response codes that are counted
-//	history.go           rules 1 and 2, and the budget of rule 7; plain values, too
-//	probe.go             the questions of probes, also of probes for loops
-//	shared.go            what a client and its servers share: settings, pools, goroutines
-//	wheel.go             the timers of exchanges
+//	history.go           rules 1 and 2, as a plain value without a clock
 //	message.go           comparing and reading replies
 //	config.go, spec.go   settings, and what Status reports; names of servers
-//	errors.go, dial.go   errors; options of TCP and TLS connections
+//	errors.go, dial.go   errors; opening TCP and TLS connections
 //
 // # Sockets
 //
@@ -104,15 +91,13 @@
 // without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT
 // record. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
 //
-// Some middleboxes drop packets with OPT records. So when a query is sent to a server for the third time, its OPT
-// record is left out if no reply with an OPT record has come since the first time. In a query with the DO bit, it is
-// left out only if no such reply has come for ten minutes. If the server then answers, and has sent no OPT record for
-// ten minutes, queries to it have no OPT record for the next ten minutes.
+// Some middleboxes drop packets with OPT records. So when a query without the DO bit is sent to a server for the third
+// time, its OPT record is left out.
 //
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
-// to these servers, but they have bounds of their own: 512 servers are remembered, and at most 512 sockets are open to
-// all of them together. While 256 sockets or more are open, each new server evicts servers that have not replied,
-// beginning with those asked least recently. At most one line a minute is logged about such servers.
+// to these servers, but they have bounds of their own: 256 servers are remembered, and at most 512 sockets are open to
+// all of them together. A further server evicts the one that was asked least recently of those that have never replied.
+// Nothing is logged about such servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
 // There are at most 16 transfers at a time.

@@ -68,7 +68,7 @@ func TestDeadZone(t *testing.T) {
 				}
 			}
 			stop()
-			if most := rate * 12 * 3; all[0].asked() > most+1000 {
+			if most := rate * 12 * 6; all[0].asked() > most+1000 {
 				t.Errorf("%d queries a second: %d were sent, want %d at most", rate, all[0].asked(), most)
 			}
 		})
@@ -79,30 +79,22 @@ func TestDeadZone(t *testing.T) {
 // queries for a dead zone are in flight.
 func TestDeadZoneAndOneProbe(t *testing.T) {
 	t.Parallel()
-	www := simQuery[wire.HeaderLen:]
 	other := wire.NewQuery(wire.AppendQuestion(nil, "\x05other\x07example", dns.TypeNS, dns.ClassINET))
-	for asks := probeID; asks <= probeKnown; asks++ {
+	for asks := probeID; asks <= probeLocal; asks++ {
 		synctest.Test(t, func(t *testing.T) {
 			c := simulated(t, Config{})
 			g, all := group(c, Options{}, steady(2*time.Millisecond), steady(2*time.Millisecond))
 			all[0].names = func(packet []byte) bool {
-				return bytes.Contains(packet, asks.question(www)) || bytes.Contains(packet, []byte("\x05other"))
-			}
-			if asks == probeKnown {
-				if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); err != nil {
-					t.Fatal(err)
-				}
+				return bytes.Contains(packet, asks.question()) || bytes.Contains(packet, []byte("\x05other"))
 			}
 			stop := askDeadZone(t, g, 20)
 			time.Sleep(3 * time.Second)
 			for range 1000 {
-				if st := g.servers[0].standing(time.Now()); !st.lives() {
+				if st := g.servers[0].standing(time.Now()); st.state != Up {
 					t.Errorf("it answers probe %d only: %+v", asks, st)
 				}
-				if asks != probeKnown { // an answer would replace the known question
-					if _, _, err := g.Exchange(t.Context(), other, UDPOnly); err != nil {
-						t.Error(err)
-					}
+				if _, _, err := g.Exchange(t.Context(), other, UDPOnly); err != nil {
+					t.Error(err)
 				}
 				time.Sleep(7 * time.Millisecond)
 			}
@@ -142,7 +134,7 @@ func TestServerWithoutAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := simulated(t, Config{})
 		g, all := group(c, Options{}, rtt(time.Millisecond), steady(5*time.Millisecond))
-		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, probeLocal.question(nil)) }
+		all[0].names = func(packet []byte) bool { return bytes.Contains(packet, probeLocal.question()) }
 		for i := range 1000 {
 			began := time.Now()
 			answer, err := g.Ask(t.Context(), simQuery, UDPOnly)
@@ -162,7 +154,7 @@ func TestServerWithoutAnswers(t *testing.T) {
 func TestOverloadEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := simulated(t, Config{})
-		const outage, found = 20 * time.Second, 300 * time.Millisecond // by a probe
+		const outage, found = 20 * time.Second, 1100 * time.Millisecond // by a probe
 		dead := func(at time.Duration) bool { return at < outage }
 		g, all := group(c, Options{}, deadWhile(rtt(time.Millisecond), dead), deadWhile(rtt(time.Millisecond), dead))
 		var mu sync.Mutex
@@ -348,7 +340,7 @@ func TestTimeout(t *testing.T) {
 			began := time.Now()
 			_, _, err := g.Exchange(t.Context(), simQuery, UDPThenTCP)
 			took := time.Since(began)
-			if !errors.Is(err, ErrTimeout) || !errors.Is(err, syscall.ECONNREFUSED) || took < tc.want || took > tc.want+wheelTick {
+			if !errors.Is(err, ErrTimeout) || !errors.Is(err, syscall.ECONNREFUSED) || took < tc.want || took > tc.want {
 				t.Errorf("%s: %v after %v, want %v", name, err, took, tc.want)
 			}
 			if want := "no nameserver answered: 192.0.2.0: no reply in time; 192.0.2.1: connection refused"; err.Error() != want {
@@ -372,22 +364,4 @@ func TestOtherOpcodesOnce(t *testing.T) {
 			t.Errorf("sent %d times, answered by %v: %v", updates, from, err)
 		}
 	})
-}
-
-// R6, F20: about servers that are not configured, one line a minute is logged, with the number of the others.
-func TestLogAboutElsewhere(t *testing.T) {
-	logged := new(testlog.Buffer)
-	synctest.Test(t, func(t *testing.T) {
-		c := simulated(t, Config{Logger: logged.Logger()})
-		g, _ := group(c, Options{}, steady(time.Millisecond))
-		g.servers[0].elsewhere = true
-		for range 25 {
-			g.servers[0].setLooping(!g.servers[0].history.looping, "test")
-			time.Sleep(6 * time.Second)
-		}
-		synctest.Wait()
-	})
-	if logged.Count("level=") != 3 || logged.Count("not in resolv.conf", "suppressed=9") != 2 {
-		t.Errorf("log:\n%s", logged)
-	}
 }

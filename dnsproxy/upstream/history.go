@@ -1,14 +1,12 @@
 package upstream
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 // The numbers of the rules in the package comment.
 const (
 	minLate     = 50 * time.Millisecond
 	maxLate     = 400 * time.Millisecond
+	maxWait     = 2 * time.Second
 	unknownLate = 200 * time.Millisecond
 	// maxSample bounds the times that are measured. A name may be slow, for seconds at times, because of its own
 	// nameservers. That says little about the server that was asked.
@@ -21,11 +19,10 @@ const (
 	pauseGain = 2
 	rttPause  = 15 * time.Second
 
-	// probePause is the least time between two probes. After downUnanswered probes without
-	// a reply, this time doubles with each probe, up to maxProbePause.
-	probePause    = 250 * time.Millisecond
-	maxProbePause = 30 * time.Second
-	refreshTime   = 30 * time.Second // with Options.Fastest
+	// probePause is the least time between two probes, and downPause that after downUnanswered probes without a reply.
+	probePause  = 250 * time.Millisecond
+	downPause   = time.Second
+	refreshTime = 30 * time.Second // with Options.Fastest
 
 	// truncatedWait is how long a query waits for the whole reply after a truncated one, over
 	// TCP or from another server.
@@ -33,9 +30,6 @@ const (
 
 	downUnanswered = 3
 	downSilence    = time.Second
-	maxDownWait    = 2 * time.Second
-
-	rememberQuirk = 10 * time.Minute
 )
 
 // A State tells whether a server can be used.
@@ -68,37 +62,21 @@ type history struct {
 	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
 	looping bool
-
-	noEDNSUntil time.Time // until then, the server is asked without EDNS
-	ednsHeard   time.Time // when the last reply with an OPT record came
 }
 
 // A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
 type standing struct {
 	state     State
-	silent    bool          // two probes are unanswered, the second for longer than history.patience
-	full      bool          // many queries are unanswered, and a probe for longer than history.patience (rule 7)
 	rtt       time.Duration // SRTT; a guess before the first reply
 	lateAfter time.Duration // how long after a query the server is late
 }
 
-// lives reports whether, as far as is known, the server replies.
-func (s standing) lives() bool { return s.state == Up && !s.silent }
-
 // lateAfter returns how long after a query the server is late (rule 1).
-func (h *history) lateAfter() time.Duration { return h.usual(unknownLate, maxLate) }
-
-// patience returns how long a probe may be unanswered before the server is silent (rule 2). This time is calculated as
-// in rule 1, but may be up to a second for a server that is known to be slow.
-func (h *history) patience() time.Duration { return h.usual(maxLate, maxSample) }
-
-// usual returns the time within which nearly all replies come, bounded by limit. Before the first reply it returns
-// initial.
-func (h *history) usual(initial, limit time.Duration) time.Duration {
+func (h *history) lateAfter() time.Duration {
 	if h.srtt == 0 {
-		return initial
+		return unknownLate
 	}
-	return min(max(h.srtt+4*h.rttvar, minLate), limit)
+	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
 }
 
 // silence returns the time since silentSince. It is zero if no probe is unanswered and no connection was refused.
@@ -116,7 +94,6 @@ func (h *history) standing(now time.Time) standing {
 		st.rtt = unknownLate
 	}
 	silence := h.silence(now)
-	st.silent = silence > h.patience()+probePause
 	switch {
 	case h.looping:
 		st.state = Looping
@@ -137,14 +114,13 @@ func (h *history) sent(now time.Time) {
 func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
 
 // probeDue reports whether a probe is to be sent to the server, and notes the probe. A probe is due if the server has
-// owed replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2). full is true
-// if the server is full and gets probes in place of queries (rule 7). Then the pauses between probes do not grow.
-func (h *history) probeDue(now time.Time, fastest, full bool) bool {
+// owed replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2).
+func (h *history) probeDue(now time.Time, fastest bool) bool {
 	overdue := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
 	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
-	pause := min(probePause<<min(max(h.probes-downUnanswered, 0), 8), maxProbePause)
-	if full {
-		pause = probePause
+	pause := probePause
+	if h.probes >= downUnanswered {
+		pause = downPause
 	}
 	if !overdue && !unmeasured || !h.probed.IsZero() && now.Sub(h.probed) < pause {
 		return false
@@ -177,17 +153,6 @@ func (h *history) replied(now time.Time, rtt time.Duration, r reading) {
 	h.replies = min(h.replies+1, rttGain)
 	h.heard = now
 	h.waiting, h.silentSince, h.probes, h.refusals = time.Time{}, time.Time{}, 0, 0
-	if r.edns {
-		h.ednsHeard = now
-	}
-}
-
-// answeredWithoutOPT records that the server has answered a query from which the OPT record was left
-// out. If it has sent no OPT record for a while, it is asked without one from now on.
-func (h *history) answeredWithoutOPT(now time.Time) {
-	if h.ednsHeard.IsZero() || now.Sub(h.ednsHeard) >= rememberQuirk {
-		h.noEDNSUntil = now.Add(rememberQuirk)
-	}
 }
 
 // measure adds a reply's time to srtt and rttvar (RFC 6298, rule 1).
@@ -208,39 +173,4 @@ func (h *history) measure(now time.Time, rtt time.Duration) {
 		h.rttvar -= (h.rttvar - deviation) / 64
 	}
 	h.srtt += (rtt - h.srtt) / gain
-}
-
-// The numbers of rule 7.
-const (
-	budgetMax    = 256
-	budgetReply  = 2   // earned by a usable reply
-	budgetSecond = 100 // earned in a second
-)
-
-// A budget bounds how often the queries of a group are sent again because a server is late
-// (rule 7). In the zero budget nothing is spent yet. A budget is safe for concurrent use.
-type budget struct {
-	mu     sync.Mutex
-	spent  float64
-	filled time.Time // when spent was last reduced for the time that had passed
-}
-
-// take spends one repetition, and reports whether one was left.
-func (b *budget) take(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-now.Sub(b.filled).Seconds()*budgetSecond)
-	b.filled = now
-	if b.spent+1 > budgetMax {
-		return false
-	}
-	b.spent++
-	return true
-}
-
-// earn adds what a usable reply earns.
-func (b *budget) earn() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.spent = max(0, b.spent-budgetReply)
 }

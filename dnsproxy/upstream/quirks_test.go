@@ -105,7 +105,7 @@ func TestWithoutEDNS(t *testing.T) {
 			server *raw
 			rcode  byte
 			asked  int
-		}{{s, 0, 4}, {malformed, 1, 6}} {
+		}{{s, 0, 6}, {malformed, 1, 6}} {
 			g := client(t, upstream.Config{}).Group(specs(tc.server), upstream.Options{})
 			for range 3 {
 				if got, _ := ask(t, g, upstream.UDPThenTCP); code(got) != tc.rcode {

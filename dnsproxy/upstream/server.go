@@ -2,13 +2,9 @@ package upstream
 
 import (
 	"context"
-	crypto "crypto/rand"
-	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -22,30 +18,21 @@ import (
 
 // A carrier carries queries to a server and its replies back.
 type carrier interface {
-	// send chooses an ID, and sends packet with this ID. The carrier owns the attempt from then on, and ends it
-	// exactly once, perhaps before send returns. It does not keep packet.
-	send(a *attempt, packet []byte)
+	// send chooses an ID, writes it into packet and sends packet. The carrier owns the attempt from then on, and ends
+	// it exactly once, from another goroutine. If send returns an error, it has not taken over the attempt. It does
+	// not keep packet.
+	send(a *attempt, packet []byte) error
 	// sweep ends attempts that have had no reply in time and closes idle sockets.
 	sweep(now time.Time)
-	// retireFrom retires the socket whose address is local, and reports whether there is one.
-	retireFrom(local netip.AddrPort) bool
 	// close ends all attempts and closes all sockets; their goroutines end soon after.
 	close()
 }
-
-// Bounds of the number of sockets to servers that are not configured. While newElsewhereSockets of them are open, such
-// a server gets a new socket only if it has replied before. While maxElsewhereSockets are open, none of these servers
-// gets one. Each socket costs a descriptor and one or two goroutines.
-const (
-	newElsewhereSockets = 384
-	maxElsewhereSockets = 512
-)
 
 // A server is a nameserver, with its sockets and its history.
 type server struct {
 	spec   Spec
 	name   string // the text of spec
-	shared *shared
+	client *Client
 	udp    carrier // nil for TLS
 	stream carrier
 
@@ -63,7 +50,6 @@ type server struct {
 	history        history
 	options        Options        // options of the group that the server was put into last
 	nextProbe      probeQuestion  // question of the next probe
-	known          []byte         // last question that had an answer, in wire form; empty if there is none
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused        refusals
 	refusedAt      time.Time // when refused last grew
@@ -72,20 +58,11 @@ type server struct {
 	lastError      string
 	lastErrorAt    time.Time
 	barred         bool // see Status.Barred
-	tcpFailures    tcpFailures
+	tcp            TCPStatus
 	loggedDown     bool // the last line in the log reports it as down
 
-	loopProbe  time.Time // when the last loop probe was sent
-	loopProbes int       // loop probes sent in short succession
+	loopProbed time.Time // when the last loop probe was sent
 	redirected int       // loop probes in a row that the kernel redirected to the agent
-}
-
-// tcpFailures describes the failures of queries over TCP since the last reply over TCP. It is used for servers that are
-// also queried over UDP.
-type tcpFailures struct {
-	heard       time.Time // when the last reply came; zero if there was none
-	first, last time.Time // when the first and the last failure were; zero if there is none
-	err         string    // the error of the last failure
 }
 
 // carrier returns the server's connections if stream is set, else its UDP sockets.
@@ -107,35 +84,13 @@ func (s *server) protocol(stream bool) string {
 	return "udp"
 }
 
-// dial opens a connection, with TLS if the server is asked over TLS.
-func (s *server) dial() (net.Conn, error) {
-	client := s.shared
-	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
-	defer cancel()
-	conn, err := client.dialTCP(ctx, &net.Dialer{Control: client.config.Control}, s.spec.Addr.String())
-	if err != nil || !s.spec.TLS {
-		return conn, err
-	}
-	config, err := client.tlsConfig(s.spec)
-	if err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	secure := tls.Client(conn, config)
-	if err := secure.HandshakeContext(ctx); err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	return secure, nil
-}
-
 // reserveSocket counts a socket that is about to be opened. If the goroutine that sweeps sockets is not running,
 // reserveSocket starts it. It returns an error if the server must not have another socket. If the caller cannot open
 // the socket, it must call releaseSocket.
 func (s *server) reserveSocket() error {
-	c := s.shared
+	c := s.client
 	if s.elsewhere {
-		if n := c.elsewhereOpen.Add(1); n > maxElsewhereSockets || n > newElsewhereSockets && !s.hasReplied() {
+		if c.elsewhereOpen.Add(1) > maxElsewhereSockets {
 			c.elsewhereOpen.Add(-1)
 			return ErrCrowded
 		}
@@ -154,9 +109,9 @@ func (s *server) reserveSocket() error {
 // releaseSocket ends the counting of a socket that was closed, or could not be opened.
 func (s *server) releaseSocket() {
 	s.open.Add(-1)
-	s.shared.open.Add(-1)
+	s.client.open.Add(-1)
 	if s.elsewhere {
-		s.shared.elsewhereOpen.Add(-1)
+		s.client.elsewhereOpen.Add(-1)
 	}
 }
 
@@ -172,8 +127,7 @@ func (s *server) rtt() time.Duration {
 func (s *server) standing(now time.Time) standing {
 	s.mu.Lock()
 	st := s.history.standing(now) // the probe that is due now does not count yet
-	st.full = s.history.silence(now) > s.history.patience() && s.owes.Load() >= maxSilent
-	due := s.history.probeDue(now, s.options.Fastest, st.full)
+	due := s.history.probeDue(now, s.options.Fastest)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
 	silence, lastError := s.history.silence(now), s.lastError
@@ -197,18 +151,12 @@ func (s *server) setOptions(options Options) {
 	s.options = options
 }
 
-// A server that leaves a probe unanswered, and owes replies to maxSilent queries, is full (rule 7).
+// maxSilent is how many queries a server that is down may owe replies to.
 const maxSilent = 128
 
-// refusesAll reports whether the server is full and has left probes unanswered for downSilence. Then a query that has
-// no other server fails at once.
-func (s *server) refusesAll(now time.Time) bool {
-	if s.owes.Load() < maxSilent {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.silence(now) >= downSilence
+// full reports whether the server is full: it is down and owes replies to many queries (rule 7).
+func (s *server) full(now time.Time) bool {
+	return s.owes.Load() >= maxSilent && s.standing(now).state == Down
 }
 
 // lateAfter returns how long after a query the server is late (rule 1).
@@ -239,13 +187,11 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.mu.Lock()
 	s.barred = false
 	if a.stream {
-		s.tcpFailures = tcpFailures{heard: now}
+		s.tcp = TCPStatus{Heard: now}
 	}
 	s.history.replied(now, rtt, r)
 	if a.probe != noProbe {
 		s.nextProbe = a.probe
-	} else if r.usable() && !r.negative && a.opcode == 0 {
-		s.known = append(s.known[:0], a.question...)
 	}
 	rose := s.loggedDown
 	s.loggedDown = false
@@ -264,8 +210,8 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	case changed:
 		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
-	if s.shared.config.Observe != nil {
-		s.shared.config.Observe(s.spec, rtt)
+	if s.client.config.Observe != nil {
+		s.client.config.Observe(s.spec, rtt)
 	}
 }
 
@@ -282,7 +228,7 @@ func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
 	} else if !a.failedForOthers {
-		s.refused.add(a.question)
+		s.refused.add(a.text)
 		s.refusedAt = time.Now()
 	}
 	return s.refused.all() != before
@@ -299,10 +245,10 @@ func (s *server) failed(a *attempt, err error) {
 	now := time.Now()
 	s.lastError, s.lastErrorAt, s.barred = err.Error(), now, errors.Is(err, syscall.EPERM)
 	if a.stream && s.udp != nil {
-		if s.tcpFailures.first.IsZero() {
-			s.tcpFailures.first = now
+		if s.tcp.Since.IsZero() {
+			s.tcp.Since = now
 		}
-		s.tcpFailures.last, s.tcpFailures.err = now, err.Error()
+		s.tcp.LastError, s.tcp.LastErrorAt = err.Error(), now
 	}
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
@@ -343,43 +289,49 @@ func (s *server) setLastError(text string) {
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-// avoidsEDNS reports whether the server is to be asked without EDNS.
-func (s *server) avoidsEDNS(now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return now.Before(s.history.noEDNSUntil)
-}
+const (
+	noProbe    probeQuestion = iota
+	probeID                  // the server's identity (RFC 4892)
+	probeLocal               // the address of localhost (RFC 6761, section 6.3)
+)
 
-// dropsEDNS reports whether no reply with an OPT record has come after start.
-func (s *server) dropsEDNS(start time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.ednsHeard.Before(start)
-}
+// If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
+// nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
+// once, whatever other nameservers do.
+//
+// There are two questions, because no question is answered at once by all servers. If their own nameservers are
+// dead, dnsmasq 2.90 and unbound 1.17 still answer both questions. Neither answers ". NS", which CoreDNS's
+// health check asks. CoreDNS itself answers at once for all classes other than IN.
 
-func (s *server) answeredWithoutOPT(now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.history.answeredWithoutOPT(now)
+// A probeQuestion selects the question of a probe.
+type probeQuestion uint8
+
+// question returns the question in wire form.
+func (p probeQuestion) question() []byte {
+	if p == probeLocal {
+		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
+	}
+	return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 }
 
 // sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the next question. Probes go over TCP only with use-vc or TLS: a server that answers
+// probe has no answer, it asks the other one. Probes go over TCP only with use-vc or TLS: a server that answers
 // over UDP is alive, even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
 	asks := max(s.nextProbe, probeID)
-	s.nextProbe = asks%probeKnown + 1
-	if s.nextProbe == probeKnown && len(s.known) == 0 {
-		s.nextProbe = probeID
-	}
-	question, useVC := append([]byte(nil), asks.question(s.known)...), s.options.UseVC
+	s.nextProbe = asks%probeLocal + 1
+	question, useVC := asks.question(), s.options.UseVC
 	s.mu.Unlock()
-	a := newAttempt(s)
-	a.probe, a.sent, a.stream = asks, now, s.udp == nil || useVC
-	a.question = append(a.question, question...)
+	s.sendAttempt(&attempt{server: s, probe: asks, sent: now, stream: s.udp == nil || useVC, text: question})
+}
+
+// sendAttempt sends the question of a probe.
+func (s *server) sendAttempt(a *attempt) {
 	s.requests.Add(1)
-	s.carrier(a.stream).send(a, wire.NewQuery(question))
+	if err := s.carrier(a.stream).send(a, wire.NewQuery(a.text)); err != nil {
+		a.end(nil, err)
+	}
 }
 
 // askTries is how often ask sends a probe, and askPause how long each may be unanswered.
@@ -414,126 +366,11 @@ func (s *server) heardSince(since time.Time) bool {
 	return !s.history.heard.Before(since)
 }
 
-// loopProbeDue reports whether a loop probe is to be sent to a server that may loop, and counts the probe.
-// Servers that are known to loop are probed by loopProbeAgain.
-func (s *server) loopProbeDue(now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	since := now.Sub(s.loopProbe)
-	switch {
-	case s.history.looping:
-		return false
-	case s.loopProbe.IsZero() || since > probesForget:
-		s.loopProbes = 0
-	case since < loopProbePause<<min(s.loopProbes, maxProbes):
-		return false
-	default:
-		s.loopProbes++
-	}
-	s.loopProbe = now
-	return true
-}
-
-// loopProbeAgain probes a server that loops, at most every ten seconds.
-func (s *server) loopProbeAgain(now time.Time) {
-	s.mu.Lock()
-	due := now.Sub(s.loopProbe) >= loopRecheck
-	if due {
-		s.loopProbe = now
-	}
-	s.mu.Unlock()
-	if due {
-		s.sendLoopProbe(now)
-	}
-}
-
-// sendLoopProbe sends a loop probe.
-func (s *server) sendLoopProbe(now time.Time) {
-	probe := &loopProbe{server: s, sent: now}
-	_, _ = crypto.Read(probe.id[:]) // cannot fail
-	s.addLoopProbe(probe)
-
-	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
-	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
-
-	a := newAttempt(s)
-	a.loopProbe, a.sent, a.stream = probe, now, s.udp == nil
-	a.question = append(a.question, question...)
-	s.requests.Add(1)
-	s.carrier(a.stream).send(a, wire.NewQuery(question))
-}
-
-// addLoopProbe remembers a loop probe, and forgets probes that are older than probeForgets.
-func (s *server) addLoopProbe(probe *loopProbe) {
-	s.shared.mu.Lock()
-	defer s.shared.mu.Unlock()
-	for id, old := range s.shared.probes {
-		if probe.sent.Sub(old.sent) > probeForgets {
-			delete(s.shared.probes, id)
-		}
-	}
-	s.shared.probes[probe.id] = probe
-}
-
-// loopProbeAnswered is called when there is a reply to a loop probe. It reports whether the server sent this reply:
-// if the probe was redirected to the agent, the agent sent the reply.
-func (s *server) loopProbeAnswered(probe *loopProbe) bool {
-	s.shared.mu.Lock()
-	echoed, redirected := probe.echoed, probe.redirected
-	s.shared.mu.Unlock()
-	if !echoed {
-		s.setLooping(false, "")
-	}
-	return !redirected
-}
-
-// redirectedAgain counts a loop probe that was redirected, and reports whether more than maxRedirected probes in a
-// row were redirected.
-func (s *server) redirectedAgain() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.redirected++
-	return s.redirected > maxRedirected
-}
-
-// retireFrom retires the server's socket whose address is local, and reports whether there is one.
-func (s *server) retireFrom(local netip.AddrPort) bool {
-	return s.udp != nil && s.udp.retireFrom(local) || s.stream.retireFrom(local)
-}
-
-// setLooping notes whether the server loops and why, and logs a change.
-func (s *server) setLooping(looping bool, reason string) {
-	s.mu.Lock()
-	changed := s.history.looping != looping
-	s.history.looping = looping
-	if !looping {
-		s.redirected = 0
-	}
-	s.mu.Unlock()
-	switch {
-	case changed && looping:
-		s.setLastError(reason)
-		s.logs(slog.LevelWarn, "nameserver is no longer used: "+reason)
-	case changed:
-		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
-	}
-}
-
-// logs logs a line. About servers that are not configured, it logs at most one line a minute.
+// logs logs a line, unless a client has chosen the server.
 func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
-	attrs = append(attrs, slog.String("server", s.name))
-	logger := s.shared.config.Logger
-	if s.elsewhere {
-		suppressed, due := s.shared.elsewhereLog.due(time.Now())
-		if !due {
-			return
-		}
-		text += " (not in resolv.conf)"
-		if suppressed > 0 {
-			attrs = append(attrs, slog.Int("suppressed", suppressed))
-		}
+	if !s.elsewhere {
+		s.client.config.Logger.LogAttrs(context.Background(), level, text, append(attrs, slog.String("server", s.name))...)
 	}
-	logger.LogAttrs(context.Background(), level, text, attrs...)
 }
 
 // status returns the server's element of Client.Status.
@@ -544,9 +381,8 @@ func (s *server) status(now time.Time) Status {
 	for i, name := range rcodeNames() {
 		responses[name] = s.responses[i]
 	}
-	tcp := TCPStatus{Heard: s.tcpFailures.heard, Since: s.tcpFailures.first, LastError: s.tcpFailures.err, LastErrorAt: s.tcpFailures.last}
 	return Status{
-		TCP: tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
+		TCP: s.tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
 		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
 		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
 		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(), RefusedAt: s.refusedAt,

@@ -25,15 +25,26 @@ type socket struct {
 	server *server
 
 	mu      sync.Mutex
+	conn    net.Conn            // nil until it is open
 	pending map[uint16]*attempt // by ID
 	retired bool                // it takes no more attempts, and is closed when nothing waits for a reply on it
 	closed  bool                // a closed socket is retired, too
 }
 
-// isLocal reports whether local is the local address of a socket. local must be a result of withoutZone.
-func isLocal(conn net.Conn, local netip.AddrPort) bool {
-	addr, err := netip.ParseAddrPort(conn.LocalAddr().String())
-	return err == nil && withoutZone(addr) == local
+// retireFrom retires the socket if local is its address, and reports whether it is. local must be a result of
+// withoutZone.
+func (s *socket) retireFrom(local netip.AddrPort) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		return false
+	}
+	addr, err := netip.ParseAddrPort(s.conn.LocalAddr().String())
+	if err != nil || withoutZone(addr) != local {
+		return false
+	}
+	s.retired = true // sweep closes it
+	return true
 }
 
 // withoutZone returns an address without its zone, and an IPv4-mapped address as IPv4.
@@ -44,11 +55,10 @@ func withoutZone(a netip.AddrPort) netip.AddrPort {
 // sockets are all UDP sockets to a server, or all connections to it.
 type sockets[S interface {
 	comparable
-	// send sends a packet and takes over the attempt. It reports false if the socket
-	// is retired; then the attempt still belongs to the caller.
-	send(a *attempt, packet []byte) bool
+	// send sends a packet and takes over the attempt. It reports false if it has not done so: without an error,
+	// the socket is retired.
+	send(a *attempt, packet []byte) (sent bool, err error)
 	sweep(now time.Time)
-	retireFrom(local netip.AddrPort) bool
 	close()
 }] struct {
 	server *server
@@ -62,7 +72,7 @@ type sockets[S interface {
 }
 
 // since returns the time since t on the client's clock.
-func (s *socket) since(t time.Time) time.Duration { return s.server.shared.config.Clock.Since(t) }
+func (s *socket) since(t time.Time) time.Duration { return s.server.client.config.Clock.Since(t) }
 
 // addLocked adds an attempt and returns its ID. No other attempt of the socket has this ID. The ID is unpredictable,
 // because the functions of package rand use ChaCha8 with a seed from the system.
@@ -71,6 +81,9 @@ func (s *socket) addLocked(a *attempt) uint16 {
 		id := uint16(rand.Uint32()) //nolint:gosec // the lower half
 		if _, taken := s.pending[id]; !taken {
 			s.pending[id] = a
+			if a.loopProbe != nil {
+				a.loopProbe.socket.Store(s)
+			}
 			return id
 		}
 	}
@@ -115,7 +128,7 @@ func (s *socket) isResponse(message []byte) bool {
 func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
-	if a == nil || !replies(response, a.opcode, a.question) {
+	if a == nil || !replies(response, a.opcode, a.text) {
 		s.server.stray(&s.server.wrong)
 		return nil
 	}
@@ -152,15 +165,14 @@ func (s *socket) endLocked() (first bool) {
 }
 
 // send implements carrier.
-func (p *sockets[S]) send(a *attempt, packet []byte) {
+func (p *sockets[S]) send(a *attempt, packet []byte) error {
 	for {
 		s, err := p.take(a)
 		if err != nil {
-			a.end(nil, err)
-			return
+			return err
 		}
-		if s.send(a, packet) {
-			return
+		if sent, err := s.send(a, packet); sent || err != nil {
+			return err
 		}
 	}
 }
@@ -189,14 +201,6 @@ func (p *sockets[S]) sweep(now time.Time) {
 	for _, s := range all {
 		s.sweep(now)
 	}
-}
-
-// retireFrom implements carrier.
-func (p *sockets[S]) retireFrom(local netip.AddrPort) bool {
-	p.mu.Lock()
-	all := slices.Clone(p.all)
-	p.mu.Unlock()
-	return slices.ContainsFunc(all, func(s S) bool { return s.retireFrom(local) })
 }
 
 // close implements carrier.

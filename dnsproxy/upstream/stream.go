@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"math"
 	"net"
-	"net/netip"
 	"time"
 
 	"github.com/nametap/nametap/internal/chans"
@@ -31,7 +29,6 @@ type stream struct {
 
 	// Guarded by mu.
 	queue   []byte    // to be written, framed
-	conn    net.Conn  // nil until it is open
 	used    time.Time // when a query was last sent, or a reply received, by the client's clock
 	heard   time.Time // when anything was last received
 	waiting time.Time // since when queries have waited and nothing was received; zero if no query waits
@@ -57,15 +54,23 @@ func newStreams(s *server) *streams {
 	return p
 }
 
-// A survey describes the connections that take queries. A connection is silent while it has queries and receives
-// nothing.
-type survey struct {
-	open        int       // how many there are
-	best        *stream   // has the fewest queries of the connections that are not silent for too long; may be nil
-	bestQueries int       // queries of best
-	freshest    *stream   // has been silent for the shortest time; may be nil
-	stalest     *stream   // has been silent for the longest time; may be nil
-	youngest    time.Time // when the last one was opened
+// A load is what a connection that takes queries has to do.
+type load struct {
+	stream  *stream
+	queries int           // in flight
+	silence time.Duration // since when it has had queries and received nothing
+	stale   bool          // it has been silent for too long
+}
+
+// before reports whether a query rather uses this connection than another one.
+func (l load) before(other load) bool {
+	switch {
+	case other.stream == nil || l.stale != other.stale:
+		return !l.stale || other.stream == nil
+	case l.stale:
+		return l.silence < other.silence
+	}
+	return l.queries < other.queries
 }
 
 // chooseLocked returns the connection with the fewest queries, or a new one if all have many. A server gets at most
@@ -80,49 +85,42 @@ func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	if a.sends <= 1 {
 		patience = p.server.lateAfter()
 	}
-	v := p.surveyLocked(now, patience)
+	var best, stalest load
+	var youngest time.Time
+	open := 0
+	for _, s := range p.all {
+		l, ok := s.load(now, patience)
+		if !ok {
+			continue
+		}
+		open++
+		if s.born.After(youngest) {
+			youngest = s.born
+		}
+		if l.before(best) {
+			best = l
+		}
+		if stalest.stream == nil || l.silence > stalest.silence {
+			stalest = l
+		}
+	}
 	room := len(p.all) < 2*maxStreams
 	switch {
-	case v.best != nil && (v.bestQueries < streamQueries || v.open >= maxStreams):
-		return v.best, nil
-	case room && v.open < maxStreams:
-	case room && v.best == nil && v.stalest != nil && now.Sub(v.youngest) > maxLate:
-		v.stalest.retire()
-	case v.freshest != nil:
-		return v.freshest, nil
+	case best.stream != nil && !best.stale && (best.queries < streamQueries || open >= maxStreams):
+		return best.stream, nil
+	case room && open < maxStreams:
+	case room && best.stale && now.Sub(youngest) > maxLate:
+		stalest.stream.retire()
+	case best.stream != nil:
+		return best.stream, nil
 	default:
 		return nil, errTooManyQueries
 	}
 	s, err := p.openLocked(now)
-	if err != nil && v.freshest != nil {
-		return v.freshest, nil
+	if err != nil && best.stream != nil {
+		return best.stream, nil
 	}
 	return s, err
-}
-
-func (p *streams) surveyLocked(now time.Time, patience time.Duration) survey {
-	v := survey{bestQueries: maxPending}
-	shortest, longest := time.Duration(math.MaxInt64), time.Duration(-1)
-	for _, s := range p.all {
-		n, silence, ok := s.load(now)
-		if !ok {
-			continue
-		}
-		v.open++
-		if s.born.After(v.youngest) {
-			v.youngest = s.born
-		}
-		if silence > longest {
-			v.stalest, longest = s, silence
-		}
-		if n < maxPending && silence < shortest {
-			v.freshest, shortest = s, silence
-		}
-		if n < v.bestQueries && silence <= patience {
-			v.best, v.bestQueries = s, n
-		}
-	}
-	return v
 }
 
 // openLocked opens a connection.
@@ -130,9 +128,9 @@ func (p *streams) openLocked(now time.Time) (*stream, error) {
 	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
-	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.shared.config.Clock.Now()}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
-	if !p.server.shared.spawn(s.run) {
+	if !p.server.client.spawn(s.run) {
 		p.server.releaseSocket()
 		return nil, net.ErrClosed
 	}
@@ -140,15 +138,16 @@ func (p *streams) openLocked(now time.Time) (*stream, error) {
 	return s, nil
 }
 
-// load returns how many queries the connection has and for how long it has been silent,
-// and whether it takes another query.
-func (s *stream) load(now time.Time) (queries int, silence time.Duration, ok bool) {
+// load returns the load of the connection. It reports false if the connection takes no more queries.
+func (s *stream) load(now time.Time, patience time.Duration) (l load, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	l = load{stream: s, queries: len(s.pending)}
 	if !s.waiting.IsZero() {
-		silence = now.Sub(s.waiting)
+		l.silence = now.Sub(s.waiting)
 	}
-	return len(s.pending), silence, !s.retired && len(s.queue) < maxQueued && !s.idleLocked()
+	l.stale = l.silence > patience
+	return l, !s.retired && len(s.pending) < maxPending && len(s.queue) < maxQueued && !s.idleLocked()
 }
 
 // idleLocked reports whether the connection has had no query for streamIdle. The time while
@@ -164,22 +163,22 @@ func (s *stream) hearLocked() {
 	}
 }
 
-func (s *stream) send(a *attempt, packet []byte) bool {
+func (s *stream) send(a *attempt, packet []byte) (sent bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.retired {
-		return false
+		return false, nil
 	}
 	a.packet = append(a.packet[:0], packet...)
 	binary.BigEndian.PutUint16(a.packet, s.addLocked(a))
 	s.queue = binary.BigEndian.AppendUint16(s.queue, uint16(len(a.packet))) //nolint:gosec // begin has checked it
 	s.queue = append(s.queue, a.packet...)
-	s.used = s.server.shared.config.Clock.Now()
+	s.used = s.server.client.config.Clock.Now()
 	if s.waiting.IsZero() {
 		s.waiting = time.Now()
 	}
 	s.signal()
-	return true
+	return true, nil
 }
 
 func (s *stream) signal() {
@@ -191,7 +190,7 @@ func (s *stream) run() {
 	err := s.dial()
 	if err == nil {
 		reader := make(chan error, 1)
-		if s.server.shared.spawn(func() { reader <- s.read(); s.close() }) {
+		if s.server.client.spawn(func() { reader <- s.read(); s.close() }) {
 			err = s.write()
 			s.close()
 			if readErr := <-reader; err == nil {
@@ -232,7 +231,7 @@ func (s *stream) write() error {
 		if closed {
 			return nil
 		}
-		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.shared.latest.Load().Timeout)); err != nil {
+		if err := s.conn.SetWriteDeadline(time.Now().Add(s.server.client.latest.Load().Timeout)); err != nil {
 			return err
 		}
 		if _, err := s.conn.Write(frames); err != nil {
@@ -267,25 +266,13 @@ func (s *stream) receive(message []byte) {
 	a := s.removeRepliedLocked(message)
 	if a != nil {
 		s.served = true
-		s.used = s.server.shared.config.Clock.Now()
+		s.used = s.server.client.config.Clock.Now()
 	}
 	s.hearLocked()
 	s.mu.Unlock()
 	if a != nil {
 		a.end(message, nil)
 	}
-}
-
-// retireFrom retires the connection if local is its address, and reports whether it is.
-func (s *stream) retireFrom(local netip.AddrPort) bool {
-	s.mu.Lock()
-	conn := s.conn
-	s.mu.Unlock()
-	if conn == nil || !isLocal(conn, local) {
-		return false
-	}
-	s.retire() // sweep closes it
-	return true
 }
 
 // close ends the connection; run ends its attempts.
@@ -314,8 +301,9 @@ func (s *stream) endAll(err error) {
 	for _, a := range s.removeIf(func(*attempt) bool { return true }) {
 		if again && !a.retried && a.awaited() {
 			a.retried = true
-			s.pool.send(a, a.packet)
-			continue
+			if s.pool.send(a, a.packet) == nil {
+				continue
+			}
 		}
 		a.end(nil, cause(err))
 	}

@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
-	"net/netip"
-	"os"
 	"syscall"
 	"time"
 	"unsafe"
@@ -48,18 +46,11 @@ func newUDPSockets(s *server) *udpSockets {
 type udpSocket struct {
 	socket
 	pool *udpSockets
-	conn net.Conn
 	raw  syscall.RawConn
 	born time.Time // when it was opened, by the client's clock
 	left int       // how many more queries it takes before it is replaced; guarded by mu
-}
 
-// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function fn, so
-// that a call allocates nothing.
-type udpWrite struct {
-	packet []byte
-	err    error
-	fn     func(fd uintptr)
+	failure error // why it was closed; guarded by mu
 }
 
 // transfer calls read(2) or write(2) on a socket that does not block. It bypasses Go's
@@ -112,17 +103,17 @@ func (p *udpSockets) open() (*udpSocket, error) {
 
 // dial opens a socket that reserveSocket has counted.
 func (p *udpSockets) dial() (*udpSocket, error) {
-	dialer := net.Dialer{Control: p.server.shared.config.Control}
+	dialer := net.Dialer{Control: p.server.client.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
 		return nil, cause(err)
 	}
-	s := &udpSocket{pool: p, conn: conn, born: p.server.shared.config.Clock.Now(), left: udpQueries}
-	s.server, s.pending = p.server, make(map[uint16]*attempt)
+	s := &udpSocket{pool: p, born: p.server.client.config.Clock.Now(), left: udpQueries}
+	s.server, s.conn, s.pending = p.server, conn, make(map[uint16]*attempt)
 	if raw, ok := conn.(syscall.Conn); ok {
 		s.raw, err = raw.SyscallConn()
 	}
-	if err != nil || !p.server.shared.spawn(s.read) {
+	if err != nil || !p.server.client.spawn(s.read) {
 		_ = conn.Close() // nothing was sent
 		return nil, errors.Join(err, net.ErrClosed)
 	}
@@ -149,39 +140,30 @@ func (s *udpSocket) mayTake(irreplaceable bool) bool {
 	return !s.retired && (irreplaceable || s.left > 0 && s.since(s.born) < udpAge)
 }
 
-func (s *udpSocket) send(a *attempt, packet []byte) bool {
+func (s *udpSocket) send(a *attempt, packet []byte) (sent bool, err error) {
 	s.mu.Lock()
 	if s.retired {
 		s.mu.Unlock()
-		return false
+		return false, nil
 	}
 	if len(s.pending) >= maxPending {
 		s.mu.Unlock()
-		a.end(nil, errTooManyQueries)
-		return true
+		return false, errTooManyQueries
 	}
 	id := s.addLocked(a)
 	s.left--
 	s.mu.Unlock()
 
 	binary.BigEndian.PutUint16(packet, id)
-	err := s.write(packet)
-	if errors.Is(err, unix.ECONNREFUSED) {
-		// The kernel reports an error of an earlier packet and did not send this one.
-		s.endAll(err, a)
-		err = s.write(packet)
+	switch err = s.write(packet); {
+	case err == nil, !s.remove(id, a): // the reader may have ended it meanwhile
+		return true, nil
+	case errors.Is(err, unix.ECONNREFUSED):
+		// The kernel reports an error of an earlier packet and did not send this one. Another socket sends it.
+		s.end(err)
+		return false, nil
 	}
-	if err != nil && s.remove(id, a) {
-		a.end(nil, err)
-	}
-	return true
-}
-
-// endAll ends all attempts with an error, except the attempt excluded. excluded may be nil.
-func (s *udpSocket) endAll(err error, excluded *attempt) {
-	for _, a := range s.removeIf(func(a *attempt) bool { return a != excluded }) {
-		a.end(nil, err)
-	}
+	return false, err
 }
 
 // retire makes the socket take no more queries, and closes it if none is in flight.
@@ -191,21 +173,18 @@ func (s *udpSocket) retire() {
 	}
 }
 
-// retireFrom retires the socket if local is its address, and reports whether it is.
-func (s *udpSocket) retireFrom(local netip.AddrPort) bool {
-	if !isLocal(s.conn, local) {
-		return false
-	}
-	s.retire()
-	return true
-}
-
 // close makes the reader end. The reader then closes the socket and ends the attempts. close does not close the
-// socket itself, because that would wait for the reader. The reader may be running an exchange that waits for the
-// caller of close, and then both would wait forever.
-func (s *udpSocket) close() {
+// socket itself, because that would wait for the reader. The reader may be taking a step of a question that waits for
+// the caller of close, and then both would wait forever.
+func (s *udpSocket) close() { s.end(net.ErrClosed) }
+
+// end is close with the error of the attempts that are ended.
+func (s *udpSocket) end(err error) {
 	s.mu.Lock()
 	first := s.endLocked()
+	if first {
+		s.failure = err
+	}
 	s.mu.Unlock()
 	if first {
 		_ = s.conn.SetReadDeadline(time.Unix(0, 1)) // if this fails, reading fails, too
@@ -247,31 +226,18 @@ func (s *udpSocket) receive(packet []byte) (idle bool) {
 // write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
 // reports no error: a packet may be lost on the network, too.
 func (s *udpSocket) write(packet []byte) error {
-	pool := &s.server.shared.writes
-	w, ok := pool.Get().(*udpWrite)
-	if !ok {
-		w = new(udpWrite)
-		w.fn = func(fd uintptr) {
-			if _, errno := transfer(unix.SYS_WRITE, fd, w.packet); errno != 0 {
-				w.err = errno
-			}
-		}
+	var errno unix.Errno
+	err := s.raw.Control(func(fd uintptr) { _, errno = transfer(unix.SYS_WRITE, fd, packet) })
+	if err == nil && errno != 0 && errno != unix.EAGAIN && errno != unix.ENOBUFS {
+		err = errno
 	}
-	w.packet, w.err = packet, nil
-	err := s.raw.Control(w.fn)
-	if err == nil && w.err != nil && !errors.Is(w.err, unix.EAGAIN) && !errors.Is(w.err, unix.ENOBUFS) {
-		err = w.err
-	}
-	w.packet = nil
-	pool.Put(w)
 	return err
 }
 
 // read reads the socket until it is closed or fails, and then ends its attempts. Its buffer has room for any
 // message, so read holds one only while there is something to read.
 func (s *udpSocket) read() {
-	pool := &s.server.shared.buffers
-	var failure error
+	pool := &s.server.client.buffers
 	err := s.raw.Read(func(fd uintptr) bool {
 		buffer, ok := pool.Get().(*[dns.MaxMsgSize]byte)
 		if !ok {
@@ -291,17 +257,15 @@ func (s *udpSocket) read() {
 			default:
 				// Usually an ICMP error about a packet that this socket has sent (RFC
 				// 1122, section 4.1.3.3).
-				failure = errno
+				s.end(errno)
 				return true
 			}
 		}
 	})
-	if failure == nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		failure = err
-	}
-	failure = cmp.Or(failure, net.ErrClosed)
-	s.close()
+	s.end(cmp.Or(err, net.ErrClosed))
 	_ = s.conn.Close()
 	s.pool.remove(s)
-	s.endAll(cause(failure), nil)
+	for _, a := range s.removeIf(func(*attempt) bool { return true }) {
+		a.end(nil, cause(s.failure))
+	}
 }

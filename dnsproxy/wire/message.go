@@ -125,7 +125,7 @@ func AppendOPT(dst []byte, udpSize uint16, ttl uint32) []byte {
 
 // AppendExtendedError appends an Extended DNS Error as an option of an OPT record (RFC 8914,
 // section 2). The option must not become longer than 65,535 bytes.
-func AppendExtendedError(dst []byte, code uint16, text string) []byte {
+func AppendExtendedError[T string | []byte](dst []byte, code uint16, text T) []byte {
 	dst = binary.BigEndian.AppendUint16(dst, dns.EDNS0EDE)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(ExtendedErrorLen-optionLen+len(text))) //nolint:gosec // see above
 	dst = binary.BigEndian.AppendUint16(dst, code)

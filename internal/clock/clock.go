@@ -7,9 +7,6 @@
 // long the machine was asleep (suspended), and adds this time to Go's time. Parts of the agent that poll share
 // the ticks of one clock ([Clock.Poll]).
 //
-//	clock.go  the Clock
-//	ticks.go  the ticks of a Clock, and the polls that are called at ticks
-//
 // Which clock measures what:
 //
 //   - A [Clock] measures the age of something that other machines may have changed during a suspend: TTLs and
@@ -23,10 +20,13 @@ package clock
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // readEvery is how long the clock goes on using a time asleep that it has read. So on a busy machine, the first
@@ -49,11 +49,10 @@ type Clock struct {
 // New returns a clock. Its time begins at time.Now.
 func New() *Clock { return From(timeAsleep) }
 
-// ForPolling returns a clock with the time tick between its ticks. The ticks come from a timer of the kernel,
-// unless the kernel refuses the timer. So the clock must not be used in a bubble of testing/synctest.
+// ForPolling returns a clock with the time tick between its ticks.
 func ForPolling(tick time.Duration) *Clock {
 	c := New()
-	c.ticker.length, c.ticker.kernel = tick, true
+	c.ticker.length = tick
 	return c
 }
 
@@ -148,5 +147,68 @@ func Sleep(ctx context.Context, length time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
+	}
+}
+
+// Tick is the time between the ticks of a clock that [New] has made. It is short enough that a changed file is used
+// within 1 s: at a tick the change is found, and a moment later a second reading must find the same contents.
+const Tick = 800 * time.Millisecond
+
+// A ticker calls the functions of all polls of a clock. It has one timer and one goroutine for all of them, because a
+// wake-up of an idle process costs more than reading a file, and Go wakes another thread for each further goroutine.
+type ticker struct {
+	length time.Duration // from tick to tick
+
+	mu    sync.Mutex
+	polls map[*poll]struct{}
+	timer *time.Timer // nil without polls
+}
+
+// A poll is a function that a ticker calls.
+type poll struct {
+	look           func() bool
+	interval, left int           // ticks from call to call, and until the next call
+	found          chan struct{} // gets a value when look has returned true
+}
+
+// add adds a poll that calls look as [Clock.Poll] describes, until remove is called for it.
+func (t *ticker) add(interval time.Duration, look func() bool) *poll {
+	ticks := max(int(interval/t.length), 1)
+	p := &poll{look: look, interval: ticks, left: ticks, found: make(chan struct{}, 1)}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.polls) == 0 {
+		t.polls = make(map[*poll]struct{})
+		t.timer = time.AfterFunc(t.length, t.call)
+	}
+	t.polls[p] = struct{}{}
+	return p
+}
+
+// remove ends the calls of p. If a call has begun, remove waits until the call has ended.
+func (t *ticker) remove(p *poll) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if delete(t.polls, p); len(t.polls) == 0 && t.timer != nil {
+		t.timer.Stop()
+		t.timer = nil
+	}
+}
+
+// call calls the functions of the polls that are due. A poll that has missed several ticks is called once.
+func (t *ticker) call() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer != nil {
+		t.timer.Reset(t.length)
+	}
+	for p := range t.polls {
+		if p.left--; p.left > 0 {
+			continue
+		}
+		p.left = p.interval
+		if p.look() {
+			chans.Wake(p.found)
+		}
 	}
 }

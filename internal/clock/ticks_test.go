@@ -1,13 +1,11 @@
 package clock_test
 
 import (
-	"context"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
 // R11: all that polls does so at the same ticks, as often as it wants, until it is stopped.
@@ -47,27 +45,6 @@ func TestPoll(t *testing.T) {
 			t.Errorf("there were %d and %d calls", len(calls[0]), len(calls[1]))
 		}
 	})
-}
-
-// R11: a timer of the kernel makes the same calls, also after all polls have stopped once.
-func TestKernelTimer(t *testing.T) {
-	c := clock.ForPolling(10 * time.Millisecond)
-	for range 2 {
-		began, calls := time.Now(), 0
-		if !c.Await(t.Context(), 20*time.Millisecond, func() bool { calls++; return calls == 3 }) {
-			t.Fatal("nothing was found")
-		}
-		if took := time.Since(began); took < 40*time.Millisecond || calls != 3 {
-			t.Errorf("%d calls took %v", calls, took)
-		}
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan bool)
-	go func() { ended <- c.Await(ctx, time.Hour, func() bool { return true }) }()
-	cancel()
-	if wait.For(t, "the wait ends", ended) {
-		t.Error("something was found after the end")
-	}
 }
 
 // C5: the pause after failures doubles up to its limit, however many there are.

@@ -1,5 +1,5 @@
 // Package conntrack uses the kernel's connection tracking: it lists and deletes entries
-// ([Dump], [Delete]) and finds the original destination of captured traffic ([UDP],
+// ([List], [Delete]) and finds the original destination of captured traffic ([UDP],
 // [OriginalTCP]), which REDIRECT and DNAT have replaced. [Exchange] also carries requests
 // to the other subsystems of netfilter, such as nf_tables.
 //

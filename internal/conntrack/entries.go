@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -16,13 +19,9 @@ const (
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_GET
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | nl.IPCTNL_MSG_CT_DELETE
 
-	// Constants without a name in the library: CTA_FILTER, CTA_STATUS_MASK, CTA_TUPLE_ZONE, CTA_FILTER_ORIG_FLAGS,
-	// CTA_FILTER_FLAG(CTA_PROTO_NUM), (CTA_PROTO_SRC_PORT), (CTA_PROTO_DST_PORT), IPS_SEEN_REPLY.
-	entryFilter, entryStatusMask                 = 25, 26
-	tupleZone                                    = 3
-	filterOriginal                               = 1
-	filterProtocol, filterSrcPort, filterDstPort = 1 << 3, 1 << 4, 1 << 5
-	seenReply                                    = 1 << 1
+	// Constants without a name in the library: CTA_TUPLE_ZONE, IPS_SEEN_REPLY.
+	tupleZone = 3
+	seenReply = 1 << 1
 )
 
 // An Entry is a flow that the kernel tracks. Original has the source and the destination of its first packet, and
@@ -110,75 +109,19 @@ func uint16Of(b []byte) uint16 {
 	return binary.BigEndian.Uint16(b)
 }
 
-// A Filter limits a dump to some entries. A zero field limits nothing.
-type Filter struct {
-	Protocol                    uint8
-	SourcePort, DestinationPort uint16 // ports of the original direction; only with a protocol
-	Unreplied                   bool   // only entries without a packet in the reply direction
-}
-
-// passes reports whether an entry passes the filter.
-func (f Filter) passes(e Entry) bool {
-	return (f.Protocol == 0 || e.Original.Protocol == f.Protocol) &&
-		(f.SourcePort == 0 || e.Original.Source.Port() == f.SourcePort) &&
-		(f.DestinationPort == 0 || e.Original.Destination.Port() == f.DestinationPort) &&
-		(!f.Unreplied || !e.Replied)
-}
-
-// attributes returns the filter as attributes of a request. Kernels ignore attributes that they do not know:
-// CTA_FILTER before Linux 5.8, and CTA_STATUS before 5.15.
-func (f Filter) attributes() (b []byte) {
-	if f.Protocol != 0 {
-		b = append(b, f.tuple()...)
-	}
-	if f.Unreplied {
-		b = append(b, nl.NewRtAttr(nl.CTA_STATUS, nl.BEUint32Attr(0)).Serialize()...)
-		b = append(b, nl.NewRtAttr(entryStatusMask, nl.BEUint32Attr(seenReply)).Serialize()...)
-	}
-	return b
-}
-
-// tuple returns the protocol and the ports as attributes of a request.
-func (f Filter) tuple() []byte {
-	flags := uint32(filterProtocol)
-	tuple := nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, nil)
-	protocol := tuple.AddRtAttr(nl.CTA_TUPLE_PROTO|unix.NLA_F_NESTED, nil)
-	protocol.AddRtAttr(nl.CTA_PROTO_NUM, []byte{f.Protocol})
-	if f.SourcePort != 0 {
-		flags |= filterSrcPort
-		protocol.AddRtAttr(nl.CTA_PROTO_SRC_PORT, nl.BEUint16Attr(f.SourcePort))
-	}
-	if f.DestinationPort != 0 {
-		flags |= filterDstPort
-		protocol.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(f.DestinationPort))
-	}
-	filter := nl.NewRtAttr(entryFilter|unix.NLA_F_NESTED, nil)
-	filter.AddRtAttr(filterOriginal, nl.Uint32Attr(flags))
-	return append(tuple.Serialize(), filter.Serialize()...)
-}
-
-// Dump calls the function visit for every entry of a family (AF_INET or AF_INET6) that passes one of the filters,
-// perhaps more than once. It keeps no entry. The kernel filters as far as it can, and Dump checks the entries that
-// the kernel returns. For each filter the kernel walks through its whole table.
-func Dump(family uint8, visit func(Entry), filters ...Filter) error {
-	for _, f := range filters {
-		request := Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family, Attributes: f.attributes()}
-		passed := func(b []byte) {
-			if e := parseEntry(b); f.passes(e) {
-				e.key = entryKey(b)
-				visit(e)
-			}
+// List returns the entries of a family (AF_INET or AF_INET6) for which match returns true, some of them perhaps more than
+// once.
+func List(family uint8, match func(Entry) bool) (matched []Entry, err error) {
+	err = Exchange(func(b []byte) {
+		if e := parseEntry(b); match(e) {
+			e.key = entryKey(b)
+			matched = append(matched, e)
 		}
-		err := Exchange(passed, request)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) { // the kernel refuses the filter
-			request.Attributes = nil
-			err = Exchange(passed, request)
-		}
-		if err != nil {
-			return fmt.Errorf("listing conntrack entries: %w", err)
-		}
+	}, Request{Type: messageGet, Flags: unix.NLM_F_DUMP, Family: family})
+	if err != nil {
+		return nil, fmt.Errorf("listing conntrack entries: %w", err)
 	}
-	return nil
+	return matched, nil
 }
 
 // Delete deletes entries of a family and returns how many it deleted. It does not count entries that have ended in
@@ -194,4 +137,19 @@ func Delete(family uint8, entries []Entry) (deleted int, err error) {
 		}
 	}
 	return deleted, nil
+}
+
+// Usage returns how many entries connection tracking of this network namespace has, and how many the kernel allows.
+// When there are as many as allowed, the kernel drops the first packet of every further flow. Both are 0 if they
+// cannot be read. Usage needs no capability.
+func Usage() (entries, limit uint64) { return setting("count"), setting("max") }
+
+// setting reads a setting of connection tracking, 0 if there is none.
+func setting(name string) uint64 {
+	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64) // 0 on an error
+	return n
 }

@@ -60,122 +60,57 @@ func Entries() ([]Entry, error) {
 }
 
 var (
-	// rowID matches the number of a row, codeID the number of an extended DNS error.
-	rowID  = regexp.MustCompile(`^(?i:[a-z][0-9]+)$`)
-	codeID = regexp.MustCompile(`^(?i:ede)?([0-9]+)$`)
+	// number matches what may be the number of a row or of an extended DNS error.
+	number = regexp.MustCompile(`^[A-Z]?[0-9]+$`)
 	// quoted matches a message that a text quotes. digits matches numbers, in which two such messages may differ.
 	quoted = regexp.MustCompile(`"([^"]{8,})"`)
 	digits = regexp.MustCompile(`[0-9]+`)
 )
 
-// Find returns the entries for words that a command or a log prints. The words are numbers of rows, such as N9,
-// numbers of extended DNS errors, such as 22, or other text, such as a message. For other text, Find returns the
-// entries that match best.
-func Find(entries []Entry, words []string) []Entry {
+// Find returns the entries for words that a command or a log prints: the entries whose numbers or codes the words are,
+// such as N9, 22 or nameserver_down, or else those about a message in the text, or else those with all words.
+func Find(entries []Entry, words []string) (found []Entry) {
 	text := strings.Join(words, " ")
-	var found []Entry
-	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(" ,()[]", r) }) {
-		if strings.EqualFold(word, "EDE") {
-			continue
-		}
-		one := numbered(entries, word)
+	for word := range strings.FieldsFuncSeq(strings.ToUpper(text), func(r rune) bool { return strings.ContainsRune(" ,()[]", r) }) {
+		word = strings.TrimPrefix(word, "EDE")
+		i := slices.IndexFunc(entries, func(e Entry) bool { return strings.EqualFold(e.ID, word) })
 		switch {
-		case one != nil:
-			found = append(found, *one)
-		case word == text && (rowID.MatchString(word) || codeID.MatchString(word)):
+		case word == "":
+		case i >= 0:
+			found = append(found, entries[i])
+		case number.MatchString(word) && len(words) == 1:
 			return nil
 		default:
-			return matching(entries, text)
-		}
-	}
-	return found
-}
-
-// numbered returns the row, the problem or the error with a number or a code, or nil if there is none.
-func numbered(entries []Entry, word string) *Entry {
-	for i := range entries {
-		if entries[i].Kind == Problem && strings.EqualFold(entries[i].ID, word) {
-			return &entries[i]
-		}
-	}
-	kind, id := Row, strings.ToUpper(word)
-	if match := codeID.FindStringSubmatch(word); match != nil {
-		kind, id = Code, match[1]
-	} else if !rowID.MatchString(word) {
-		return nil
-	}
-	for i := range entries {
-		if entries[i].Kind == kind && entries[i].ID == id {
-			return &entries[i]
-		}
-	}
-	return nil
-}
-
-// How well an entry matches a text.
-const (
-	matchNone  = iota
-	matchWords // all words are in the entry
-	matchTitle // all words are in the entry's title
-	matchQuote // the entry is about a message in the text
-)
-
-// matching returns the entries that match a text best.
-func matching(entries []Entry, text string) []Entry {
-	text = fold(text)
-	var words []*regexp.Regexp
-	for _, word := range strings.Fields(text) {
-		words = append(words, regexp.MustCompile(`(?:^|\W)`+regexp.QuoteMeta(word))) // at the beginning of a word
-	}
-	if len(words) == 0 {
-		return nil
-	}
-	best := matchWords
-	var found []Entry
-	for i := range entries {
-		switch how := match(&entries[i], text, words); {
-		case how > best:
-			best, found = how, []Entry{entries[i]}
-		case how == best:
-			found = append(found, entries[i])
-		}
-	}
-	return found
-}
-
-// fold returns text in a form for comparison: texts that differ only in case, numbers or quotation marks are equal
-// after fold.
-func fold(text string) string {
-	return digits.ReplaceAllString(strings.NewReplacer("`", "", "\"", "").Replace(strings.ToLower(text)), "#")
-}
-
-func match(e *Entry, text string, words []*regexp.Regexp) int {
-	if e.Kind != Row {
-		for _, message := range append(quoted.FindAllStringSubmatch(e.Title+" "+e.Text, -1), codeName(e)...) {
-			if strings.Contains(text, fold(message[1])) {
-				return matchQuote
+			if found = matching(entries, func(e Entry) bool { return e.quotes(text) }); len(found) == 0 {
+				found = matching(entries, func(e Entry) bool { return e.hasWords(text) })
 			}
+			return found
 		}
 	}
-	switch {
-	case e.Title != "" && containsAll(fold(e.Title), words):
-		return matchTitle
-	case containsAll(fold(strings.Join([]string{e.Title, e.Text, e.Why}, " ")), words):
-		return matchWords
-	}
-	return matchNone
+	return found
 }
 
-// codeName returns the name of an extended DNS error, in the form that a match of the variable quoted has. Output
-// about such an error contains the name, just as other output contains a quoted message. For other entries, and
-// for a name of a single word, codeName returns nothing.
-func codeName(e *Entry) [][]string {
-	if e.Kind != Code || len(strings.Fields(e.Title)) < 2 {
-		return nil
-	}
-	return [][]string{{e.Title, e.Title}}
+func matching(entries []Entry, match func(Entry) bool) []Entry {
+	return slices.DeleteFunc(slices.Clone(entries), func(e Entry) bool { return !match(e) })
 }
 
-func containsAll(text string, words []*regexp.Regexp) bool {
-	return !slices.ContainsFunc(words, func(word *regexp.Regexp) bool { return !word.MatchString(text) })
+// quotes reports whether the entry quotes a message that text contains, or is about the extended DNS error of that name.
+func (e Entry) quotes(text string) bool {
+	var messages []string
+	for _, match := range quoted.FindAllStringSubmatch(e.Title+" "+e.Text, -1) {
+		messages = append(messages, match[1])
+	}
+	if e.Kind == Code && strings.Contains(e.Title, " ") {
+		messages = append(messages, e.Title)
+	}
+	fold := func(text string) string {
+		return digits.ReplaceAllString(strings.NewReplacer("`", "", "\"", "").Replace(strings.ToLower(text)), "#")
+	}
+	return e.Kind != Row && slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(fold(text), fold(m)) })
+}
+
+// hasWords reports whether the entry has all words of a text.
+func (e Entry) hasWords(text string) bool {
+	all := strings.ToLower(strings.Join([]string{e.Title, e.Text, e.Why}, " "))
+	return !slices.ContainsFunc(strings.Fields(strings.ToLower(text)), func(word string) bool { return !strings.Contains(all, word) })
 }

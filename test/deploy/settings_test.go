@@ -110,7 +110,7 @@ func TestDiscoverySettings(t *testing.T) {
 	t.Parallel()
 	table := func(args ...string) string {
 		t.Helper()
-		return output(t, command(t, nil, "nametap-discovery", append([]string{"table"}, append(args, "--state-dir=")...)...))
+		return output(t, command(t, nil, "nametap-discovery", append([]string{"table"}, args...)...))
 	}
 	spec := load[appsv1.Deployment](t, "discovery", "Deployment").Spec.Template.Spec
 	a := fakekube.Start(t)

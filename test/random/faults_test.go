@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,10 +30,6 @@ type serverGroup struct {
 	number  int
 	servers []*fakedns.Server
 	faults  []fault // of each
-
-	// wasPlain is set once a server knew no EDNS. If that was so when it was asked first, it is asked without for ten
-	// minutes (F18).
-	wasPlain atomic.Bool
 
 	mu     sync.Mutex
 	states []groupState
@@ -169,7 +164,6 @@ func (g *serverGroup) behave(server int, next fault) error {
 		handler = failWith(next.rcode)
 	}
 	if next.plain {
-		g.wasPlain.Store(true)
 		handler = withoutEDNS(handler)
 	}
 	s.Handle(handler, next.effects...)

@@ -249,7 +249,7 @@ func (j *judge) forwardRight(q *question, m *dns.Msg, at moment, group int) erro
 		return fmt.Errorf("%s", dns.RcodeToString[m.Rcode])
 	}
 	answer := sameRecords(m.Answer, want.Answer, m.Truncated)
-	if answer != nil && q.do && (!j.calm || g.wasPlain.Load()) {
+	if answer != nil && q.do && !j.calm {
 		plain := *q
 		plain.do = false
 		if want := replyOf(plain.message(), group); sameRecords(m.Answer, want.Answer, m.Truncated) == nil {

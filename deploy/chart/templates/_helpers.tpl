@@ -109,7 +109,7 @@ see whether there is an authority that pods trust. All templates get the same. *
 {{- end }}
 {{- $paths = append $paths .mountPath }}
 {{- end }}
-{{- range $name := list "config-dir" "kubeconfig" "state-dir" "tls-client-ca" }}
+{{- range $name := list "config-dir" "kubeconfig" "tls-client-ca" }}
 {{- $file := include "nametap.text" (get ($.Values.discovery.settings | default dict) $name) }}
 {{- $mounted := not $file }}
 {{- range $paths }}

@@ -299,7 +299,7 @@ func TestLive(t *testing.T) { // R25
 	if err := os.WriteFile(filepath.Join(dir, "web.yaml"), []byte(object), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	start("nametap-discovery", "--config-dir", dir, "--state-dir", "", "--grpc-addr", grpc, "--http-addr", status)
+	start("nametap-discovery", "--config-dir", dir, "--grpc-addr", grpc, "--http-addr", status)
 	agent := start("nametap", "agent", "--dns-addr", "127.0.0.1:0", "--status-addr", "127.0.0.1:0", "--state-dir", "", "--xds-addr", grpc, "--xds-plaintext", "--pod-name", "web-0", "--namespace", "shop")
 	for {
 		response, err := http.Get("http://" + status + "/healthz/ready")

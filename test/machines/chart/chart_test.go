@@ -228,7 +228,7 @@ func TestValues(t *testing.T) { // P9
 			"memory":      "1Gi", "requests": 2, "priority": "system-cluster-critical",
 			"nodes": map[string]string{"disk": "ssd"}, "tolerations": []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}}, "affinity": true,
 			"args": []string{
-				"--tls-addr=:15012", "--tls-cert=/etc/nametap-tls/tls.crt", "--tls-key=/etc/nametap-tls/tls.key", "--state-dir=",
+				"--tls-addr=:15012", "--tls-cert=/etc/nametap-tls/tls.crt", "--tls-key=/etc/nametap-tls/tls.key",
 				"--inject-addr=:15017", "--inject-config=/etc/nametap-inject/inject.yaml", "--allow-empty=true", "--log-level=debug", "--max-clients=5000000",
 			},
 			"ports": 3, "service": 3,
@@ -243,9 +243,9 @@ func TestValues(t *testing.T) { // P9
 		if _, ok := h.render("{discovery: {networkPolicy: {enabled: false}}}")[policy]; ok {
 			t.Error("a NetworkPolicy that is switched off")
 		}
-		withFiles := read[appsv1.Deployment](t, h.render(`{discovery: {settings: {state-dir: /state/own, kubeconfig: /etc/k/config}, extraVolumes: [{name: state, emptyDir: {sizeLimit: 1Gi}},
+		withFiles := read[appsv1.Deployment](t, h.render(`{discovery: {settings: {config-dir: /state/own, kubeconfig: /etc/k/config}, extraVolumes: [{name: state, emptyDir: {sizeLimit: 1Gi}},
 			{name: k, secret: {secretName: k}}], extraVolumeMounts: [{name: state, mountPath: /state}, {name: k, mountPath: /etc/k, readOnly: true}]}}`), deployment).Spec.Template.Spec
-		if args := withFiles.Containers[0].Args; len(withFiles.Volumes) != 4 || len(withFiles.Containers[0].VolumeMounts) != 4 || !slices.Contains(args, "--state-dir=/state/own") || slices.Contains(args, "--state-dir=") {
+		if args := withFiles.Containers[0].Args; len(withFiles.Volumes) != 4 || len(withFiles.Containers[0].VolumeMounts) != 4 || !slices.Contains(args, "--config-dir=/state/own") {
 			t.Errorf("with files: %+v", withFiles)
 		}
 		// With istiod, only settings are left.
@@ -312,7 +312,7 @@ func TestRefused(t *testing.T) { // P9
 			`{discovery: {tolerations: [{key: a, tolerationSeconds: 1}]}}`: {"tolerations"},
 			`{discovery: {networkPolicy: {apiServerPorts: []}}}`:           {"discovery", "networkPolicy", "apiServerPorts"},
 			`{discovery: {settings: {kubeconfig: /etc/k/config}}}`:         {`discovery.settings.kubeconfig is "/etc/k/config"`, "discovery.extraVolumeMounts"},
-			`{discovery: {settings: {state-dir: /s}, extraVolumes: [{name: s, emptyDir: {}}], extraVolumeMounts: [{name: s, mountPath: /sa}]}}`: {`discovery.settings.state-dir is "/s"`},
+			`{discovery: {settings: {config-dir: /s}, extraVolumes: [{name: s, emptyDir: {}}], extraVolumeMounts: [{name: s, mountPath: /sa}]}}`: {`discovery.settings.config-dir is "/s"`},
 			`{discovery: {extraVolumeMounts: [{name: s, mountPath: /s}]}}`:                                                                      {`mounts "s"`, "discovery.extraVolumes: add it"},
 			`{discovery: {extraVolumes: [{name: inject, emptyDir: {}}]}}`:                                                                       {"extraVolumes"},
 			`{discovery: {extraVolumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]}}`:                                                   {`"a" twice`},

@@ -3,23 +3,16 @@ package interop
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"maps"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
@@ -30,21 +23,10 @@ import (
 func TestChart(t *testing.T) { // D69, P9
 	c := lab.NewCluster(t)
 	c.Boot()
-	c.Kubectl("create", "namespace", "other")
 	// Helm leaves custom resource definitions, and `kubectl delete` removes them with their objects.
 	c.Kubectl("create", "-f", manifest("crds.yaml"))
-	for _, by := range []chartVersions{
-		{"helm3", chartDir, "helm4", nil},
-		{"helm4", chartDir, "helm4", nil},
-		{"helm3", chartOfReplicas(t), "helm3", nil},
-		{"helm4", chartOfReplicas(t), "helm4", nil},
-		{"helm3", chartOfReplicas(t), "helm4", nil},
-	} {
-		name := by.install + " then " + by.upgrade
-		if by.chart != chartDir {
-			name += " from an earlier chart"
-		}
-		t.Run(name, func(t *testing.T) { testChart(t, c.In(t), by) })
+	for _, by := range []chartVersions{{"helm3", "helm4"}, {"helm4", "helm4"}, {"helm3", "helm3"}} {
+		t.Run(by.install+" then "+by.upgrade, func(t *testing.T) { testChart(t, c.In(t), by) })
 	}
 }
 
@@ -53,75 +35,8 @@ var chartDir = filepath.Join(lab.Repository(), "deploy/chart")
 
 var releaseFlags = []string{"--namespace", discoverySystem}
 
-// chartVersions are the version of Helm that installs a chart, that chart, and the version of Helm that upgrades it.
-type chartVersions struct {
-	install, chart, upgrade string
-	flags                   []string // of the upgrade
-}
-
-// chartOfReplicas returns the directory of the last chart with which replicas made the certificate.
-func chartOfReplicas(t *testing.T) string {
-	t.Helper()
-	dir := t.TempDir()
-	command := exec.CommandContext(t.Context(), "sh", "-euc", `cd ../../..
-commit=$(git log --format=%h -S--tls-secret= -- deploy/chart/templates/discovery.yaml | head -1)
-git archive "$commit^" deploy/chart | tar --extract --directory="$1"`, "sh", dir)
-	if output, err := command.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
-	return filepath.Join(dir, "deploy/chart")
-}
-
-// madeByReplicas makes what replicas of the earlier chart have made: the certificate and its authority in one Secret, the
-// root certificate in a namespace, and the caBundle. It returns the root certificate.
-func madeByReplicas(t *testing.T, c *lab.Cluster) string {
-	t.Helper()
-	output, err := exec.Command(lab.Program(t, "nametap-discovery"), "certificates", "--pods-in", "other").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	data := map[string][]byte{}
-	for _, o := range c.Parse(string(output)) {
-		if o.Kind != "Secret" {
-			c.Apply(o.Text)
-			continue
-		}
-		var secret corev1.Secret
-		if err := yaml.Unmarshal([]byte(o.Text), &secret); err != nil {
-			t.Fatal(err)
-		}
-		if secret.Name == "nametap-discovery-ca" {
-			data["ca.crt"], data["ca.key"] = secret.Data["tls.crt"], secret.Data["tls.key"]
-		} else {
-			data["tls.crt"], data["tls.key"] = secret.Data["tls.crt"], secret.Data["tls.key"]
-		}
-	}
-	patch := func(path, kind string, change any) {
-		t.Helper()
-		text, err := json.Marshal(change)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if status, answer := c.Request(http.MethodPatch, path+"?fieldManager=nametap-discovery", kind, text); status != http.StatusOK {
-			t.Fatalf("%s: %d: %s", path, status, answer)
-		}
-	}
-	patch(discoverySecrets+"nametap-discovery-tls", "application/merge-patch+json", map[string]any{"data": data})
-	type operation struct {
-		Op    string `json:"op"`
-		Path  string `json:"path"`
-		Value any    `json:"value,omitempty"`
-	}
-	patch(hookConfiguration, "application/json-patch+json", []operation{
-		{"add", "/webhooks/0/clientConfig/caBundle", data["ca.crt"]}, {"add", "/webhooks/1/clientConfig/caBundle", data["ca.crt"]},
-	})
-	// Replicas leave no owner of the field.
-	var hooks admissionregistrationv1.MutatingWebhookConfiguration
-	c.Get(hookConfiguration, &hooks)
-	owner := slices.IndexFunc(hooks.ManagedFields, func(e metav1.ManagedFieldsEntry) bool { return e.Manager == "nametap-discovery" })
-	patch(hookConfiguration, "application/json-patch+json", []operation{{Op: "remove", Path: "/metadata/managedFields/" + strconv.Itoa(owner)}})
-	return string(data["ca.crt"])
-}
+// chartVersions are the version of Helm that installs the chart, and the one that upgrades it.
+type chartVersions struct{ install, upgrade string }
 
 // serves checks that pods and an API server which trust a root certificate accept nametap-discovery, and returns its
 // certificate.
@@ -150,24 +65,19 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	before := everything(c)
 	with := func(command []string, more ...string) []string { return slices.Concat(command, releaseFlags, more) }
 	if install == "helm3" {
-		c.Helm(install, with([]string{"install", "nametap", by.chart}, "--dry-run=server", "--create-namespace")...)
+		c.Helm(install, with([]string{"install", "nametap", chartDir}, "--dry-run=server", "--create-namespace")...)
 	}
-	c.Helm(install, with([]string{"install", "nametap", by.chart}, "--create-namespace", "--set", "injection.webhook=true")...)
+	c.Helm(install, with([]string{"install", "nametap", chartDir}, "--create-namespace", "--set", "injection.webhook=true")...)
 	deploymentHas(c, 2, "--grpc-addr=:15010")
-	root, certificate := "", ""
-	if by.chart == chartDir {
-		root = string(secret(c, "nametap-discovery-ca")["tls.crt"])
-		certificate = serves(t, c, root)
-	} else {
-		root = madeByReplicas(t, c)
-	}
+	root := string(secret(c, "nametap-discovery-ca")["tls.crt"])
+	certificate := serves(t, c, root)
 	// Another program may change what the chart has no value for.
 	c.Kubectl("annotate", "deployment/nametap-discovery", "--namespace", discoverySystem, "example.com/note=kept")
-	c.Helm(upgrade, with(append([]string{"upgrade", "nametap", chartDir}, by.flags...), "--set", "injection.webhook=true,injection.ignoredNamespaces={other},discovery.replicas=3,discovery.plaintext=false")...)
+	c.Helm(upgrade, with([]string{"upgrade", "nametap", chartDir}, "--set", "injection.webhook=true,injection.ignoredNamespaces={other},discovery.replicas=3,discovery.plaintext=false")...)
 	if serves(t, c, root) == certificate {
 		t.Error("the upgrade has not renewed the certificate")
 	}
-	deploymentHas(c, 3, "--state-dir=")
+	deploymentHas(c, 3, "--tls-addr=:15012")
 	var d appsv1.Deployment
 	c.Get(deploymentPath, &d)
 	if d.Annotations["example.com/note"] != "kept" || slices.Contains(d.Spec.Template.Spec.Containers[0].Args, "--grpc-addr=:15010") {
@@ -177,11 +87,8 @@ func testChart(t *testing.T, c *lab.Cluster, by chartVersions) {
 	if output, err := c.TryHelm(upgrade, with([]string{"upgrade", "nametap", chartDir}, "--set", "discovery.replica=5")...); err == nil || !strings.Contains(output, "replica") {
 		t.Errorf("an unknown key: %v, %s", err, output)
 	}
-	deploymentHas(c, 3, "--state-dir=")
+	deploymentHas(c, 3, "--tls-addr=:15012")
 	c.Helm(upgrade, with([]string{"uninstall", "nametap"}, "--wait")...)
-	if by.chart != chartDir {
-		c.Kubectl("delete", "configmap", "--namespace=other", rootConfigMap)
-	}
 	for _, command := range uninstallCommands(t) {
 		c.Kubectl(strings.Fields(strings.TrimPrefix(command, "kubectl "))...)
 	}

@@ -78,7 +78,7 @@ func startReplica(c *lab.Cluster, args []string, digits string) replica {
 	r := replica{tls: digits + "12", status: "127.0.0.1:" + digits + "14"}
 	// As in a pod, where it serves on for a while at its end.
 	r.Process = c.Discovery("discovery-"+digits, r.status, []string{"KUBERNETES_SERVICE_HOST=" + lab.ClusterAddr}, append(slices.Clone(args),
-		"--kubeconfig", access, "--state-dir", "", "--http-addr", r.status, "--tls-addr", ":"+r.tls, "--grpc-addr", ":"+digits+"10",
+		"--kubeconfig", access, "--http-addr", r.status, "--tls-addr", ":"+r.tls, "--grpc-addr", ":"+digits+"10",
 		"--tls-cert", c.Path("tls.crt"), "--tls-key", c.Path("tls.key"), "--inject-addr", ":"+digits+"17", "--inject-config", c.Path("inject.yaml"))...)
 	return r
 }
@@ -198,19 +198,6 @@ func (c *injectedCluster) create(namespace, text, query string) (*corev1.Pod, er
 		return nil, err
 	}
 	return pod, nil
-}
-
-// inject runs `nametap-discovery inject` on a pod of a namespace, with the settings of the webhook.
-func (c *injectedCluster) inject(namespace, text string) (string, error) {
-	cmd := exec.Command(lab.Program(c.TB, "nametap-discovery"), "inject", "--config", c.Path("inject.yaml"), "--namespace", namespace)
-	cmd.Stdin = strings.NewReader(text)
-	var errors strings.Builder
-	cmd.Stderr = &errors
-	output, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("%w: %s", err, errors.String())
-	}
-	return string(output), nil
 }
 
 // bundles returns the fields caBundle of the webhooks.

@@ -60,7 +60,7 @@ const (
 
 // discovery starts a nametap-discovery that reads the cluster's API server.
 func discovery(c *lab.Cluster, flags ...string) *lab.Process {
-	return c.Discovery("discovery", discoveryStatus, nil, append([]string{"--kubeconfig", c.Path("kubeconfig"), "--grpc-addr", ":" + discoveryPort, "--state-dir", ""}, flags...)...)
+	return c.Discovery("discovery", discoveryStatus, nil, append([]string{"--kubeconfig", c.Path("kubeconfig"), "--grpc-addr", ":" + discoveryPort}, flags...)...)
 }
 
 // A host is a place for agents that reaches its cluster, with a nameserver on 127.0.0.1:53.

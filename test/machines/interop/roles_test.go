@@ -114,6 +114,28 @@ func TestRoles(t *testing.T) { // D7, D20
 	compareAudit(t, c, rules)
 }
 
+// webOfSet is the host of the ServiceImport web.
+const webOfSet = "web.shop.svc.clusterset.local"
+
+// webImport is a ServiceImport with an address.
+const webImport = `apiVersion: multicluster.x-k8s.io/v1beta1
+kind: ServiceImport
+metadata: {name: web, namespace: shop}
+spec: {type: ClusterSetIP, ips: [10.96.112.1], ports: [{name: http, port: 80, protocol: TCP}]}
+`
+
+// importDefinition is the custom resource definition of ServiceImports.
+const importDefinition = `apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: serviceimports.multicluster.x-k8s.io, annotations: {api-approved.kubernetes.io: "https://github.com/kubernetes-sigs/mcs-api"}}
+spec:
+  group: multicluster.x-k8s.io
+  scope: Namespaced
+  names: {plural: serviceimports, singular: serviceimport, kind: ServiceImport}
+  versions:
+  - {name: v1beta1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+`
+
 // customResources follows the ways to install the custom resources: the project's where there are
 // none, again, and Istio's afterwards. The agent's table has the ServiceEntries.
 func customResources(t *testing.T, c *lab.Cluster, a *lab.Agent) {
@@ -131,9 +153,9 @@ func customResources(t *testing.T, c *lab.Cluster, a *lab.Agent) {
 		return c.Do(http.MethodGet, "/apis/networking.istio.io/v1/serviceentries", nil, nil) == nil
 	})
 	c.Apply(importDefinition)
-	c.Apply(importObjects("v1beta1"))
+	c.Apply(webImport)
 	a.Has(webOfSet, "10.96.112.1")
-	c.Remove(importObjects("v1beta1"))
+	c.Remove(webImport)
 	// A field that only Istio knows stays.
 	entry := strings.Replace(entryOf("new.example.com", "198.51.100.2"), "resolution: NONE", "resolution: NONE, location: MESH_EXTERNAL", 1)
 	c.Kubectl("apply", "-f", c.Write("entry.yaml", entry))

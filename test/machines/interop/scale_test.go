@@ -10,10 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os/exec"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,7 +29,6 @@ var (
 	editRate   = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
 	churnFor   = flag.Duration("interop.churn", 10*time.Second, "how long these last")
 	outageFor  = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
-	manyAgents = flag.String("interop.agents", "100", "numbers of simulated agents, with commas")
 )
 
 const (
@@ -280,7 +276,7 @@ func (g *gate) shut() {
 }
 
 // TestScale runs nametap-discovery, and then istiod, with many Services. It logs the memory, the processor time and the
-// times that they take, and what many simulated agents cost them.
+// times that they take.
 func TestScale(t *testing.T) { // D3, D15, D16, D19
 	c := newCluster(t, objects)
 	p := population{c}
@@ -292,7 +288,6 @@ func TestScale(t *testing.T) { // D3, D15, D16, D19
 		i := c.Istiod(lab.IstiodOptions{})
 		population{c}.testPlane(t, i.Process, begun, i.Port(15010), false)
 	})
-	t.Run("agents", func(t *testing.T) { testManyAgents(t, c.In(t)) })
 }
 
 // testPlane measures a control plane that has just started, with an agent whose host it returns.
@@ -446,31 +441,4 @@ func (p population) testDiscovery(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// testManyAgents logs what a changed host and a reconnect cost istiod and nametap-discovery with many agents, which
-// bench/agents simulates.
-func testManyAgents(t *testing.T, c *lab.Cluster) {
-	binary := filepath.Join(t.TempDir(), "agents")
-	if output, err := exec.CommandContext(t.Context(), "go", "build", "-C", filepath.Join(lab.Repository(), "bench"), "-o", binary, "./agents").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, output)
-	}
-	i, d := c.Istiod(lab.IstiodOptions{}), discovery(c, "--max-clients-per-address=1000000") // all agents have one
-	target := func(name, port string, of *lab.Process, mode string) string {
-		return fmt.Sprintf("-target=%s,127.0.0.1:%s,%d,%s", name, port, of.Cmd.Process.Pid, mode)
-	}
-	for number := range strings.SplitSeq(*manyAgents, ",") {
-		n, err := strconv.Atoi(number)
-		if err != nil {
-			t.Fatalf("-interop.agents: %v", err)
-		}
-		agents := c.Spawn("agents-"+number, c.Command(t.Context(), binary, "-agents="+number, "-full=10", "-run=push,reconnect", "-repeats="+strconv.Itoa(max(2, min(10, 1000/n))),
-			"-limit=5m", "-api=https://"+lab.APIAddr, "-token="+lab.AdminToken,
-			target("istiod", i.Port(15010), i.Process, "plain"), target("nametap-discovery", discoveryPort, d, "named")))
-		<-agents.Ended
-		if !agents.Cmd.ProcessState.Success() {
-			t.Errorf("%s agents: %v", number, agents.Cmd.ProcessState)
-		}
-		t.Log(agents.Text())
-	}
 }

@@ -3,7 +3,6 @@ package lab
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"time"
@@ -70,21 +69,4 @@ func (c Client) Ask(name, qtype string) string {
 		return dns.RcodeToString[reply.Rcode]
 	}
 	return "NODATA"
-}
-
-// Greeting connects to a server that speaks first, and returns its first line and the connection.
-func (p *Place) Greeting(addr string) (string, net.Conn, error) {
-	conn, err := p.Dial(context.WithoutCancel(p.TB.Context()), "tcp", addr)
-	if err != nil {
-		return "", nil, err
-	}
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	var line []byte
-	for c := make([]byte, 1); len(line) == 0 || line[len(line)-1] != '\n'; line = append(line, c...) {
-		if _, err := conn.Read(c); err != nil {
-			conn.Close()
-			return "", nil, fmt.Errorf("a greeting %q: %w", line, err)
-		}
-	}
-	return strings.TrimSpace(string(line)), conn, nil
 }

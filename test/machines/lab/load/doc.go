@@ -4,9 +4,6 @@
 // The load is open: each query is sent at its time, however late the answers are. So an
 // outage of a second shows as the queries of a second, not as one slow query.
 //
-// Expected answers may change while the load runs. An answer is right if it was expected at some time between the query
-// and the answer.
-//
 // Files: load.go counts and reports, expect.go what is asked and which answers are right, send.go the schedule and the
 // sockets.
 package load

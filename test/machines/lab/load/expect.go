@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/miekg/dns"
 )
@@ -20,10 +19,9 @@ type Expectation struct {
 	// wrong, and so does REFUSED.
 	Foreign []netip.Prefix `json:"foreign,omitempty"`
 
-	once  sync.Once
-	err   error
-	index map[key]*Question
-	sums  []int // of the weights, up to and including each question
+	once sync.Once
+	err  error
+	sums []int // of the weights, up to and including each question
 }
 
 // A Question is a question with its right answer.
@@ -39,26 +37,15 @@ type Question struct {
 	Rcode string `json:"rcode,omitempty"`
 	// Weight is how often the question is asked, relative to other questions; 0 means 1.
 	Weight int `json:"weight,omitempty"`
-	// Check, unless nil, decides instead of Addresses and Rcode whether an answer is right: it returns nil, or what is
-	// wrong with it. It must be safe for concurrent use.
-	Check func(Answer) error `json:"-"`
 
 	qtype uint16
 	rcode int
 }
 
-// An Answer is a response to a query.
-type Answer struct {
-	Name           string // as asked, with a trailing dot
-	Sent, Received time.Time
-	Rcode          int
-	Addresses      []netip.Addr
-}
-
-// key identifies a question of an expectation.
-type key struct {
-	name  string
-	qtype uint16
+// An answer is a response to a query.
+type answer struct {
+	rcode     int
+	addresses []netip.Addr
 }
 
 // Addrs parses addresses. It panics if one is malformed.
@@ -80,14 +67,12 @@ func (e *Expectation) prepare() error {
 	if len(e.Questions) == 0 {
 		return errors.New("the expectation has no questions")
 	}
-	e.index = make(map[key]*Question, len(e.Questions))
 	sum := 0
 	for i := range e.Questions {
 		q := &e.Questions[i]
 		if err := q.prepare(); err != nil {
 			return err
 		}
-		e.index[key{q.Name, q.qtype}] = q
 		sum += max(q.Weight, 1)
 		e.sums = append(e.sums, sum)
 	}
@@ -116,22 +101,14 @@ func (q *Question) prepare() error {
 	return nil
 }
 
-var errUnexpected = errors.New("unexpected")
-
-// check returns nil for a right answer.
-func (q *Question) check(a Answer) error {
-	if q.Check != nil {
-		return q.Check(a)
-	}
-	if a.Rcode != q.rcode || !slices.Equal(slices.SortedFunc(slices.Values(a.Addresses), netip.Addr.Compare), q.Addresses) {
-		return errUnexpected
-	}
-	return nil
+// right reports whether an answer is right.
+func (q *Question) right(a answer) bool {
+	return a.rcode == q.rcode && slices.Equal(slices.SortedFunc(slices.Values(a.addresses), netip.Addr.Compare), q.Addresses)
 }
 
 // foreign reports whether only another server than the agent gives such an answer.
-func (e *Expectation) foreign(a Answer) bool {
-	return a.Rcode == dns.RcodeRefused || slices.ContainsFunc(a.Addresses, func(addr netip.Addr) bool {
+func (e *Expectation) foreign(a answer) bool {
+	return a.rcode == dns.RcodeRefused || slices.ContainsFunc(a.addresses, func(addr netip.Addr) bool {
 		return slices.ContainsFunc(e.Foreign, func(p netip.Prefix) bool { return p.Contains(addr) })
 	})
 }
@@ -151,44 +128,15 @@ func (q *Question) ask(unique uint64) string {
 	return q.Name
 }
 
-// A window is a time with expectations: until the next window begins.
-type window struct {
-	from         time.Time
-	expectations []*Expectation
-}
-
-// current returns the expectation with the questions to ask.
-func (l *Load) current() *Expectation {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	expectations := l.windows[len(l.windows)-1].expectations
-	return expectations[len(expectations)-1]
-}
-
-// verdict returns the kind of an answer to a question, and what is wrong with it: Right and nil if an expectation that was
-// valid at some time between the query and the answer says so.
-func (l *Load) verdict(q *Question, a Answer) (Kind, error) {
-	l.mu.Lock()
-	list := l.windows
-	l.mu.Unlock()
-	kind, wrong := Wrong, errUnexpected
-	for i, window := range list {
-		if window.from.After(a.Received) || i+1 < len(list) && list[i+1].from.Before(a.Sent) {
-			continue
-		}
-		for _, e := range window.expectations {
-			if same := e.index[key{q.Name, q.qtype}]; same != nil {
-				if wrong = same.check(a); wrong == nil {
-					return Right, nil
-				}
-			}
-			if e.foreign(a) {
-				kind = Foreign
-			}
-		}
+// verdict returns the kind of an answer to a question.
+func (e *Expectation) verdict(q *Question, a answer) Kind {
+	switch {
+	case q.right(a):
+		return Right
+	case e.foreign(a):
+		return Foreign
+	case a.rcode == dns.RcodeServerFailure:
+		return Failed
 	}
-	if kind == Wrong && a.Rcode == dns.RcodeServerFailure {
-		kind = Failed
-	}
-	return kind, wrong
+	return Wrong
 }

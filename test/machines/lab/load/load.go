@@ -119,7 +119,6 @@ type Load struct {
 	flights sync.WaitGroup // queries without an end
 
 	mu         sync.Mutex
-	windows    []window // ordered by time; the last one is current
 	total, cut *tally
 	ended      time.Time // of sending; zero while the load sends
 }
@@ -140,8 +139,7 @@ func Start(config Config) (*Load, error) {
 	}
 	now := time.Now()
 	l := &Load{
-		config: config, done: make(chan struct{}), windows: []window{{now, []*Expectation{config.Expect}}},
-		total: newTally(now, now), cut: newTally(now, now),
+		config: config, done: make(chan struct{}), total: newTally(now, now), cut: newTally(now, now),
 	}
 	var sending context.Context
 	sending, l.stop = context.WithCancel(context.Background())
@@ -163,20 +161,6 @@ func Start(config Config) (*Load, error) {
 		}
 	}()
 	return l, nil
-}
-
-// Expect changes what is expected from now on. An answer is right if it is right for any of the expectations. The last one
-// has the questions.
-func (l *Load) Expect(expectations ...*Expectation) error {
-	for _, e := range expectations {
-		if err := e.validate(); err != nil {
-			return err
-		}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.windows = append(slices.Clone(l.windows), window{time.Now(), expectations})
-	return nil
 }
 
 // Report returns the report of all queries so far, except queries in flight.

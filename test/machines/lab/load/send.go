@@ -56,7 +56,7 @@ func (l *Load) send(ctx context.Context, random *rand.Rand, kept []*keptSocket) 
 
 // sendOne sends a query, and leaves its answer to another goroutine.
 func (l *Load) sendOne(random *rand.Rand, kept []*keptSocket) {
-	question := l.current().pick(random.Int())
+	question := l.config.Expect.pick(random.Int())
 	q := &query{question: question, name: question.ask(random.Uint64()), id: uint16(random.Uint32()), sent: time.Now()} //nolint:gosec // 16 of the bits
 	message := new(dns.Msg).SetQuestion(q.name, question.qtype)
 	message.Id = q.id
@@ -227,7 +227,7 @@ func parse(q *query, wire []byte) *dns.Msg {
 
 // judge judges and notes the answer to a query.
 func (l *Load) judge(q *query, message *dns.Msg) {
-	a := Answer{Name: q.name, Sent: q.sent, Received: time.Now(), Rcode: message.Rcode}
+	a := answer{rcode: message.Rcode}
 	for _, rr := range message.Answer {
 		var addr netip.Addr
 		switch rr := rr.(type) {
@@ -238,14 +238,10 @@ func (l *Load) judge(q *query, message *dns.Msg) {
 		default:
 			continue
 		}
-		a.Addresses = append(a.Addresses, addr)
+		a.addresses = append(a.addresses, addr)
 	}
-	kind, wrong := l.verdict(q.question, a)
-	detail := ""
-	if wrong != nil {
-		detail = fmt.Sprintf("%s %v: %v", dns.RcodeToString[a.Rcode], a.Addresses, wrong)
-	}
-	l.note(q, kind, detail, a.Received)
+	kind := l.config.Expect.verdict(q.question, a)
+	l.note(q, kind, fmt.Sprintf("%s %v", dns.RcodeToString[a.rcode], a.addresses), time.Now())
 }
 
 // fail notes the end of a query by an error: Unreachable if the server's host refuses it, or else kind.

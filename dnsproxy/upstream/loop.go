@@ -1,0 +1,186 @@
+package upstream
+
+import (
+	crypto "crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
+)
+
+// Loops are found in the same way as by dnsmasq's --dns-loop-detect and CoreDNS's plugin loop: a
+// server is asked for a name that no other program knows. If this agent receives the question,
+// the server has forwarded it.
+
+const (
+	// LoopZone is the domain that the names of loop probes end in. A name has one more label before this domain,
+	// because forwarders do not forward names of one label. The domain is not one of the special names of RFC 6761,
+	// because many forwarders do not forward these either.
+	LoopZone = "nametap-loop-probe."
+
+	probeLen = 16 // random bytes in a name; its first label has them in hex
+
+	// A server may be suspected of a loop again and again, for example because the nameservers behind it are slow. It is
+	// probed at most once in loopPause or, if it loops, in loopRecheck.
+	loopPause    = time.Second
+	loopRecheck  = 10 * time.Second
+	probeForgets = 30 * time.Second
+
+	// maxRedirected is how many loop probes in a row may be redirected to the agent before the capture rules are
+	// blamed. A few may be redirected by chance, if the application has used the port of the probe's socket before (see
+	// Client.Echo).
+	maxRedirected = 3
+)
+
+// redirectedAlways is the text in the log and the status if more than maxRedirected probes in a row are redirected.
+const redirectedAlways = "the capture rules redirect the agent's own queries to the agent: " +
+	"run it as a user of --capture-agent-uid or as a group of --capture-agent-gid"
+
+// A loopProbe is a question sent to a server to see whether it comes back.
+type loopProbe struct {
+	id     [probeLen]byte
+	server *server
+	sent   time.Time
+	socket atomic.Pointer[socket] // from which it was sent
+	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
+	// it came back because the kernel redirected this client's own packet to the agent.
+	echoed, redirected bool
+}
+
+// loopSuffix is LoopZone in wire form.
+func loopSuffix() wire.Name {
+	const label = len(LoopZone) - 1
+	return wire.Name(append([]byte{byte(label)}, LoopZone[:label]...))
+}
+
+// Suspect sends a loop probe to each server of the group for which a probe is due. The agent calls Suspect when it
+// receives a question that it has sent to the group, and that no server has answered yet. A server may have sent the
+// question back. Suspect does not block. [Client.Echo] recognises the probes that come back.
+func (g *Group) Suspect() {
+	now := time.Now()
+	for _, s := range g.servers {
+		s.probeForLoop(now)
+	}
+}
+
+// probeForLoop sends a loop probe if one is due.
+func (s *server) probeForLoop(now time.Time) {
+	s.mu.Lock()
+	pause := loopPause
+	if s.history.looping {
+		pause = loopRecheck
+	}
+	due := now.Sub(s.loopProbed) >= pause
+	if due {
+		s.loopProbed = now
+	}
+	s.mu.Unlock()
+	if !due {
+		return
+	}
+	probe := &loopProbe{server: s, sent: now}
+	_, _ = crypto.Read(probe.id[:]) // cannot fail
+	s.client.mu.Lock()
+	for id, old := range s.client.probes {
+		if now.Sub(old.sent) > probeForgets {
+			delete(s.client.probes, id)
+		}
+	}
+	s.client.probes[probe.id] = probe
+	s.client.mu.Unlock()
+	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
+	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
+	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil, text: question})
+}
+
+// An Arrival is how the agent received a question.
+type Arrival struct {
+	// From is the address that the question came from.
+	From netip.AddrPort
+	// To is the original destination of a captured question that will be forwarded there. For other questions, To is
+	// not valid.
+	To netip.AddrPort
+}
+
+// Echo is to be called with the name of every question below [LoopZone] that the agent
+// receives.
+//
+// It reports whether the question is a probe of this client that came back. If another host or program has sent it, the
+// probe's server loops. If a socket of this client has sent it, the kernel has redirected it to the agent. The kernel
+// does so if the application has used the same port before, and the capture rules have no conntrack zone that separates
+// the agent from the application. The socket is then used no more. If several probes in a row are redirected, the
+// capture rules redirect all queries of the agent, and the server counts as looping.
+//
+// Echo reports false for a captured probe on its way to an address other than the server's. Such a probe has passed
+// through a forwarder on this host, which is not a loop.
+//
+// A server that loops is not asked any more until it answers a probe itself. Such probes are at least ten seconds
+// apart. If Echo reports true, the caller should answer the question with REFUSED: then the question is not sent again.
+func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
+	const label = 2 * probeLen
+	var id [probeLen]byte
+	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
+		return false
+	}
+	if _, err := hex.Decode(id[:], []byte(name[1:1+label])); err != nil {
+		return false
+	}
+	c.mu.Lock()
+	probe := c.probes[id]
+	c.mu.Unlock()
+	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
+		return false
+	}
+	s, from := probe.server, probe.socket.Load()
+	redirected := from != nil && from.retireFrom(withoutZone(arrival.From))
+	c.mu.Lock()
+	probe.echoed, probe.redirected = true, redirected
+	c.mu.Unlock()
+	if !redirected {
+		s.setLooping(true, ErrLoop.Error())
+		return true
+	}
+	s.mu.Lock()
+	s.redirected++
+	always := s.redirected > maxRedirected
+	s.mu.Unlock()
+	if always {
+		s.setLooping(true, redirectedAlways)
+	}
+	return true
+}
+
+// loopProbeAnswered is called when there is a reply to a loop probe. It reports whether the server sent this reply:
+// if the probe was redirected to the agent, the agent sent the reply.
+func (s *server) loopProbeAnswered(probe *loopProbe) bool {
+	s.client.mu.Lock()
+	echoed, redirected := probe.echoed, probe.redirected
+	s.client.mu.Unlock()
+	if !echoed {
+		s.setLooping(false, "")
+	}
+	return !redirected
+}
+
+// setLooping notes whether the server loops and why, and logs a change.
+func (s *server) setLooping(looping bool, reason string) {
+	s.mu.Lock()
+	changed := s.history.looping != looping
+	s.history.looping = looping
+	if !looping {
+		s.redirected = 0
+	}
+	s.mu.Unlock()
+	switch {
+	case changed && looping:
+		s.setLastError(reason)
+		s.logs(slog.LevelWarn, "nameserver is no longer used: "+reason)
+	case changed:
+		s.logs(slog.LevelInfo, "nameserver is used again: its queries no longer come back")
+	}
+}
