@@ -53,8 +53,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		if !bytes.HasSuffix(out.Bytes(), []byte("\n")) {
 			out.WriteByte('\n')
 		}
-		out.WriteString("---\n")
-		out.Write(encodeYAML(newNode(object)))
+		out.WriteString("---\n" + string(encodeYAML(newNode(object))))
 	}
 	return out.Bytes(), m.reports, errors.Join(failures...)
 }
