@@ -1,156 +1,70 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"log/slog"
-	"net/http"
 	"os"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/guard"
-	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
-// recordsInterval is how often the records of a guard are written.
-const recordsInterval = time.Minute
+// guardInterval is how often the records of the guard are saved.
+const guardInterval = time.Minute
 
-// guardRecords keeps the records of a guard in a file, so that they survive a restart.
-type guardRecords struct {
-	guard   *guard.Guard  // nil for none
-	dir     *statedir.Dir // nil without a state directory
-	earlier guard.Records // of earlier agents
-	log     *slog.Logger
-}
-
-// newGuardRecords returns the records of the guard of an agent. It reads those of earlier agents.
-func newGuardRecords(cfg *Config) *guardRecords {
-	r := &guardRecords{guard: cfg.Guard, log: cfg.Logger}
-	if cfg.Guard == nil || cfg.XDS.StateDir == "" {
-		return r
+// keepGuardRecords saves the records of the guard in the state directory, once a minute and at the end. It begins with those
+// of the previous agent.
+func keepGuardRecords(ctx context.Context, c *core) error {
+	g, path := c.config.Guard, c.config.XDS.StateDir
+	if g == nil {
+		return nil
 	}
-	r.dir = statedir.New(cfg.XDS.StateDir, "guard.lock")
-	text, err := os.ReadFile(r.dir.File(guard.RecordsFile))
-	if err == nil {
-		err = json.Unmarshal(text, &r.earlier)
+	dir := statedir.New(path, "guard.lock")
+	defer dir.Unlock()
+	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil && path != "" {
+		c.log.Warn("the guard's records begin anew", "error", err)
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.log.Warn("the records of the guard begin anew", "file", r.dir.File(guard.RecordsFile), "error", err)
-	}
-	return r
-}
-
-// all returns the records, with those of earlier agents.
-func (r *guardRecords) all() guard.Records { return guard.Merge(r.earlier, r.guard.Records()) }
-
-// run writes the records if they have changed, until ctx ends, and once more then.
-func (r *guardRecords) run(ctx context.Context, c *clock.Clock) {
-	if r.guard == nil {
-		return
-	}
-	_, stop := c.Poll(clock.Tick, func() bool {
-		r.guard.Sweep()
-		return false
-	})
+	due, stop := c.clock.Poll(clock.Tick, func() bool { return true })
 	defer stop()
-	due, stop := c.Poll(recordsInterval, func() bool { return true })
-	defer stop()
-	for written := []byte(nil); ; {
-		text, err := json.MarshalIndent(r.all(), "", " ")
-		if err == nil && r.dir != nil && !bytes.Equal(text, written) {
-			err = r.dir.Write(guard.RecordsFile, text, []byte{'\n'})
-		}
-		if written = text; err != nil {
-			r.log.Warn("the records of the guard cannot be saved", "file", r.dir.File(guard.RecordsFile), "error", err)
-		}
-		if ctx.Err() != nil {
-			return
-		}
+	for saved, ended := time.Now(), false; !ended; {
 		select {
 		case <-due:
+			g.Sweep()
 		case <-ctx.Done():
+			ended = true
+		}
+		if path == "" || !ended && time.Since(saved) < guardInterval {
+			continue
+		}
+		saved = time.Now()
+		text, err := json.Marshal(g.Records())
+		if err == nil {
+			err = dir.Write(guard.RecordsFile, text, []byte("\n"))
+		}
+		if err != nil {
+			c.log.Warn("the guard's records cannot be saved: see --state-dir", "error", err)
 		}
 	}
+	return nil
 }
 
-// GuardStatus is the state of a guard, as `nametap guard status` shows it.
-type GuardStatus struct {
-	Mode        guard.Mode `json:"mode"`
-	File        string     `json:"file"`
-	Hash        string     `json:"sha256"`
-	InUse       time.Time  `json:"inUse"` // since when
-	PolicyNames int        `json:"policyNames"`
-	PolicyRules int        `json:"policyRules"`
-	Direct      []string   `json:"direct,omitempty"`
-	Private     bool       `json:"private"` // whether allowed names may lead to private addresses
-	// Enforced reports whether the kernel has refused the last packets to addresses that the policy does not allow. Kernel has
-	// what came of them, by family; it is empty unless the mode is enforce.
-	Enforced bool            `json:"enforced"`
-	Kernel   []probe.Refusal `json:"kernel,omitempty"`
-	// Queries and Connections are numbers since the start of the agent, by [guard.Record].Verdict.
-	Queries     map[string]uint64 `json:"queries"`
-	Connections map[string]uint64 `json:"connections"`
-	// Refused has why connections to VIPs, also those of the mesh, were refused.
-	Refused []egress.RefusalStatus `json:"refused,omitempty"`
-	guard.Records
-}
-
-func (s *statusServer) handleGuard(w http.ResponseWriter, _ *http.Request) {
-	c := s.core
-	p := c.config.Guard.Policy()
-	if p == nil {
-		http.Error(w, "the agent has no guard: it runs without --guard", http.StatusNotFound)
-		return
-	}
-	status := GuardStatus{
-		Mode: p.Mode, File: p.File, Hash: p.Hash, InUse: c.config.Guard.InUse(), PolicyNames: p.CountNames(), PolicyRules: len(p.Rules), Private: p.Private,
-		Enforced: c.enforced(), Records: c.guarded.all(),
-	}
-	for _, d := range p.Direct {
-		status.Direct = append(status.Direct, d.String())
-	}
-	if found := c.refusals.Load(); found != nil {
-		status.Kernel = *found
-	}
-	if c.vips != nil {
-		status.Refused = c.vips.Status().Refused
-	}
-	status.Queries, status.Connections = c.config.Guard.Counts()
-	writeJSON(w, status)
-}
-
-// guardMetrics are the metrics of a guard. Without a guard there are none.
-type guardMetrics struct{ *core }
-
-// Describe implements [prometheus.Collector]. It says nothing, because there may be no guard.
-func (guardMetrics) Describe(chan<- *prometheus.Desc) {}
-
-// Collect implements [prometheus.Collector].
-func (m guardMetrics) Collect(metrics chan<- prometheus.Metric) {
-	if m.config.Guard == nil {
-		return
-	}
-	judged := func(name, what string, counts map[string]uint64) {
-		desc := prometheus.NewDesc(name, what+" that the policy of the guard has judged, by verdict.", []string{"verdict"}, nil)
-		for verdict, n := range counts {
-			metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), verdict)
+// readGuardRecords gives a guard the records in a file, if there is one.
+func readGuardRecords(g *guard.Guard, path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
 		}
+		return err
 	}
-	queries, connections := m.config.Guard.Counts()
-	judged("nametap_guard_queries_total", "Queries", queries)
-	judged("nametap_guard_connections_total", "Connections", connections)
-	enforced := 0.0
-	if m.enforced() {
-		enforced = 1
+	var records guard.Records
+	if err := json.Unmarshal(text, &records); err != nil {
+		return err
 	}
-	desc := prometheus.NewDesc("nametap_guard_enforced", "1 while the kernel refuses what the policy of the guard does not allow.", nil, nil)
-	metrics <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, enforced)
+	g.Restore(records)
+	return nil
 }

@@ -64,7 +64,8 @@ type Pair struct{ V4, V6 netip.Addr }
 
 // New returns a Guard without a policy. The VIPs of a name depend on the key and on the name only, unless names meet.
 func New(key string) *Guard {
-	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}, recorder: newRecorder()}
+	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}}
+	g.init()
 	g.recent, _ = simplelru.NewLRU(maxRecent, func(_ wire.Name, gone Pair) { // fails only for a size below 1
 		delete(g.names, gone.V4)
 		delete(g.names, gone.V6)
