@@ -18,19 +18,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nametap/nametap/internal/testkit/fleet"
 	"github.com/nametap/nametap/internal/testkit/wait"
 	"github.com/nametap/nametap/test/machines/lab"
 )
 
 // docs/performance.md has the flags for its figures.
 var (
-	services   = flag.Int("interop.services", 2000, "Services of TestScale")
-	editCount  = flag.Int("interop.edits", 100, "edits of each kind that TestScale measures")
-	editRate   = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
-	churnFor   = flag.Duration("interop.churn", 10*time.Second, "how long these last")
-	outageFor  = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
-	manyAgents = flag.Int("interop.agents", 100, "number of simulated agents")
+	services  = flag.Int("interop.services", 2000, "Services of TestScale")
+	editCount = flag.Int("interop.edits", 100, "edits of each kind that TestScale measures")
+	editRate  = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
+	churnFor  = flag.Duration("interop.churn", 10*time.Second, "how long these last")
+	outageFor = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
 )
 
 const (
@@ -278,7 +276,7 @@ func (g *gate) shut() {
 }
 
 // TestScale runs nametap-discovery, and then istiod, with many Services. It logs the memory, the processor time and the
-// times that they take, and what many simulated agents cost them.
+// times that they take.
 func TestScale(t *testing.T) { // D3, D15, D16, D19
 	c := newCluster(t, objects)
 	p := population{c}
@@ -290,7 +288,6 @@ func TestScale(t *testing.T) { // D3, D15, D16, D19
 		i := c.Istiod(lab.IstiodOptions{})
 		population{c}.testPlane(t, i.Process, begun, i.Port(15010), false)
 	})
-	t.Run("agents", func(t *testing.T) { testManyAgents(t, population{c.In(t)}) })
 }
 
 // testPlane measures a control plane that has just started, with an agent whose host it returns.
@@ -444,35 +441,4 @@ func (p population) testDiscovery(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-}
-
-// testManyAgents logs what a changed host and a reconnect cost istiod and nametap-discovery with many agents.
-func testManyAgents(t *testing.T, p population) {
-	i, d := p.c.Istiod(lab.IstiodOptions{}), discovery(p.c, "--max-clients-per-address=1000000") // all agents have one
-	for _, server := range []struct {
-		name, addr string
-		process    *lab.Process
-		named      bool
-	}{{"istiod", "127.0.0.1:" + i.Port(15010), i.Process, false}, {"nametap-discovery", "127.0.0.1:" + discoveryPort, d, true}} {
-		empty := server.process.Anonymous()
-		f := fleet.Start(t, fleet.Config{Addr: server.addr, Agents: *manyAgents, Namespace: "default", Named: server.named})
-		used, read := server.process.Processor(), f.Read()
-		took := f.Change(t, func() {
-			if _, err := p.edit(firstService, 1); err != nil {
-				t.Fatal(err)
-			}
-		})
-		n := len(took)
-		t.Logf("%s, %d agents, a Service is hidden: processor %v, %d bytes each; arrives after %v (p50) and %v (p99); memory %d KiB each", server.name, n,
-			(server.process.Processor()-used)/time.Duration(n), (f.Read()-read)/int64(n), took[n/2], took[n*99/100], (server.process.Anonymous()-empty)/n)
-		f.Stop()
-		used, read = server.process.Processor(), f.Read()
-		began := time.Now()
-		f.Connect(t)
-		t.Logf("all connect again: after %v, processor %v, %d bytes each", time.Since(began), (server.process.Processor()-used)/time.Duration(n), (f.Read()-read)/int64(n))
-		f.Stop()
-		if _, err := p.edit(firstService, 0); err != nil { // as in the beginning
-			t.Fatal(err)
-		}
-	}
 }
