@@ -41,7 +41,7 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			}
 			seen, err := readRecords(args)
 			if err == nil && len(args) == 0 {
-				var agent agent.GuardStatus
+				var agent agent.GuardReport
 				err = status.get(command.Context(), "/debug/guard", nil, &agent)
 				seen = agent.Names
 			}

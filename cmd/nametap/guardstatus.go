@@ -31,7 +31,7 @@ used ones first. Without --all there are %d. nametap tail --denied shows the cli
 denied names as they ask.`, shownRecords),
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
-			var status agent.GuardStatus
+			var status agent.GuardReport
 			if err := c.status.get(command.Context(), "/debug/guard", nil, &status); err != nil {
 				return err
 			}
@@ -43,14 +43,14 @@ denied names as they ask.`, shownRecords),
 	return command
 }
 
-func printGuard(w io.Writer, status agent.GuardStatus, all bool) {
+func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	fmt.Fprintf(w, "mode\t%s, since %s\n", status.Mode, timeOfDay(status.InUse))
 	fmt.Fprintf(w, "policy\t%s: %d names in %d rules, sha256 %s\n", status.File, status.PolicyNames, status.PolicyRules, status.Hash)
 	if len(status.Direct) > 0 {
 		fmt.Fprintf(w, "direct\t%s\n", strings.Join(status.Direct, ", "))
 	}
 	fmt.Fprintf(w, "private addresses\t%s\n", map[bool]string{true: "allowed", false: "refused"}[status.Private])
-	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(status))
+	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(&status.GuardStatus))
 	for _, counts := range []struct {
 		name string
 		by   map[string]uint64
@@ -78,7 +78,7 @@ func printGuard(w io.Writer, status agent.GuardStatus, all bool) {
 }
 
 // describeKernel says whether the kernel enforces the policy.
-func describeKernel(status agent.GuardStatus) string {
+func describeKernel(status *agent.GuardStatus) string {
 	if status.Mode != guard.Enforce {
 		return "refuses nothing in mode " + string(status.Mode)
 	}
