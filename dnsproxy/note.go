@@ -107,7 +107,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Denied: t.decision.action == actGuarded && t.decision.verdict == guard.Denied, Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
+		Denied: t.decision.policy != nil && t.decision.verdict == guard.Denied, Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
@@ -179,8 +179,8 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	switch {
 	case q.Truncated && q.TCP && t.found != nil:
 		q.Rows, q.Reason = []string{"F2"}, "truncated also over TCP: no nameserver has sent the whole reply"
-	case d.action == actGuarded:
-		q.Reason = d.policy.Reason(d.verdict, d.rule)
+	case d.action == actGuarded, q.Denied:
+		q.Reason = t.decision.policy.Reason(t.decision.verdict, t.decision.rule)
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:
