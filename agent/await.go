@@ -15,6 +15,7 @@ import (
 
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -132,7 +133,11 @@ func AskHealth(ctx context.Context, transport http.RoundTripper, addr string) (u
 	if host, port, err := net.SplitHostPort(addr); err == nil && (host == "" || host == "localhost") {
 		addr = net.JoinHostPort("127.0.0.1", port)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+probe.Reachable(addr)+"/healthz/ready", http.NoBody)
+	to, err := listen.Reachable(addr)
+	if err != nil {
+		return "", nil, err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to+"/healthz/ready", http.NoBody)
 	if err != nil {
 		return "", nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/condition"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -84,7 +85,7 @@ func (c *statusClient) dnsAddr() (string, error) {
 // reachable returns the address to connect to if an agent listens on addr. flag is the name of the setting that has the
 // value addr.
 func reachable(flag, addr string) (string, error) {
-	to, err := settings.Reachable(addr)
+	to, err := listen.Reachable(addr)
 	if err != nil {
 		return "", usageError{fmt.Errorf("--%s=%q: %w", flag, addr, err)}
 	}
