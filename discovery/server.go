@@ -57,7 +57,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all)), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
-		Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
+		Waiting: func() string { return s.waitingFor() }, Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
 		Room: func() error { return s.ads.memory.check(tableShare, nil) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
@@ -192,7 +192,13 @@ func (s *Server) publish(all source.Reading) {
 	}
 	s.setErrors(all.Errors) // before a client gets a table of this reading
 	waits := !s.isServing() && all.Waiting != ""
-	s.setMissing(all.Missing)
+	// A cluster is missing until its objects are applied. So while changes are applied, clusters that were missing before, or
+	// will be missing afterwards, count as missing.
+	either := map[string]string{}
+	maps.Copy(either, all.Missing)
+	maps.Copy(either, s.inputs.missing)
+	s.push.SetMissing(either)
+	s.inputs.missing = all.Missing
 	s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
 		if waits { // what is wrong with hosts may be right when all is read
 			u = hosts.Update{}
@@ -205,27 +211,11 @@ func (s *Server) publish(all source.Reading) {
 	s.push.SetMissing(all.Missing)
 	switch {
 	case waits:
-		s.waitFor(all.Waiting)
+		s.setWaiting(all.Waiting)
 	case !s.isServing():
-		s.waitFor("")
+		s.setWaiting("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)
 		debug.FreeOSMemory() // the texts of all lists are garbage now, and Go would keep their memory for minutes
 	}
-}
-
-// waitFor sets the reason why no table is served; empty if tables are served.
-func (s *Server) waitFor(reason string) {
-	s.push.WaitFor(reason)
-	s.setWaiting(reason)
-}
-
-// setMissing sets which clusters are missing. A cluster is missing until its objects are applied. So while changes are
-// applied, clusters that were missing before, or will be missing afterwards, count as missing.
-func (s *Server) setMissing(missing map[string]string) {
-	either := map[string]string{}
-	maps.Copy(either, missing)
-	maps.Copy(either, s.inputs.missing)
-	s.push.SetMissing(either)
-	s.inputs.missing = missing
 }
