@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,7 +31,6 @@ type Server struct {
 	certificate *auth.Server // nil without TLS
 	ads         *adsServer
 	inputs      *inputs
-	proxies     atomic.Value // the map of ProxyMetadata
 
 	*report
 }
@@ -94,8 +92,7 @@ func (s *Server) Problem() error {
 
 // ProxyMetadata returns the environment variables that all proxies of the mesh have (defaultConfig.proxyMetadata).
 func (s *Server) ProxyMetadata() map[string]string {
-	variables, _ := s.proxies.Load().(map[string]string)
-	return variables
+	return s.push.ProxyMetadata()
 }
 
 // Replica returns the name of this replica.
@@ -207,7 +204,6 @@ func (s *Server) publish(all source.Reading) {
 		}
 		s.log(all, u)
 	})
-	s.proxies.Store(s.push.ProxyMetadata())
 	s.push.SetMissing(all.Missing)
 	switch {
 	case waits:

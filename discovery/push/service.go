@@ -97,9 +97,9 @@ func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts
 
 // ProxyMetadata returns the environment variables that all proxies of the mesh have.
 func (s *Service) ProxyMetadata() map[string]string {
-	s.tables.building.Lock()
-	defer s.tables.building.Unlock()
-	return s.tables.hosts.ProxyMetadata()
+	s.tables.mu.Lock()
+	defer s.tables.mu.Unlock()
+	return s.tables.scene.ProxyMetadata()
 }
 
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.
