@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -130,9 +129,6 @@ func awaitListeners(ctx context.Context, rules iptables.Config, log *slog.Logger
 // [Config.ReadyTimeout]. It returns the agent's "uid:gid" from [userHeader], and says why the agent is not ready; nil if
 // it is. transport connects to the agent.
 func AskHealth(ctx context.Context, transport http.RoundTripper, addr string) (user string, says, err error) {
-	if host, port, err := net.SplitHostPort(addr); err == nil && (host == "" || host == "localhost") {
-		addr = net.JoinHostPort("127.0.0.1", port)
-	}
 	to, err := listen.Reachable(addr)
 	if err != nil {
 		return "", nil, err

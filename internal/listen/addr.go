@@ -39,7 +39,7 @@ func SplitAddr(name, addr string) (hosts []netip.Addr, port uint16, err error) {
 }
 
 // Reachable returns the address at which programs of this host reach a server that listens on addr, a host:port. A server on
-// all addresses is reached on loopback, which needs no route.
+// all addresses is reached on loopback, which needs no route. The result has no name that would need a nameserver.
 func Reachable(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err == nil {
@@ -49,8 +49,8 @@ func Reachable(addr string) (string, error) {
 		return "", errors.New("want host:port")
 	}
 	switch ip, err := netip.ParseAddr(host); {
-	case host == "":
-		host = "localhost"
+	case host == "", host == "localhost":
+		host = "127.0.0.1"
 	case err == nil && ip.IsUnspecified():
 		host = family.Of(ip).Loopback().String()
 	}
