@@ -82,8 +82,7 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable returns the address to connect to if an agent listens on addr. flag is the name of the setting that has the
-// value addr.
+// reachable returns the address to connect to if an agent listens on addr, the value of the setting flag.
 func reachable(flag, addr string) (string, error) {
 	to, err := listen.Reachable(addr)
 	if err != nil {
