@@ -240,7 +240,7 @@ func TestScale(t *testing.T) { // D3, D15, D16, D19
 }
 
 // testPlane measures a control plane that has just started, with an agent whose host it returns.
-func (p population) testPlane(t *testing.T, d *lab.Process, begun time.Time, port string, discovery bool) (*host, *lab.Agent) {
+func (p population) testPlane(t *testing.T, d *lab.Process, begun time.Time, port string, discovery bool) (*host, *lab.Agent) { //nolint:revive // its callers have measured it all
 	t.Logf("ready after %v, which took %v of a processor: %d KiB resident, %d anonymous", time.Since(begun).Round(time.Millisecond), d.Processor(), d.Resident(), d.Anonymous())
 	h := newHost(p.c, onlyIPv4)
 	a := h.agent("scale", scaleNamespace(0), h.plain(port)...)
