@@ -45,7 +45,7 @@ func New(cfg Config) (*Forwarder, error) {
 	f.client = upstream.NewClient(client)
 	f.cache = cache.New(next.limits())
 	f.flights = newFlights(cfg.MaxInflight, f.receive)
-	f.router = newRouter(next, f.client, f.flush, f.metrics.resolvConfErrors.Inc)
+	f.router = newRouter(next, f.client, func() { f.flush(nil) }, f.metrics.resolvConfErrors.Inc)
 	f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats))
 	f.readResolvConf()
 	return f, nil
@@ -53,7 +53,7 @@ func New(cfg Config) (*Forwarder, error) {
 
 // Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other
 // fields of cfg. Queries that arrive after it has returned are answered by the new settings. If a question now goes to
-// other nameservers than before, the replies to it are removed from the cache. On an error nothing changes.
+// other nameservers than before, the cache is flushed. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -387,7 +387,7 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	return total, nil
 }
 
-// flush removes from the cache the replies to the questions for which match returns true.
+// flush removes from the cache the replies to the questions for which match returns true, or all if match is nil.
 // Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
 // nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -23,8 +22,8 @@ import (
 type router struct {
 	config  Config // the Config that New got; settings that Configure changes are in the field settings
 	client  *upstream.Client
-	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
+	failed  func() // called when resolv.conf becomes unusable
+	changed func() // called when the nameservers for some questions change
 	routing atomic.Pointer[routing]
 
 	mu              sync.Mutex       // held while the routing is made
@@ -34,7 +33,7 @@ type router struct {
 }
 
 // newRouter returns a router without a routing. The caller must call readResolvConf before any other method.
-func newRouter(s settings, client *upstream.Client, changed func(match func(cache.Key) bool), failed func()) *router {
+func newRouter(s settings, client *upstream.Client, changed, failed func()) *router {
 	return &router{config: s.Config, settings: s, client: client, changed: changed, failed: failed}
 }
 
@@ -204,9 +203,7 @@ func (r *router) followAddresses(ctx context.Context) {
 }
 
 // useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
-// uses it. If this changes the nameservers for some questions, it calls changed with a function that selects these
-// questions, or with nil if it changes them for all questions. The replies to these questions are then removed from the
-// cache, and replies in flight are not cached.
+// uses it. If this changes the nameservers for some questions, the cache is flushed, and replies in flight are not cached.
 func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{
 		conf: conf, resolvedDomains: r.resolvedDomains, local: local,
@@ -243,7 +240,7 @@ func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	}
 	previous := r.routing.Swap(next)
 	if previous != nil && !previous.answersLike(next) {
-		r.changed(previous.changedQuestions(next))
+		r.changed()
 	}
 }
 
