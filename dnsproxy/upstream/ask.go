@@ -99,11 +99,15 @@ type question struct {
 
 	mu       sync.Mutex
 	query    []byte // each attempt has another ID
-	room     [96]byte
 	slot     uint32 // selects the UDP socket of the next attempt
 	timer    *time.Timer
 	servers  []candidate // in the order of configuration
 	attempts []*attempt  // all that was sent
+
+	// Memory for query, servers and attempts.
+	queryRoom   [96]byte
+	serverRoom  [2]candidate
+	attemptRoom [2]*attempt
 
 	lateAt   time.Time // when the server asked last will be late and the next one is asked
 	movesOn  bool      // a server has failed: the next one is asked at once
@@ -159,21 +163,20 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 		verbatim: mode&Verbatim != 0, once: !isQuery(query), retryTCP: how != UDPOnly,
 		slot: rand.Uint32(),
 	}
-	q.query = append(q.room[:0], query...)
+	q.query, q.servers, q.attempts = append(q.queryRoom[:0], query...), q.serverRoom[:0], q.attemptRoom[:0]
 	q.text, q.edns = q.query[wire.HeaderLen:end], !q.verbatim && wire.EndsInOPT(query)
-	q.servers = make([]candidate, len(g.servers))
-	for i, s := range g.servers {
+	for _, s := range g.servers {
 		only := s.udp == nil || g.options.UseVC
-		q.servers[i] = candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
+		c := candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
+		q.servers = append(q.servers, c)
 	}
-	q.proceed(nil, outcome{})
+	q.proceed(now, nil, outcome{})
 	return Call{q}
 }
 
 // proceed takes the next step of a question: at its start, when an attempt has ended, and when the timer has fired. It
 // passes the answer to the receiver if there is one.
-func (q *question) proceed(ended *attempt, o outcome) {
-	now := time.Now()
+func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	q.mu.Lock()
 	if q.over.Load() {
 		q.mu.Unlock()
@@ -238,7 +241,7 @@ func (q *question) wait(now time.Time) {
 		at = earlier(at, q.cutUntil)
 	}
 	if q.timer == nil {
-		q.timer = time.AfterFunc(at.Sub(now), func() { q.proceed(nil, outcome{}) })
+		q.timer = time.AfterFunc(at.Sub(now), func() { q.proceed(time.Now(), nil, outcome{}) })
 		return
 	}
 	q.timer.Reset(at.Sub(now))
@@ -361,7 +364,7 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 	c.sent(now)
 	c.owes.Add(1)
 	if err := c.carrier(a.stream).send(a, packet); err != nil {
-		q.take(a, a.judge(nil, err), now)
+		q.take(a, a.judge(now, nil, err), now)
 	}
 }
 

@@ -76,14 +76,15 @@ func (a *attempt) expired(now time.Time) bool {
 
 // end ends the attempt with a reply or an error. It does not copy the reply.
 func (a *attempt) end(reply []byte, err error) {
-	o := a.judge(reply, err)
+	now := time.Now()
+	o := a.judge(now, reply, err)
 	if a.question != nil {
-		a.question.proceed(a, o)
+		a.question.proceed(now, a, o)
 	}
 }
 
 // judge reads the reply to the attempt, and notes in the server's history that it has come, or that there is none.
-func (a *attempt) judge(reply []byte, err error) outcome {
+func (a *attempt) judge(now time.Time, reply []byte, err error) outcome {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded
 	}
@@ -95,7 +96,7 @@ func (a *attempt) judge(reply []byte, err error) outcome {
 	case err == nil && a.loopProbe != nil && !a.server.loopProbeAnswered(a.loopProbe):
 	case err == nil:
 		o.reading = read(reply, a.server.client.config.Check)
-		a.server.replied(a, time.Now(), o.reading)
+		a.server.replied(a, now, o.reading)
 	default:
 		a.server.failed(a, err)
 	}

@@ -26,7 +26,8 @@ type Client struct {
 	tickets tls.ClientSessionCache
 	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
 
-	buffers       sync.Pool
+	buffers       sync.Pool    // of *[dns.MaxMsgSize]byte
+	writes        sync.Pool    // of *udpWrite
 	open          atomic.Int64 // how many sockets and connections are open
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
 	transfers     atomic.Int64 // how many zone transfers are running
