@@ -23,8 +23,7 @@ type attempt struct {
 	patience        time.Duration // how long the question waits for the outcome before it asks the next server
 	failedForOthers bool          // see question.failedForOthers; if true, a failure does not count for refusals
 
-	probe     probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
-	loopProbe *loopProbe    // nil if the attempt is no loop probe
+	loopProbe *loopProbe // nil if the attempt is no loop probe
 
 	opcode  byte   // the opcode as it is in the header
 	text    []byte // the question in wire form

@@ -10,9 +10,9 @@
 //     slower than in RFC 6298. So a server that takes long for one query in fifty is rarely late.
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. A server is probed if it has been late
-//     for a query and has sent nothing since the query was sent. A probe asks one question that the server can
-//     answer itself: id.server or localhost. If a probe is unanswered, the other one is asked after 250 ms, and
-//     after three, the next one after 1 s. A server that is down is probed only while queries come. With
+//     for a query and has sent nothing since the query was sent. A probe asks two questions that the server can
+//     answer itself: id.server and localhost. If a probe is unanswered, the next one is sent after 250 ms, and
+//     after three, after 1 s. A server that is down is probed only while queries come. With
 //     Options.Fastest, a server is also probed if nothing has come from it for 30 s.
 //
 //     A server is down after three unanswered probes or refused connections, but not earlier than 1 s after the

@@ -49,7 +49,6 @@ type server struct {
 	mu             sync.Mutex
 	history        history
 	options        Options        // options of the group that the server was put into last
-	nextProbe      probeQuestion  // question of the next probe
 	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
 	refused        refusals
 	refusedAt      time.Time // when refused last grew
@@ -190,12 +189,9 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 		s.tcp = TCPStatus{Heard: now}
 	}
 	s.history.replied(now, rtt, r)
-	if a.probe != noProbe {
-		s.nextProbe = a.probe
-	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	changed := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
+	changed := a.question != nil && !r.other && s.countLocked(a, r) &&
 		now.Sub(s.refusalsLogged) >= refusalsLogEvery
 	if changed {
 		s.refusalsLogged = now
@@ -251,7 +247,7 @@ func (s *server) failed(a *attempt, err error) {
 		s.tcp.LastError, s.tcp.LastErrorAt = err.Error(), now
 	}
 	// A server that does not accept connections may still answer over UDP.
-	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
+	if refuses(err) && (!a.stream || s.udp == nil) && a.question != nil {
 		s.history.refused(a.sent)
 	}
 }
@@ -289,41 +285,29 @@ func (s *server) setLastError(text string) {
 	s.lastError, s.lastErrorAt = text, time.Now()
 }
 
-const (
-	noProbe    probeQuestion = iota
-	probeID                  // the server's identity (RFC 4892)
-	probeLocal               // the address of localhost (RFC 6761, section 6.3)
-)
-
 // If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
 // nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
 // once, whatever other nameservers do.
 //
-// There are two questions, because no question is answered at once by all servers. If their own nameservers are
-// dead, dnsmasq 2.90 and unbound 1.17 still answer both questions. Neither answers ". NS", which CoreDNS's
-// health check asks. CoreDNS itself answers at once for all classes other than IN.
-
-// A probeQuestion selects the question of a probe.
-type probeQuestion uint8
-
-// question returns the question in wire form.
-func (p probeQuestion) question() []byte {
-	if p == probeLocal {
-		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
+// A probe asks two questions, because no question is answered at once by all servers. If their own nameservers are
+// dead, dnsmasq 2.90 and unbound 1.17 still answer both. Neither answers ". NS", which CoreDNS's health check asks.
+// CoreDNS itself answers at once for all classes other than IN.
+func probeQuestions() [2][]byte {
+	return [...][]byte{
+		wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS), // the server's identity (RFC 4892)
+		wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET),        // RFC 6761, section 6.3
 	}
-	return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 }
 
-// sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the other one. Probes go over TCP only with use-vc or TLS: a server that answers
-// over UDP is alive, even if TCP to it is blocked.
+// sendProbe sends a probe (rule 2). Probes go over TCP only with use-vc or TLS: a server that answers over UDP is alive,
+// even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
-	asks := max(s.nextProbe, probeID)
-	s.nextProbe = asks%probeLocal + 1
-	question, useVC := asks.question(), s.options.UseVC
+	stream := s.udp == nil || s.options.UseVC
 	s.mu.Unlock()
-	s.sendAttempt(&attempt{server: s, probe: asks, sent: now, stream: s.udp == nil || useVC, text: question})
+	for _, question := range probeQuestions() {
+		s.sendAttempt(&attempt{server: s, sent: now, stream: stream, text: question})
+	}
 }
 
 // sendAttempt sends the question of a probe.
