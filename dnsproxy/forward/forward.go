@@ -46,7 +46,7 @@ func New(cfg Config) (*Forwarder, error) {
 	f.cache = cache.New(next.limits())
 	f.flights = newFlights(cfg.MaxInflight, f.receive)
 	f.router = newRouter(next, f.client, func() { f.flush(nil) }, f.metrics.resolvConfErrors.Inc)
-	f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats))
+	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
 	f.readResolvConf()
 	return f, nil
 }
