@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -97,11 +96,8 @@ func (c *collector) Collect(metrics chan<- prometheus.Metric) {
 		send(counted, float64(s.Wrong+s.Malformed), "nametap_upstream_wrong_replies_total",
 			"Packets from a nameserver's address that do not reply to a query in flight: late, forged or malformed.", of)
 		for code, n := range s.Responses {
-			// Each server has the series of the usual codes, and of other codes that it has sent.
-			if n > 0 || slices.Contains([]string{"NOERROR", "NXDOMAIN", "SERVFAIL"}, code) {
-				send(counted, float64(n), "nametap_upstream_responses_total",
-					"Replies of a nameserver to queries, by response code.", prometheus.Labels{"upstream": server, "rcode": code})
-			}
+			send(counted, float64(n), "nametap_upstream_responses_total",
+				"Replies of a nameserver to queries, by response code.", prometheus.Labels{"upstream": server, "rcode": code})
 		}
 		send(counted, float64(s.Hedges), "nametap_upstream_hedges_total",
 			"DNS requests sent to a nameserver because a reply was late, its own or another one's.", of)

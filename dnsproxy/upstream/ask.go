@@ -347,7 +347,6 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		patience: c.standing.lateAfter, opcode: opcode(q.query), text: q.text, failedForOthers: q.failedForOthers(i),
 	}
 	if repeated {
-		c.hedges.Add(1)
 		a.patience = min(c.standing.lateAfter<<min(c.sends, 8), maxWait)
 	}
 	if c.sends == 0 {
@@ -361,7 +360,7 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 	if a.plain = q.edns && (c.plain || c.sends >= plainFrom && !wire.WantsDNSSEC(q.query)); a.plain {
 		packet = wire.CutOPT(slices.Clone(packet))
 	}
-	c.sent(now)
+	c.sent(now, repeated)
 	c.owes.Add(1)
 	if err := c.carrier(a.stream).send(a, packet); err != nil {
 		q.take(a, a.judge(now, nil, err), now)
@@ -392,7 +391,8 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 		q.fail(c)
 	case r.err != nil:
 		c.err = fmt.Errorf("%w: %w", ErrMalformed, r.err)
-		c.noteMalformed(c.err)
+		c.stray(true)
+		c.setLastError(c.err.Error())
 		q.fail(c)
 	case r.rejectsEDNS() && !a.plain && q.edns:
 		c.again = c.again || !c.plain

@@ -96,6 +96,7 @@ func (c *Client) spawn(f func()) bool {
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
 	s := &server{spec: spec, name: spec.String(), client: c}
+	s.known.Responses = map[string]uint64{"NOERROR": 0, "NXDOMAIN": 0, "SERVFAIL": 0} // of others once they come
 	s.stream = newStreams(s)
 	if !spec.TLS {
 		s.udp = newUDPSockets(s)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -42,23 +43,14 @@ type server struct {
 	open      atomic.Int64 // sockets and connections
 	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
-	requests, failures, wrong, malformed, hedges atomic.Uint64
-
-	strayed atomic.Pointer[time.Time] // when the last packet came that was no reply to a query in flight; nil for never
-
 	mu             sync.Mutex
+	known          Status    // its counters, and its last errors
+	strayed        time.Time // when the last packet came that was no reply to a query in flight
 	history        history
-	options        Options        // options of the group that the server was put into last
-	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
+	options        Options // options of the group that the server was put into last
 	refused        refusals
-	refusedAt      time.Time // when refused last grew
 	refusalsLogged time.Time // when a change of refused.all was last logged
-	unanswered     time.Time // see Status.Unanswered
-	lastError      string
-	lastErrorAt    time.Time
-	barred         bool // see Status.Barred
-	tcp            TCPStatus
-	loggedDown     bool // the last line in the log reports it as down
+	loggedDown     bool      // the last line in the log reports it as down
 
 	loopProbed time.Time // when the last loop probe was sent
 	redirected int       // loop probes in a row that the kernel redirected to the agent
@@ -129,8 +121,8 @@ func (s *server) standing(now time.Time) standing {
 	due := s.history.probeDue(now, s.options.Fastest)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
-	silence, lastError := s.history.silence(now), s.lastError
-	if s.lastErrorAt.Before(s.history.silentSince) {
+	silence, lastError := s.history.silence(now), s.known.LastError
+	if s.known.LastErrorAt.Before(s.history.silentSince) {
 		lastError = ErrTimeout.Error()
 	}
 	s.mu.Unlock()
@@ -172,11 +164,14 @@ func (s *server) hasReplied() bool {
 	return s.history.srtt != 0
 }
 
-// sent notes a query.
-func (s *server) sent(now time.Time) {
-	s.requests.Add(1)
+// sent notes a query. repeated is true if it is sent because a server is late.
+func (s *server) sent(now time.Time, repeated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.known.Requests++
+	if repeated {
+		s.known.Hedges++
+	}
 	s.history.sent(now)
 }
 
@@ -184,9 +179,9 @@ func (s *server) sent(now time.Time) {
 func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
-	s.barred = false
+	s.known.Barred = false
 	if a.stream {
-		s.tcp = TCPStatus{Heard: now}
+		s.known.TCP = TCPStatus{Heard: now}
 	}
 	s.history.replied(now, rtt, r)
 	rose := s.loggedDown
@@ -196,7 +191,7 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	if changed {
 		s.refusalsLogged = now
 	}
-	refusing, lastError := s.refused.all(), s.lastError
+	refusing, lastError := s.refused.all(), s.known.LastError
 	s.mu.Unlock()
 	switch {
 	case rose:
@@ -219,32 +214,33 @@ const refusalsLogEvery = time.Minute
 func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 	before := s.refused.all()
 	if r.err == nil {
-		s.responses[rcodeIndex(r.code)]++
+		s.known.Responses[rcodeKey(r.code)]++
 	}
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
 	} else if !a.failedForOthers {
 		s.refused.add(a.text)
-		s.refusedAt = time.Now()
+		s.known.RefusedAt = time.Now()
 	}
 	return s.refused.all() != before
 }
 
 // failed notes an attempt that got no reply.
 func (s *server) failed(a *attempt, err error) {
-	s.failures.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.known.Failures++
 	if errors.Is(err, net.ErrClosed) { // the socket was retired
 		return
 	}
 	now := time.Now()
-	s.lastError, s.lastErrorAt, s.barred = err.Error(), now, errors.Is(err, syscall.EPERM)
+	s.known.LastError, s.known.LastErrorAt, s.known.Barred = err.Error(), now, errors.Is(err, syscall.EPERM)
 	if a.stream && s.udp != nil {
-		if s.tcp.Since.IsZero() {
-			s.tcp.Since = now
+		tcp := &s.known.TCP
+		if tcp.Since.IsZero() {
+			tcp.Since = now
 		}
-		s.tcp.LastError, s.tcp.LastErrorAt = err.Error(), now
+		tcp.LastError, tcp.LastErrorAt = err.Error(), now
 	}
 	// A server that does not accept connections may still answer over UDP.
 	if refuses(err) && (!a.stream || s.udp == nil) && a.question != nil {
@@ -259,30 +255,30 @@ func (s *server) refuses() bool {
 	return s.refused.all()
 }
 
-// stray counts a packet that is no reply to a query in flight.
-func (s *server) stray(counter *atomic.Uint64) {
-	counter.Add(1)
-	now := time.Now()
-	s.strayed.Store(&now)
+// stray notes a packet that is no reply to a query in flight. malformed is true if it is no response at all.
+func (s *server) stray(malformed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.strayed = time.Now()
+	if malformed {
+		s.known.Malformed++
+	} else {
+		s.known.Wrong++
+	}
 }
 
-// strayedSince reports whether a packet that stray counts has come after start.
+// strayedSince reports whether a packet that stray notes has come after start.
 func (s *server) strayedSince(start time.Time) bool {
-	last := s.strayed.Load()
-	return last != nil && last.After(start)
-}
-
-// noteMalformed notes a malformed reply.
-func (s *server) noteMalformed(err error) {
-	s.malformed.Add(1)
-	s.setLastError(err.Error())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.strayed.After(start)
 }
 
 // setLastError sets the last error, for Status.
 func (s *server) setLastError(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError, s.lastErrorAt = text, time.Now()
+	s.known.LastError, s.known.LastErrorAt = text, time.Now()
 }
 
 // If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
@@ -312,7 +308,9 @@ func (s *server) sendProbe(now time.Time) {
 
 // sendAttempt sends the question of a probe.
 func (s *server) sendAttempt(a *attempt) {
-	s.requests.Add(1)
+	s.mu.Lock()
+	s.known.Requests++
+	s.mu.Unlock()
 	if err := s.carrier(a.stream).send(a, wire.NewQuery(a.text)); err != nil {
 		a.end(nil, err)
 	}
@@ -337,9 +335,9 @@ func (s *server) ask(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unanswered = time.Now()
-	if s.lastErrorAt.Before(began) {
-		s.lastError, s.lastErrorAt = ErrTimeout.Error(), s.unanswered
+	s.known.Unanswered = time.Now()
+	if s.known.LastErrorAt.Before(began) {
+		s.known.LastError, s.known.LastErrorAt = ErrTimeout.Error(), s.known.Unanswered
 	}
 }
 
@@ -361,17 +359,10 @@ func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 func (s *server) status(now time.Time) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	responses := make(map[string]uint64, rcodes)
-	for i, name := range rcodeNames() {
-		responses[name] = s.responses[i]
-	}
-	return Status{
-		TCP: s.tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
-		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
-		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
-		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(), RefusedAt: s.refusedAt,
-		Heard: s.history.heard, Unanswered: s.unanswered,
-	}
+	known := s.known
+	known.Spec, known.State, known.RTT = s.spec, s.history.standing(now).state, s.history.srtt
+	known.Heard, known.Refusing, known.Responses = s.history.heard, s.refused.all(), maps.Clone(known.Responses)
+	return known
 }
 
 // sweep sweeps the server's sockets. If the server owes replies and is not down, sweep reports true. In this case it
