@@ -185,7 +185,7 @@ func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	if ended != nil {
 		q.take(ended, o, now)
 	}
-	answer, err, over := q.step(now)
+	answer, over, err := q.step(now)
 	if over {
 		q.ended, answer.Call = now, Call{q}
 		q.end()
@@ -205,27 +205,27 @@ func (q *question) end() {
 }
 
 // step sends what is due, until the question is over or there is nothing to do but to wait.
-func (q *question) step(now time.Time) (answer Answer, err error, over bool) {
+func (q *question) step(now time.Time) (answer Answer, over bool, err error) {
 	if q.answer == nil {
 		q.look(now)
 	}
 	for {
 		switch {
 		case q.answer != nil:
-			return q.win(q.answer), nil, true
+			return q.win(q.answer), true, nil
 		case !now.Before(q.deadline), !q.cutUntil.IsZero() && !now.Before(q.cutUntil):
 			answer, err = q.giveUp(ErrTimeout)
-			return answer, err, true
+			return answer, true, err
 		case q.held != nil && !q.outranked(q.held.at):
-			return q.win(q.held), nil, true
+			return q.win(q.held), true, nil
 		case q.settled(now):
 			answer, err = q.giveUp(nil)
-			return answer, err, true
+			return answer, true, err
 		}
 		i, repeated := q.due(now)
 		if i < 0 {
 			q.wait(now)
-			return Answer{}, nil, false
+			return Answer{}, false, nil
 		}
 		q.send(i, repeated, now)
 	}
@@ -547,7 +547,7 @@ func (q *question) describe() []Attempt {
 			Sent: seconds(a.sent.Sub(q.attempts[0].sent)), Usual: seconds(a.server.rtt()), Patience: seconds(a.patience),
 		}
 		if made.Took = seconds(now.Sub(a.sent)); !a.ended.IsZero() {
-			made.Took, made.Result = seconds(a.ended.Sub(a.sent)), a.outcome.String()
+			made.Took, made.Result = seconds(a.ended.Sub(a.sent)), a.String()
 		}
 		all = append(all, made)
 	}
