@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -24,7 +23,7 @@ type Client struct {
 	context context.Context        //nolint:containedctx // for dialling; ends with Close
 	cancel  context.CancelFunc
 	tickets tls.ClientSessionCache
-	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
+	dialTCP func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	buffers       sync.Pool    // of *[dns.MaxMsgSize]byte
 	writes        sync.Pool    // of *udpWrite
@@ -50,10 +49,11 @@ func NewClient(config Config) *Client {
 		config.Clock = clock.New()
 	}
 	c := &Client{
-		config: config, tickets: tls.NewLRUClientSessionCache(0), dialTCP: dialTCP, servers: make(map[Spec]*server),
+		config: config, tickets: tls.NewLRUClientSessionCache(0), servers: make(map[Spec]*server),
 		elsewhere: elsewhere{byAddr: make(map[netip.AddrPort]*list.Element), recent: list.New()},
 		probes:    make(map[[probeLen]byte]*loopProbe),
 	}
+	c.dialTCP = (&net.Dialer{Control: config.Control}).DialContext
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -206,54 +206,6 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 		g.timeout = min(g.timeout, total)
 	}
 	return g
-}
-
-// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
-// the first server of the group that accepts a connection. It calls send with each message of the
-// response except the last message, and returns the last one. Messages are as the server sent them. Each message
-// must arrive within Config.Timeout. Transfer may fail after it has called send.
-func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
-	c := g.client
-	if c.transfers.Add(1) > maxTransfers {
-		c.transfers.Add(-1)
-		return Answer{}, errTransfers
-	}
-	defer c.transfers.Add(-1)
-	tracker, err := newTransferEnd(query)
-	if err != nil {
-		return Answer{}, err
-	}
-	conn, server, err := g.dialAny()
-	if err != nil {
-		return Answer{}, err
-	}
-	defer conn.Close()
-	last.Server = server.name
-	if last.Reply, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
-		err = fmt.Errorf("%s: %w", server.name, cause(err))
-	}
-	return last, err
-}
-
-// dialAny connects to the first server that can be connected to.
-func (g *Group) dialAny() (net.Conn, *server, error) {
-	now := time.Now()
-	servers := slices.Clone(g.servers)
-	slices.SortStableFunc(servers,
-		func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
-	err := ErrNoServers
-	for _, s := range servers {
-		if s.standing(now).state == Looping {
-			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
-			continue
-		}
-		var conn net.Conn
-		if conn, err = s.dial(); err == nil {
-			return conn, s, nil
-		}
-		err = fmt.Errorf("%s: %w", s.name, cause(err))
-	}
-	return nil, nil, err
 }
 
 // Down reports whether all servers are down or looping (rule 2).

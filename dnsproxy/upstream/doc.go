@@ -83,9 +83,8 @@
 // was suspended; all other times do not. When the peer closes a connection over which a reply
 // has come before, the queries that are unanswered are sent once more on another connection. While a
 // connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
-// forgotten the first one. A connection ends when the peer's kernel acknowledges nothing for 2 s
-// (TCP_USER_TIMEOUT). If a query times out, and nothing at all was received over the connection since it was sent, the
-// connection takes no more queries.
+// forgotten the first one. If a query times out, and nothing at all was received over the connection since it was sent,
+// the connection takes no more queries.
 //
 // If a query has an OPT record, and the reply says that the server does not support EDNS, the server is asked again
 // without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT
