@@ -1,10 +1,10 @@
 package upstream
 
 import (
-	"container/list"
 	"context"
 	"crypto/tls"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -36,7 +36,7 @@ type Client struct {
 	closed    bool
 	sweeping  bool
 	servers   map[Spec]*server
-	elsewhere elsewhere
+	elsewhere map[netip.AddrPort]*server // the servers of Elsewhere that are not in servers
 	probes    map[[probeLen]byte]*loopProbe
 }
 
@@ -50,8 +50,7 @@ func NewClient(config Config) *Client {
 	}
 	c := &Client{
 		config: config, tickets: tls.NewLRUClientSessionCache(0), servers: make(map[Spec]*server),
-		elsewhere: elsewhere{byAddr: make(map[netip.AddrPort]*list.Element), recent: list.New()},
-		probes:    make(map[[probeLen]byte]*loopProbe),
+		elsewhere: make(map[netip.AddrPort]*server), probes: make(map[[probeLen]byte]*loopProbe),
 	}
 	c.dialTCP = (&net.Dialer{Control: config.Control}).DialContext
 	c.Configure(config)
@@ -104,24 +103,16 @@ func (c *Client) newServer(spec Spec) *server {
 	return s
 }
 
-func (c *Client) serversLocked() []*server {
-	servers := make([]*server, 0, len(c.servers))
-	for _, s := range c.servers {
-		servers = append(servers, s)
-	}
-	return servers
-}
-
 // allLocked returns the servers that were ever in a group, and the servers of Elsewhere.
 func (c *Client) allLocked() []*server {
-	return append(c.serversLocked(), c.elsewhere.servers()...)
+	return slices.AppendSeq(slices.Collect(maps.Values(c.servers)), maps.Values(c.elsewhere))
 }
 
 // Status returns the status of each server that was ever in a group, sorted by
 // [Spec.String].
 func (c *Client) Status() []Status {
 	c.mu.Lock()
-	servers := c.serversLocked()
+	servers := slices.Collect(maps.Values(c.servers))
 	c.mu.Unlock()
 	now := time.Now()
 	all := make([]Status, 0, len(servers))
@@ -239,45 +230,6 @@ const (
 	maxElsewhereSockets = 512
 )
 
-// elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
-type elsewhere struct {
-	byAddr map[netip.AddrPort]*list.Element
-	recent *list.List // of *Group; the group asked last is at the front
-}
-
-// serverOf returns the server of an element of the list.
-func serverOf(e *list.Element) *server {
-	return e.Value.(*Group).servers[0] //nolint:forcetypeassert // no other type is put in
-}
-
-func (e *elsewhere) servers() []*server {
-	servers := make([]*server, 0, e.recent.Len())
-	for element := e.recent.Front(); element != nil; element = element.Next() {
-		servers = append(servers, serverOf(element))
-	}
-	return servers
-}
-
-// evict makes room for another server, and returns the server that it has removed for that, if any. This is the server
-// that was asked least recently of those that have never replied or, if all have, of all. The caller must close it.
-func (e *elsewhere) evict() *server {
-	if e.recent.Len() < maxElsewhere {
-		return nil
-	}
-	victim := e.recent.Back()
-	for element := victim; element != nil; element = element.Prev() {
-		if !serverOf(element).hasReplied() {
-			victim = element
-			break
-		}
-	}
-	s := serverOf(victim)
-	e.recent.Remove(victim)
-	delete(e.byAddr, s.spec.Addr)
-	s.evicted.Store(true)
-	return s
-}
-
 // Elsewhere returns a group with one server, at an address that a client of the agent chose. If the
 // server was ever in a group of [Client.Group], it keeps its history. All other servers, and their sockets, are bounded
 // in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
@@ -294,26 +246,36 @@ func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s, known := c.servers[Spec{Addr: addr}]; known {
-		if s.single == nil {
-			s.single = c.singleGroup(s)
+	s := c.servers[Spec{Addr: addr}]
+	if s == nil {
+		s = c.elsewhere[addr]
+	}
+	if s == nil {
+		if len(c.elsewhere) >= maxElsewhere {
+			evicted = c.leastLocked()
+			delete(c.elsewhere, evicted.spec.Addr)
+			evicted.evicted.Store(true)
 		}
-		return s.single, nil
+		s = c.newServer(Spec{Addr: addr})
+		s.elsewhere = true
+		c.elsewhere[addr] = s
 	}
-	e := &c.elsewhere
-	if element, known := e.byAddr[addr]; known {
-		e.recent.MoveToFront(element)
-		return element.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
+	if s.single == nil {
+		s.single = &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 	}
-	evicted = e.evict()
-	s := c.newServer(Spec{Addr: addr})
-	s.elsewhere = true
-	group = c.singleGroup(s)
-	e.byAddr[addr] = e.recent.PushFront(group)
-	return group, evicted
+	s.asked = time.Now()
+	return s.single, evicted
 }
 
-// singleGroup returns a group of one server.
-func (c *Client) singleGroup(s *server) *Group {
-	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
+// leastLocked returns the server that is not configured and was asked least recently of those that have never replied
+// or, if all have, of all.
+func (c *Client) leastLocked() (least *server) {
+	leastReplied := false
+	for _, s := range c.elsewhere {
+		replied := s.hasReplied()
+		if least == nil || leastReplied && !replied || leastReplied == replied && s.asked.Before(least.asked) {
+			least, leastReplied = s, replied
+		}
+	}
+	return least
 }

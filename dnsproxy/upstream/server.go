@@ -39,8 +39,8 @@ type server struct {
 
 	elsewhere bool         // it is not configured; never changes
 	single    *Group       // the group of this server alone; guarded by the client's mutex
+	asked     time.Time    // when Elsewhere last returned single; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
-	open      atomic.Int64 // sockets and connections
 	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
 	mu             sync.Mutex
@@ -86,7 +86,6 @@ func (s *server) reserveSocket() error {
 			return ErrCrowded
 		}
 	}
-	s.open.Add(1)
 	c.open.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +98,6 @@ func (s *server) reserveSocket() error {
 
 // releaseSocket ends the counting of a socket that was closed, or could not be opened.
 func (s *server) releaseSocket() {
-	s.open.Add(-1)
 	s.client.open.Add(-1)
 	if s.elsewhere {
 		s.client.elsewhereOpen.Add(-1)
