@@ -131,11 +131,10 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 	reason = found.Failure()
 	if found.Err == nil && (reason != "" || slow) {
 		switch others := upstream.Others(found.Attempts()); {
-		case others == "":
-		case reason == "":
-			return []string{"F4"}, others
-		default:
+		case others != "" && reason != "":
 			reason += "; " + others
+		case others != "":
+			return []string{"F4"}, others
 		}
 	}
 	switch {
