@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
@@ -53,6 +54,7 @@ type Guard struct {
 // inUse is a policy with the VIPs of the names that its rules name themselves. It is immutable.
 type inUse struct {
 	policy *Policy
+	since  time.Time
 	vips   map[wire.Name]Pair
 	names  map[netip.Addr]wire.Name
 }
@@ -77,7 +79,7 @@ func (g *Guard) Use(p *Policy) {
 		g.inUse.Store(nil)
 		return
 	}
-	next := &inUse{p, map[wire.Name]Pair{}, map[netip.Addr]wire.Name{}}
+	next := &inUse{p, time.Now(), map[wire.Name]Pair{}, map[netip.Addr]wire.Name{}}
 	for _, name := range p.exact() {
 		next.vips[name] = g.place(name, next.names, nil)
 	}
@@ -93,6 +95,14 @@ func (g *Guard) Policy() *Policy {
 		return u.policy
 	}
 	return nil
+}
+
+// InUse returns since when the policy is in use.
+func (g *Guard) InUse() time.Time {
+	if u := g.inUse.Load(); u != nil {
+		return u.since
+	}
+	return time.Time{}
 }
 
 // VIPs returns the VIPs of a name that the policy allows.
