@@ -193,9 +193,9 @@ func (w *world) guard(policy string) {
 	if w.agent != nil {
 		w.agent.End(syscall.SIGTERM)
 	}
-	w.Runtime = w.Mkdir("runtime", 1337)
+	w.Runtime = w.Mkdir("runtime", lab.AgentID)
 	agent := w.AgentCommand("client", "shop", "--capture", "--guard", w.Write("policy.yaml", policy), "--instance-ip", "10.0.0.1", "--xds-addr", "127.0.0.1:1", "--xds-plaintext",
-		"--drain", "0s", "--state-dir", w.Mkdir("state", 1337), "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n"))
+		"--drain", "0s", "--state-dir", w.Mkdir("state", lab.AgentID), "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n"))
 	w.agent = w.Spawn("agent", lab.Unprivileged(agent))
 	w.agent.Await("the host is guarded", func() bool {
 		rules, err := w.Try("", nil, "iptables-save")

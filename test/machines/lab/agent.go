@@ -5,12 +5,16 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 )
 
-// The addresses of an agent.
+// The addresses of an agent and the user that it runs as.
 const (
 	AgentDNS    = "127.0.0.1:15053"
 	AgentStatus = "127.0.0.1:15020"
+	AgentID     = 1337
+
+	capNetAdmin = 12
 )
 
 // An Agent is a running nametap agent.
@@ -37,6 +41,14 @@ func (p *Place) Launch(name, namespace string, flags ...string) *Agent {
 
 // runtime is the setting of the directory in which the private socket of an agent is.
 func (p *Place) runtime() string { return "RUNTIME_DIRECTORY=" + cmp.Or(p.Runtime, p.Dir) }
+
+// Unprivileged makes a command run as the agent's user, who may set rules.
+func Unprivileged(cmd *exec.Cmd) *exec.Cmd {
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential: &syscall.Credential{Uid: AgentID, Gid: AgentID}, AmbientCaps: []uintptr{capNetAdmin}, Setsid: true,
+	}
+	return cmd
+}
 
 // Agent starts an agent, and returns when it has a table.
 func (p *Place) Agent(name, namespace string, flags ...string) *Agent {
