@@ -223,7 +223,7 @@ func (d decision) unlessTransfer(q wire.Question) decision {
 // must not be used for another lookup as long as the decision is needed.
 func (r *rules) decide(q wire.Question, current *table.Table, s *table.Scratch) decision {
 	d := r.decideUnguarded(q, current, s)
-	if d.action == actForward || d.action == actUnless {
+	if d.leaves() {
 		r.judge(&d, q)
 	}
 	return d

@@ -57,6 +57,9 @@ func (r *rules) judge(d *decision, q wire.Question) {
 	}
 }
 
+// leaves reports whether nameservers are asked for a name that the table may not have.
+func (d *decision) leaves() bool { return d.action == actForward || d.action == actUnless }
+
 // outside returns the name that nameservers are asked for by an actForward or an actUnless.
 func (d *decision) outside(name wire.Name) wire.Name {
 	if d.action == actUnless {
@@ -89,7 +92,7 @@ func (r *rules) searched(name wire.Name) bool {
 // the guard answers instead: nameservers have the name, and the policy has VIPs for it.
 func (h *handler) judgeResult(t *task, found *forward.Result) (guarded bool) {
 	policy, d := h.guard.Policy(), &t.decision
-	if policy == nil || d.action != actForward && d.action != actUnless {
+	if policy == nil || !d.leaves() {
 		return false
 	}
 	name := d.outside(t.query.Name)

@@ -170,6 +170,7 @@ func TestGuardCarries(t *testing.T) {
 		"TLS":             tlsTo(t, "api.example.com"),
 		"TLS, upper case": tlsTo(t, "API.example.com"),
 		"TLS, no name":    tlsTo(t, ""),
+		"a warning first": "\x15\x03\x01\x00\x02\x01\x5a" + tlsTo(t, "api.example.com"),
 		"HTTP":            "GET / HTTP/1.1\r\nHost: api.example.com:8443\r\n\r\nbody",
 		"HTTP/1.0":        "GET / HTTP/1.0\r\n\r\n",
 		"HTTP/0.9":        "GET /\r\n",
@@ -201,7 +202,7 @@ func TestGuardCarries(t *testing.T) {
 			}
 		}
 	}
-	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 26 || counts[guard.VerdictDenied] != 0 {
+	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 28 || counts[guard.VerdictDenied] != 0 {
 		t.Errorf("%v", counts)
 	}
 }
@@ -244,6 +245,9 @@ func TestGuardOtherName(t *testing.T) {
 	}{
 		"SNI":              {tlsTo(t, "other.example.com"), ReasonOtherName, `the client said "other.example.com"`},
 		"SNI, one byte":    {string(resplit([]byte(tlsTo(t, "other.example.com")), 1)), ReasonOtherName, "other.example.com"},
+		"a warning first":  {"\x15\x03\x01\x00\x02\x01\x5a" + tlsTo(t, "other.example.com"), ReasonOtherName, "other.example.com"},
+		"data first":       {"\x17\x03\x03\x00\x01\x00" + tlsTo(t, "other.example.com"), ReasonProtocol, "needs TLS"},
+		"a cipher first":   {"\x14\x03\x03\x00\x01\x01" + tlsTo(t, "other.example.com"), ReasonProtocol, "needs TLS"},
 		"Host":             {"GET / HTTP/1.1\r\nHost: other.example.com\r\n\r\n", ReasonOtherName, "other.example.com"},
 		"Host, an address": {"GET / HTTP/1.1\r\nHost: 192.0.2.1\r\n\r\n", ReasonOtherName, "192.0.2.1"},
 		"another method":   {"get / http/1.1\r\nHost: other.example.com\r\n\r\n", ReasonProtocol, "malformed HTTP version"},

@@ -36,8 +36,9 @@ const (
 	// parser holds up to three copies of what was read.
 	maxBeginnings = 32 << 20
 	parserShare   = 4
-	// recordHandshake is the first byte of a ClientHello (RFC 8446, section 5.1).
-	recordHandshake = 22
+	// firstRecord to lastRecord are the first bytes of the records of TLS (RFC 8446, section 5.1). A ClientHello is one with
+	// 22, but servers pass over some that come before it, such as warnings.
+	firstRecord, lastRecord = 20, 23
 )
 
 // Errors of [beginning.name].
@@ -135,7 +136,7 @@ func (b *beginning) name() (string, error) {
 	}
 	b.next = 0
 	name, err := "", error(nil)
-	if b.read[0] == recordHandshake {
+	if first := b.read[0]; firstRecord <= first && first <= lastRecord {
 		name, err = helloName(b)
 	} else if err = b.awaitHTTP(); err == nil {
 		name, err = httpName(b)

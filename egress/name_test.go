@@ -14,6 +14,9 @@ import (
 	"time"
 )
 
+// recordHandshake is the first byte of a ClientHello.
+const recordHandshake = 22
+
 // An onlyRead is a connection that only reads, up to size bytes at a time.
 type onlyRead struct {
 	from io.Reader
@@ -136,7 +139,7 @@ func TestHelloErrors(t *testing.T) {
 	}
 	for want, input := range map[string][]byte{
 		errNoName.Error():      clientHello(t, &tls.Config{}),
-		"neither TLS nor HTTP": changed(0, 23),
+		"neither TLS nor HTTP": changed(0, 24),
 		"does not look like a": changed(1, 16),
 		"oversized record":     {22, 3, 1, 255, 255},
 		"unexpected handshake": {22, 3, 1, 0, 4, 0, 0, 0, 0},

@@ -129,7 +129,7 @@ func (g *Guard) VIPs(name wire.Name) Pair {
 // over. With some thousand names, it is hardly possible that all tries meet.
 func (g *Guard) place(name wire.Name, names, others map[netip.Addr]wire.Name) (pair Pair) {
 	free := func(vip netip.Addr) bool { return names[vip] == "" && others[vip] == "" }
-	for try := range maxTries {
+	for try := 0; try < maxTries && (!pair.V4.IsValid() || !pair.V6.IsValid()); try++ {
 		next := g.hash(name, try)
 		if !pair.V4.IsValid() && free(next.V4) {
 			pair.V4 = next.V4
