@@ -155,7 +155,7 @@ func (s *adsServer) newGRPCServer(p *adsPort) *grpc.Server {
 	if p.clients != nil {
 		of = credentials.NewTLS(s.tls.Config())
 	}
-	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(intake.Credentials(of, placeOf)))...)
+	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(intake.Credentials(of, func(c net.Conn) *connlimit.Place { return c.(*boundedConn).place })))...)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
 	return srv
 }

@@ -136,12 +136,9 @@ func (c Config) validate() error {
 	return nil
 }
 
-// servesTLS reports whether something is served over TLS.
-func (c Config) servesTLS() bool { return c.TLSAddr != "" || c.Certificate }
-
 // newCertificate returns the certificate of the server; nil if nothing is served over TLS.
 func (c Config) newCertificate() (*auth.Server, error) {
-	if !c.servesTLS() {
+	if c.TLSAddr == "" && !c.Certificate {
 		return nil, nil //nolint:nilnil // documented
 	}
 	if c.TLS.Certificate == "" || c.TLS.Key == "" {

@@ -87,9 +87,6 @@ type boundedConn struct {
 	give  func()
 }
 
-// placeOf returns the place of a connection.
-func placeOf(conn net.Conn) *connlimit.Place { return conn.(*boundedConn).place }
-
 // Close closes the connection.
 func (c *boundedConn) Close() error {
 	c.place.Leave()

@@ -180,7 +180,7 @@ func (h *handler) mayGoElsewhere(t *task) bool {
 
 // setMessage sets the message of t.outgoing. The name and the key of t.outgoing must be set already.
 func (h *handler) setMessage(t *task) {
-	t.outgoing.Message, t.outgoing.Trace = t.query.AsSent(), t.query.Trace
+	t.outgoing.Message = t.query.AsSent()
 	if name := t.decision.askedName(&t.query); name != t.query.Name {
 		q := &t.query
 		message := wire.AppendQuestion(q.Packet[:wire.HeaderLen:wire.HeaderLen], name, q.Type, q.Class)

@@ -57,12 +57,17 @@ func (h hosts) wire(tb testing.TB) []byte {
 	return wire
 }
 
-// split returns the entries of tables by shard.
+// split returns the entries of tables by shard. It returns all shards, also those without entries.
 func split(tb testing.TB, tables ...[]byte) map[int][]byte {
 	tb.Helper()
-	shards, err := digest.Split(tables...)
+	shards, err := digest.Split(slices.Concat(tables...))
 	if err != nil {
 		tb.Fatal(err)
+	}
+	for i := range digest.Count {
+		if shards[i] == nil {
+			shards[i] = []byte{}
+		}
 	}
 	return shards
 }

@@ -128,12 +128,13 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 		return nil, ""
 	}
 	reason = found.Failure()
-	if others := upstream.Others(found.Attempts); others != "" && found.Err == nil {
-		switch {
-		case reason != "":
-			reason += "; " + others
-		case slow:
+	if found.Err == nil && (reason != "" || slow) {
+		switch others := upstream.Others(found.Attempts()); {
+		case others == "":
+		case reason == "":
 			return []string{"F4"}, others
+		default:
+			reason += "; " + others
 		}
 	}
 	switch {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/conntrack"
-	"github.com/nametap/nametap/internal/listen"
 )
 
 // errOrigin is the error for a query whose original destination cannot be looked up. The query
@@ -84,12 +84,7 @@ func isUnsupported(err error) bool {
 
 // keepOpening calls tryOpen until its result is final or ctx ends.
 func (o *origins) keepOpening(ctx context.Context) {
-	listen.Retry(ctx, func() error {
-		if !o.tryOpen() {
-			return errOrigin
-		}
-		return nil
-	})
+	clock.Retry(ctx, o.tryOpen)
 }
 
 // close closes the connection to the kernel. No other method may be called after it.

@@ -94,7 +94,7 @@ func provenanceOf(found *forward.Result, trace bool) *Provenance {
 		p.Rows = []string{"F8"}
 	}
 	if trace {
-		p.Attempts = found.Attempts
+		p.Attempts = found.Attempts()
 	}
 	return p
 }

@@ -84,8 +84,11 @@ func (d *dialer) dial(ctx context.Context, targets []endpoint, allow func(netip.
 		var wake <-chan time.Time
 		switch wait := time.Until(r.due()); {
 		case len(r.addrs) > 0 && wait <= 0 && ctx.Err() == nil:
-			r.begin()
-			continue
+			if len(r.attempts) < maxAttempts {
+				r.begin()
+				continue
+			}
+			r.attempts[0].stop() // its end makes room, and not only its stop: until then it has a descriptor
 		case len(r.addrs) > 0:
 			wake = time.After(wait)
 		case len(r.attempts)+r.lookups == 0:
@@ -170,7 +173,7 @@ func (r *dialing) addResult(target endpoint, addrs []netip.Addr, err error) {
 	}
 }
 
-// begin dials the next address. If maxAttempts run, the oldest one is stopped.
+// begin dials the next address.
 func (r *dialing) begin() {
 	at := 0
 	if r.alternate {
@@ -178,9 +181,6 @@ func (r *dialing) begin() {
 	}
 	addr := r.addrs[at]
 	r.addrs, r.wasIPv6, r.next = slices.Delete(r.addrs, at, at+1), addr.Addr().Is6(), time.Now().Add(attemptDelay)
-	if len(r.attempts) >= maxAttempts {
-		r.attempts[0].stop()
-	}
 	ctx, stop := context.WithCancel(r.ctx)
 	this := &attempt{addr, stop}
 	r.attempts = append(r.attempts, this)

@@ -1,9 +1,6 @@
 package inject
 
-import (
-	"regexp"
-	"strings"
-)
+import "regexp"
 
 // Names, and numbers that the agent and deploy/kubernetes/istiod.yaml have, too.
 const (
@@ -51,9 +48,6 @@ func volumeNames() []string { return []string{tokenVolume, rootCertVolume, state
 // lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
 // restricted allows it.
 const lowPorts = "net.ipv4.ip_unprivileged_port_start"
-
-// lowPortsNames returns the two names that a pod may use for the sysctl; to kubelet they are the same.
-func lowPortsNames() []string { return []string{lowPorts, strings.ReplaceAll(lowPorts, ".", "/")} }
 
 // The longest names, in characters. A registry, a name, a tag and a digest make the name of an image.
 const maxName, maxImage = 253, 512

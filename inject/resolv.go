@@ -176,7 +176,7 @@ func missingSysctls(p *pod, previous status) ([]corev1.Sysctl, error) {
 		return missing, nil
 	}
 	for _, s := range p.Spec.SecurityContext.Sysctls {
-		if !slices.Contains(lowPortsNames(), s.Name) || slices.Contains(previous.Sysctls, s.Name) {
+		if strings.ReplaceAll(s.Name, "/", ".") != lowPorts || slices.Contains(previous.Sysctls, s.Name) {
 			continue
 		}
 		if first, err := strconv.ParseUint(s.Value, 10, 16); err != nil || first > plainDNS {

@@ -49,12 +49,6 @@ func (f failure) advise(err error) error {
 	return fmt.Errorf("%w; %s", err, f.mend)
 }
 
-// connectionError reports whether text, the text of a gRPC error, is about a connection that this host could not make
-// or has lost. Otherwise the text is a message of the server.
-func connectionError(text string) bool {
-	return strings.Contains(text, "connection error: ") || strings.Contains(text, "error reading from server: ")
-}
-
 const (
 	notConnected = "the control plane %s is not connected"
 	refuses      = "the control plane %s refuses the agent"
@@ -65,6 +59,7 @@ const (
 func classify(cfg Config, addr, flag string, err error) failure {
 	f := failure{code: controlUnreachable, what: notConnected, evidence: err.Error(), at: time.Now()}
 	_, fromGRPC := status.FromError(err)
+	connection := strings.Contains(f.evidence, "connection error: ") || strings.Contains(f.evidence, "error reading from server: ")
 	switch code := status.Code(err); {
 	case errors.As(err, new(fileError)):
 		f.code = controlFile
@@ -74,7 +69,7 @@ func classify(cfg Config, addr, flag string, err error) failure {
 		f.code, f.what = controlRefuses, refuses
 		f.mend = fmt.Sprintf("the token or certificate must be for namespace %q (--namespace) and service account %q (--service-account)",
 			cfg.Node.Namespace, cfg.Node.ServiceAccount)
-	case fromGRPC && !connectionError(f.evidence): // the server's message may quote an error of another connection
+	case fromGRPC && !connection: // the server's message, which may quote an error of another connection
 		f.what = "the control plane %s answers, and ends the connection"
 	case errors.As(err, new(*net.DNSError)):
 		f.code, f.what = controlUnresolved, "the name of the control plane %s does not resolve"

@@ -93,13 +93,6 @@ func (r *receiver) setAside(reason, lockErr error) {
 	r.cfg.Logger.Warn("snapshot of the table set aside", "path", path, "moved_to", aside, "error", reason)
 }
 
-// announce returns the versions of the resources for the first request of a stream. The control plane then sends only
-// those that differ.
-func (r *receiver) announce() map[string]string {
-	r.announced = r.table.versions()
-	return r.announced
-}
-
 // use applies a response. changed is true if the table differs from the previous one.
 func (r *receiver) use(resp response) (changed bool, err error) {
 	for _, m := range resp.resources {

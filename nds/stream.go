@@ -36,7 +36,8 @@ type stream struct {
 // run subscribes, then handles responses until the stream or ctx ends. It returns why the stream
 // ended.
 func (s *stream) run(ctx context.Context, node *corev3.Node) error {
-	err := s.rpc.subscribe(node, s.receiver.announce())
+	s.receiver.announced = s.receiver.table.versions() // the control plane then sends only the resources that differ
+	err := s.rpc.subscribe(node, s.receiver.announced)
 	for err == nil || errors.Is(err, io.EOF) {
 		if ctx.Err() != nil { // gRPC would still return the responses that have arrived
 			return context.Cause(ctx)

@@ -120,7 +120,7 @@ func (r *Registrar) check(ctx context.Context) (Status, error) {
 	if !r.config.Enabled() {
 		return Status{State: Off}, r.Remove()
 	}
-	if !exists(r.config.Dir) {
+	if _, err := os.Stat(r.config.Dir); err != nil {
 		return Status{State: Absent}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
@@ -175,16 +175,10 @@ func (r *Registrar) register(ctx context.Context, b bus) (Status, error) {
 
 // apply makes a registration. If this process is not root and there is a helper, the helper makes it.
 func (r *Registrar) apply(ctx context.Context, b bus, wanted Registration) error {
-	if os.Geteuid() != 0 && exists(r.config.Helper) {
+	if _, err := os.Stat(r.config.Helper); err == nil && os.Geteuid() != 0 {
 		return askHelper(ctx, r.config.Helper, wanted)
 	}
 	return b.register(ctx, wanted)
-}
-
-// exists reports whether there is a file or a directory at path.
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // report publishes the status, and logs it if it has changed.

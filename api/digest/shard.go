@@ -71,60 +71,28 @@ func shardOfWire(name []byte) int {
 	return int(hash >> 55)
 }
 
-// Split returns the entries of NameTables in wire form, by shard. The result has all shards, even
-// shards without entries. It returns an error if the tables cannot be parsed.
-func Split(tables ...[]byte) (map[int][]byte, error) {
-	var sizes [Count]int
-	const usual = 64 // bytes of an entry
-	given := 0
-	for _, table := range tables {
-		given += len(table)
-	}
-	list := make([][]byte, 0, given/usual)
-	shardOfEntry := make([]uint16, 0, given/usual) // the shards of the entries in list
-	size, err := entries(tables, func(shard int, entry []byte) {
-		sizes[shard] += len(entry)
-		list, shardOfEntry = append(list, entry), append(shardOfEntry, uint16(shard)) //nolint:gosec // below Count
-	})
-	if err != nil {
-		return nil, err
-	}
-	all := make([]byte, size)
-	var parts [Count][]byte
-	for i, n := range sizes {
-		parts[i], all = all[:0:n], all[n:]
-	}
-	for i, entry := range list {
-		parts[shardOfEntry[i]] = append(parts[shardOfEntry[i]], entry...)
-	}
-	shards := make(map[int][]byte, Count)
-	for i := range parts {
-		shards[i] = parts[i]
+// Split returns the entries of a NameTable in wire form, by shard. It returns an error if the table cannot be parsed.
+func Split(table []byte) (map[int][]byte, error) {
+	shards, usual := make(map[int][]byte, Count), len(table)/Count*5/4 // bytes of a shard
+	for rest := table; len(rest) > 0; {
+		number, kind, n := protowire.ConsumeField(rest)
+		if n < 0 {
+			return nil, fmt.Errorf("NameTable of %d bytes: %w", len(table), protowire.ParseError(n))
+		}
+		if number == fieldTable && kind == protowire.BytesType {
+			key, err := KeyOf(rest[:n])
+			if err != nil {
+				return nil, fmt.Errorf("NameTable of %d bytes: %w", len(table), err)
+			}
+			shard := ShardOf(key)
+			if shards[shard] == nil {
+				shards[shard] = make([]byte, 0, max(usual, n))
+			}
+			shards[shard] = append(shards[shard], rest[:n]...)
+		}
+		rest = rest[n:]
 	}
 	return shards, nil
-}
-
-// entries calls the function yield for each entry of tables. An entry includes its tag and its length. The result
-// size is the length of all entries together.
-func entries(tables [][]byte, yield func(shard int, entry []byte)) (size int, err error) {
-	for i, table := range tables {
-		for rest := table; len(rest) > 0; {
-			number, kind, n := protowire.ConsumeField(rest)
-			if n < 0 {
-				return 0, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(tables), len(table), protowire.ParseError(n))
-			}
-			if number == fieldTable && kind == protowire.BytesType {
-				key, err := KeyOf(rest[:n])
-				if err != nil {
-					return 0, fmt.Errorf("NameTable %d of %d (%d bytes): %w", i+1, len(tables), len(table), err)
-				}
-				yield(ShardOf(key), rest[:n])
-				size += n
-			}
-			rest = rest[n:]
-		}
-	}
-	return size, nil
 }
 
 // The fields of a NameTable, and of an entry of its map.

@@ -24,8 +24,8 @@ func TestSplit(t *testing.T) { // C11
 	}
 	one, two := entry("web.shop"), entry("WEB.shop")
 	other := []byte{0x10, 5} // a field of another version
-	shards, err := digest.Split(slices.Concat(one, other, entry("a.example")), two)
-	if err != nil || len(shards) != digest.Count {
+	shards, err := digest.Split(slices.Concat(one, other, entry("a.example"), two))
+	if err != nil || len(shards) != 2 {
 		t.Fatalf("%d shards, %v", len(shards), err)
 	}
 	if got := shards[digest.ShardOf("web.shop")]; !bytes.Equal(got, slices.Concat(one, two)) {

@@ -64,7 +64,8 @@ func runDemo(ctx context.Context, out *printer, tourOnly bool) (err error) {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		defer stop()
-		if err := d.unpack(); err != nil {
+		// The user can edit the copy of the example shop.
+		if err := errors.Join(os.CopyFS(d.dir, examples.Files), writeResolvConf(d.path("resolv.conf"), d.upstream.Addr.Addr().String())); err != nil {
 			return err
 		}
 		if err := d.start(ctx, group); err != nil {
@@ -129,11 +130,6 @@ func await(ctx context.Context, ready <-chan struct{}) error {
 }
 
 func (d *demo) path(name string) string { return filepath.Join(d.dir, name) }
-
-// unpack writes a copy of the example shop, which the user can edit, and a pod's resolv.conf.
-func (d *demo) unpack() error {
-	return errors.Join(os.CopyFS(d.dir, examples.Files), writeResolvConf(d.path("resolv.conf"), d.upstream.Addr.Addr().String()))
-}
 
 // writeResolvConf writes a pod's resolv.conf.
 func writeResolvConf(path, nameserver string) error {

@@ -59,7 +59,12 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 		registry.MustRegister(limit.Metric())
 		srv, ln := httpguard.New(statusHandler(stopping, server, registry), ln, limit, logger)
 		srv.SetKeepAlivesEnabled(false) // otherwise one client could send any number of requests at once
-		group.Go(func() error { return serveStatus(ctx, srv, ln) })
+		group.Go(func() error {
+			if err := httpguard.Serve(ctx, srv, ln, 0); err != nil {
+				return fmt.Errorf("serving status: %w", err)
+			}
+			return nil
+		})
 	}
 	if hook != nil {
 		if err := o.inject.serve(ctx, group, hook, server); err != nil {
@@ -155,13 +160,6 @@ func listHandler[T any](list func() []T) http.Handler {
 
 // maxStatusConns is the number of connections to the status endpoints.
 const maxStatusConns = 128
-
-func serveStatus(ctx context.Context, srv *http.Server, ln net.Listener) error {
-	if err := httpguard.Serve(ctx, srv, ln, 0); err != nil {
-		return fmt.Errorf("serving status: %w", err)
-	}
-	return nil
-}
 
 const (
 	// gcPercent is how much the heap may grow before garbage is collected, in percent of the memory in use. Nearly all

@@ -123,7 +123,9 @@ func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	all, errs := wantedClusters(secrets, c.cfg.Own)
 	for name, w := range all {
 		if c.remotes[name] == nil {
-			c.remotes[name] = newRemote(name, c.cfg, c.notify)
+			c.remotes[name] = &remote{
+				name: name, cfg: c.cfg, notify: c.notify, log: c.cfg.Logger.With("cluster", name), stop: func() {}, deadline: time.Now().Add(c.cfg.Wait),
+			}
 		}
 		c.remotes[name].connect(ctx, w)
 	}

@@ -32,11 +32,6 @@ type remote struct {
 	unwanted time.Time // since when no Secret names the cluster; zero while a Secret does
 }
 
-// newRemote returns a cluster that a Secret names from now on.
-func newRemote(name string, cfg source.ClustersConfig, notify func()) *remote {
-	return &remote{name: name, cfg: cfg, notify: notify, log: cfg.Logger.With("cluster", name), stop: func() {}, deadline: time.Now().Add(cfg.Wait)}
-}
-
 // connect follows the cluster with the kubeconfig of w, unless it does so already. With another kubeconfig, all objects are
 // read again; until then they stay.
 func (r *remote) connect(ctx context.Context, w wanted) {

@@ -33,30 +33,24 @@ type parsed struct {
 // byteOrderMark may be at the start of a file (YAML 1.2.2, 5.2).
 const byteOrderMark = "\xef\xbb\xbf"
 
-// parseFile parses the documents of a file. An error in one document does not affect the
-// others.
+// parseFile parses the documents of a file, and numbers them from 1. An error in one document does not affect the others.
 func parseFile(name string, data []byte) *parsed {
 	p := &parsed{file: name}
 	number := 0
 	for _, text := range yamltext.Split(bytes.TrimPrefix(data, []byte(byteOrderMark))) {
-		if !yamltext.Blank(text.Body) {
-			number++
-			p.parseDocument(number, text.Body)
+		if yamltext.Blank(text.Body) {
+			continue
+		}
+		number++
+		in := located{file: p.file, document: number}
+		switch data, err := toJSON(text.Body); {
+		case err != nil:
+			p.fail(in, object.Error{Msg: err.Error()})
+		case string(data) != "null":
+			p.parseObject(in, data, "", "")
 		}
 	}
 	return p
-}
-
-// parseDocument parses the document with a number, from 1.
-func (p *parsed) parseDocument(number int, body []byte) {
-	in := located{file: p.file, document: number}
-	data, err := toJSON(body)
-	switch {
-	case err != nil:
-		p.fail(in, object.Error{Msg: err.Error()})
-	case string(data) != "null":
-		p.parseObject(in, data, "", "")
-	}
 }
 
 // toJSON returns the JSON of the value in a YAML document.

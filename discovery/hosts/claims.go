@@ -290,12 +290,8 @@ func (ix *index) claims(o object.Object) []claim {
 	return claims
 }
 
-func (ix *index) serviceHost(k object.Key) string {
-	return k.Name + "." + k.Namespace + ".svc." + ix.domain
-}
-
 func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
-	c := claim{host: ix.serviceHost(k), namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo, ports: s.Numbers}
+	c := claim{host: k.Name + "." + k.Namespace + ".svc." + ix.domain, namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo, ports: s.Numbers}
 	switch {
 	case s.ExternalName != "":
 		c.alias = s.ExternalName

@@ -189,9 +189,6 @@ type nearCluster struct {
 	set bool
 }
 
-// contains reports whether a claim has endpoints in the cluster, so that its addresses come first.
-func (n nearCluster) contains(c *claim) bool { return n.set && c.endpoints && c.cluster == n.id }
-
 // A HostChange is a host before and after a change. Old is nil if the host is new; New is nil if the host was removed.
 type HostChange struct {
 	Old, New *Host

@@ -112,8 +112,9 @@ func (h *Hosts) Update(changes ...Change) Update {
 			changed[key] = true
 		}
 	}
-	for _, id := range dropped {
-		h.dropCluster(id)
+	for _, id := range dropped { // without objects now
+		h.clusters[id] = nil
+		h.remote--
 		u.Views = true
 	}
 	u.Hosts = h.renewAll(changed)
@@ -323,12 +324,6 @@ func (h *Hosts) addCluster(name string) clusterID {
 	h.clusters[i] = newCluster(name, id, h.domain, 1)
 	h.remote++
 	return id
-}
-
-// dropCluster removes a cluster other than the own one, which must have no objects any more.
-func (h *Hosts) dropCluster(id clusterID) {
-	h.clusters[id] = nil
-	h.remote--
 }
 
 // compareClusters orders clusters by name, the own one first. It does not use their numbers, which

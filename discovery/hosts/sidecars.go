@@ -79,7 +79,9 @@ type Labels []uint64
 func NewLabels(labels map[string]string) Labels {
 	l := make(Labels, 0, len(labels))
 	for name, value := range labels {
-		l = append(l, hashLabel(name, value))
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(name + "\x00" + value)) // no name contains a zero byte
+		l = append(l, hash.Sum64())
 	}
 	return l
 }
@@ -87,13 +89,4 @@ func NewLabels(labels map[string]string) Labels {
 // match reports whether l has all labels of a selector.
 func (l Labels) match(selector Labels) bool {
 	return !slices.ContainsFunc(selector, func(label uint64) bool { return !slices.Contains(l, label) })
-}
-
-// hashLabel returns the hash of a label. A zero byte separates the name from the value, because no name contains one.
-func hashLabel(name, value string) uint64 {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(name))
-	_, _ = h.Write([]byte{0})
-	_, _ = h.Write([]byte(value))
-	return h.Sum64()
 }

@@ -8,13 +8,6 @@ import (
 // Families are the address families of a client.
 type Families struct{ V4, V6 bool }
 
-func (f Families) includes(a netip.Addr) bool {
-	if a.Is4() {
-		return f.V4
-	}
-	return f.V6
-}
-
 // A View is everything that determines which entries a client sees.
 type View struct {
 	Namespace string
@@ -171,7 +164,7 @@ func (v *Viewer) build(h *Host, claims []*claim, key *variantKey) *Entry {
 		if v.VIPs && c.wantsVIP {
 			one.addrs = append(one.addrs, vips...)
 		}
-		if key.near.contains(c) {
+		if key.near.set && c.endpoints && c.cluster == key.near.id {
 			one.near, one.addrs = one.addrs, nil
 		}
 		if c.kubernetes() {
@@ -203,7 +196,7 @@ func (v *Viewer) usable(addrs []netip.Addr) []netip.Addr {
 	}
 	var all []netip.Addr
 	for _, a := range addrs {
-		if v.Families.includes(a) {
+		if a.Is4() && v.Families.V4 || a.Is6() && v.Families.V6 {
 			all = append(all, a)
 		}
 	}

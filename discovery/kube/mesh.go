@@ -27,16 +27,6 @@ type meshConfig struct {
 	} `json:"defaultConfig"`
 }
 
-// parseMesh parses the text of a MeshConfig. As in istiod, it converts the text to JSON first, so an unquoted "true"
-// or "on" is no string.
-func parseMesh(text string) (from meshConfig, err error) {
-	encoded, err := yaml.YAMLToJSON([]byte(text))
-	if err == nil {
-		err = json.Unmarshal(encoded, &from)
-	}
-	return from, err
-}
-
 // readMesh reads the ConfigMap with the settings. A ConfigMap without the key of the settings sets nothing.
 func readMesh(data []byte) reading[object.Object] {
 	var from struct {
@@ -60,7 +50,11 @@ func readMesh(data []byte) reading[object.Object] {
 
 // newMesh returns the settings in a text. It calls fail with what is wrong with them.
 func newMesh(text string, fail func(field, format string, args ...any)) *object.Mesh {
-	from, err := parseMesh(text)
+	var from meshConfig
+	encoded, err := yaml.YAMLToJSON([]byte(text)) // as in istiod, so an unquoted "true" or "on" is no string
+	if err == nil {
+		err = json.Unmarshal(encoded, &from)
+	}
 	if err != nil {
 		fail("", "%v", err)
 	}

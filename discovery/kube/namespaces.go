@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -21,17 +20,13 @@ type namespaceReader struct{ *store[labelled] }
 // A labelled has the labels and annotations of an object.
 type labelled struct{ labels, annotations map[string]string }
 
-// newLabelled returns the labels and annotations of an object. It leaves out kubectl's annotation with the last applied
-// manifest, which may be long.
-func newLabelled(m decode.Meta) labelled {
-	maps.DeleteFunc(m.Annotations, func(name, _ string) bool { return name == "kubectl.kubernetes.io/last-applied-configuration" })
-	return labelled{m.Labels, m.Annotations}
-}
-
 // NewNamespaces returns the namespaces of the API server.
 func (a *Access) NewNamespaces(log *slog.Logger) source.Namespaces {
 	r := resource{client: a.client, name: "namespaces of pods", kind: object.KindNamespace, path: pathNamespaces}
-	return &namespaceReader{newStore(r, log, func() {}, metadataOnly(newLabelled))}
+	return &namespaceReader{newStore(r, log, func() {}, metadataOnly(func(m decode.Meta) labelled {
+		delete(m.Annotations, "kubectl.kubernetes.io/last-applied-configuration") // it may be long
+		return labelled{m.Labels, m.Annotations}
+	}))}
 }
 
 // Run follows the namespaces until ctx ends.

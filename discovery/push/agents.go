@@ -3,7 +3,6 @@ package push
 import (
 	"fmt"
 	"math"
-	"net"
 	"strings"
 	"time"
 
@@ -79,13 +78,6 @@ const (
 	modeNamed = "named"
 	modeWhole = "whole"
 )
-
-func addressOf(a net.Addr) string {
-	if a == nil {
-		return ""
-	}
-	return a.String()
-}
 
 // seconds returns a time in seconds, with three decimals.
 func seconds(d time.Duration) float64 {

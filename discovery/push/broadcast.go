@@ -20,8 +20,6 @@ type broadcaster struct {
 	nonEmpty chan struct{} // has an element if the queue is not empty
 }
 
-func newBroadcaster() *broadcaster { return &broadcaster{nonEmpty: make(chan struct{}, 1)} }
-
 // add puts sessions into the next round.
 func (b *broadcaster) add(sessions []*session) {
 	b.mu.Lock()

@@ -71,7 +71,7 @@ type Service struct {
 // New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
 // [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: newBroadcaster(), streams: newStreams(), metrics: newMetrics()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: &broadcaster{nonEmpty: make(chan struct{}, 1)}, streams: &streams{open: map[*session]struct{}{}}, metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s
@@ -156,7 +156,7 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
 	client := &session{service: s, variant: variant, send: send, done: running.Done(), fail: cancel, connected: s.tables.elapsed()}
 	if from, ok := peer.FromContext(ctx); ok {
-		client.peer, client.tls = from.Addr, from.AuthInfo != nil && from.AuthInfo.AuthType() == "tls"
+		client.peer, client.tls = from.Addr.String(), from.AuthInfo != nil && from.AuthInfo.AuthType() == "tls"
 	}
 	if s.cfg.Check != nil {
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
@@ -257,8 +257,6 @@ type streams struct {
 	mu   sync.Mutex
 	open map[*session]struct{}
 }
-
-func newStreams() *streams { return &streams{open: map[*session]struct{}{}} }
 
 func (s *streams) add(one *session) {
 	s.mu.Lock()

@@ -2,7 +2,6 @@ package push
 
 import (
 	"crypto/rand"
-	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -31,8 +30,8 @@ type session struct {
 	queued  atomic.Bool                                     // it is in the queue of the broadcaster
 	info    atomic.Pointer[subscriber]                      // what the client says of itself; nil before the first request
 
-	// Where the client connects from, and since when. peer may be nil.
-	peer      net.Addr
+	// Where the client connects from, and since when.
+	peer      string
 	tls       bool
 	connected time.Duration // a time as in the type record
 
@@ -265,7 +264,7 @@ func (s *session) state() (a Agent, open bool) {
 	}
 	a = Agent{
 		Replica: s.service.cfg.Replica, Namespace: info.view.Namespace, Name: info.name, ID: info.node, Software: info.software,
-		Address: addressOf(s.peer), TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
+		Address: s.peer, TLS: s.tls, Variant: s.variant, Mode: modeWhole, State: StateWaiting,
 	}
 	if info.named {
 		a.Mode = modeNamed

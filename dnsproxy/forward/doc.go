@@ -40,8 +40,7 @@
 //
 //  4. If suffixes of the name have their own nameservers, the nameservers of the longest such suffix are
 //     asked, otherwise the nameservers of resolv.conf. Package upstream decides which of them are asked, and
-//     when. Clients that ask the same question before the reply has come wait for this reply. If no reply
-//     comes soon after a second client has asked, the nameservers are probed for a loop.
+//     when. Clients that ask the same question before the reply has come wait for this reply.
 //
 //  5. If no nameserver answers, and the cache has a reply that has expired, this reply is the answer (RFC
 //     8767). Clients get such a stale answer 1.8 s after the first of them has asked. They get it at once if

@@ -2,30 +2,17 @@ package forward
 
 import (
 	"crypto/sha256"
-	"encoding/binary"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/dnsproxy/wire"
-)
-
-const (
-	// suspectAfter is how long the agent waits, after a question has come in for the second time, before it probes
-	// the nameservers for a loop. Most nameservers have answered by then. A nameserver that forwards to this agent
-	// has not answered: it waits for the agent, which queries another nameserver after 50 ms at the earliest.
-	suspectAfter = 40 * time.Millisecond
-
-	// suspectForms is how many different messages with the same question must be in flight before the nameservers are
-	// probed at once. A forwarder in a loop may change the message in each round, for example the case of letters.
-	suspectForms = 4
 )
 
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
-	cache.Key // for a relayed message, only the name, type and class are set
+	cache.Key // zero for a relayed message
 	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
 	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is
 	// the client's transport, but empty for UDP if the cache is on.
@@ -40,11 +27,7 @@ func relayKey(packet []byte, q *Query) flightKey {
 	if q.Server.IsValid() {
 		relay = append(relay, q.Server.String()...)
 	}
-	key := flightKey{Key: cache.Key{Name: string(q.Name)}, relay: string(relay)}
-	if end := wire.HeaderLen + len(q.Name) + 1; len(packet) >= end+4 {
-		key.Type, key.Class = binary.BigEndian.Uint16(packet[end:]), binary.BigEndian.Uint16(packet[end+2:])
-	}
-	return key
+	return flightKey{relay: string(relay)}
 }
 
 // A Client waits for the result of its query.
@@ -80,17 +63,13 @@ type flight struct {
 	flights *flights
 	key     flightKey
 	began   time.Time
-	// generation is the cache's generation before the nameservers were chosen. traced is true if the first client
-	// has set Query.Trace. Both are set before nameservers are asked.
+	// generation is the cache's generation before the nameservers were chosen. It is set before they are asked.
 	generation uint64
-	traced     bool
 
 	// Guarded by the mutex of the flights.
 	seats        []seat
 	room         [1]seat // memory for the first seat
 	landed       bool    // it has ended, perhaps because it was evicted
-	evicted      bool    // it has ended without an answer, to make room
-	suspected    bool    // suspectLater was called
 	call         upstream.Call
 	older, newer *flight // the flights that began before and after it
 }
@@ -98,44 +77,8 @@ type flight struct {
 // Receive implements [upstream.Receiver].
 func (l *flight) Receive(answer upstream.Answer, err error) { l.flights.receive(l, answer, err) }
 
-// withTrace returns mode with upstream.Traced if the flight is traced, otherwise mode itself.
-func (l *flight) withTrace(mode upstream.Mode) upstream.Mode {
-	if l.traced {
-		return mode | upstream.Traced
-	}
-	return mode
-}
-
 // relays reports whether the flight relays its message.
 func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
-
-// A boarding is the result of the method join.
-type boarding struct {
-	flight *flight // nil if there is no place
-	first  bool    // the flight is new: the caller must ask nameservers, or the cache again
-	forms  int     // how many relayed messages with the same question are in flight
-	evictedFlight
-}
-
-// An evictedFlight is what remains of a flight that was evicted to make room.
-type evictedFlight struct {
-	seats []seat
-	call  upstream.Call
-}
-
-// end cancels the queries of an evicted flight. It gives its clients an error, or their stale replies. It returns how
-// many places the flight had.
-func (e evictedFlight) end() (clients int) {
-	if e.seats == nil {
-		return 0
-	}
-	e.call.Cancel()
-	result := &Result{Err: ErrTooMany, Source: SourceSelf}
-	for _, s := range e.seats {
-		s.give(result)
-	}
-	return len(e.seats)
-}
 
 // flights are all flights, and the places that clients take in them. Each client takes one place. A flight that began
 // without a client takes a place, too, and so does each successful call of the method take.
@@ -150,12 +93,11 @@ type flights struct {
 	mu    sync.Mutex
 	used  int // how many places are taken
 	byKey map[flightKey]*flight
-	forms map[cache.Key]int // how many relayed messages are in flight, by their question
-	ends  flight            // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
+	ends  flight // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 
 func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
-	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}, forms: map[cache.Key]int{}}
+	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}}
 	f.ends.older, f.ends.newer = &f.ends, &f.ends
 	return f
 }
@@ -186,31 +128,39 @@ func (f *flights) count() int {
 	return f.used
 }
 
-// join seats a client in the flight for a key. If there is no such flight, it begins one. If no place is free and
-// evict is true, it evicts the oldest other flight. The caller must call the method end of the result.
-func (f *flights) join(key flightKey, s seat, evict bool) (b boarding) {
+// join seats a client in the flight for a key, and begins the flight if there is none. first is true if it has begun it:
+// the caller must ask nameservers, or the cache again. If no place is free and evict is true, the oldest other flight
+// ends and makes room. If joined is nil, there is no place.
+func (f *flights) join(key flightKey, s seat, evict bool) (joined *flight, first bool, evicted int) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
-	joined := f.byKey[key]
+	joined = f.byKey[key]
 	if joined != nil && s.client == nil {
-		return boarding{flight: joined}
+		f.mu.Unlock()
+		return joined, false, 0
+	}
+	var call upstream.Call
+	var victims []seat
+	if oldest := f.ends.newer; f.used >= f.places && evict {
+		if oldest == joined {
+			oldest = oldest.newer
+		}
+		if oldest != &f.ends {
+			victims, call = f.endLocked(oldest), oldest.call
+		}
 	}
 	if f.used >= f.places {
-		if !evict {
-			return b
+		joined = nil
+	} else {
+		if first = joined == nil; first {
+			joined = f.beginLocked(key)
 		}
-		b.evictedFlight = f.evictLocked(joined)
-		if f.used >= f.places {
-			return b
-		}
+		f.used++
+		joined.seats = append(joined.seats, s)
 	}
-	f.used++
-	if b.flight = joined; joined == nil {
-		b.flight, b.first = f.beginLocked(key), true
-	}
-	b.flight.seats = append(b.flight.seats, s)
-	b.forms = f.forms[key.Key]
-	return b
+	f.mu.Unlock()
+	call.Cancel()
+	giveAll(victims, &Result{Err: ErrTooMany, Source: SourceSelf})
+	return joined, first, len(victims)
 }
 
 func (f *flights) beginLocked(key flightKey) *flight {
@@ -219,23 +169,7 @@ func (f *flights) beginLocked(key flightKey) *flight {
 	begun.seats = begun.room[:0]
 	begun.older.newer, f.ends.older = begun, begun
 	f.byKey[key] = begun
-	if begun.relays() {
-		f.forms[key.Key]++
-	}
 	return begun
-}
-
-// evictLocked removes the oldest flight. If that is the flight except, it removes the next one instead.
-func (f *flights) evictLocked(except *flight) (e evictedFlight) {
-	victim := f.ends.newer
-	if victim == except {
-		victim = victim.newer
-	}
-	if victim != &f.ends {
-		victim.evicted = true
-		e.seats, e.call = f.endLocked(victim), victim.call
-	}
-	return e
 }
 
 // endLocked removes a flight and returns its seats.
@@ -245,25 +179,20 @@ func (f *flights) endLocked(l *flight) []seat {
 	if f.byKey[l.key] == l { // false if shut has removed it already
 		delete(f.byKey, l.key)
 	}
-	if l.relays() {
-		if f.forms[l.key.Key]--; f.forms[l.key.Key] == 0 {
-			delete(f.forms, l.key.Key)
-		}
-	}
 	seats := l.seats
 	f.used -= len(seats)
 	l.seats = nil
 	return seats
 }
 
-// setCall records the call by which nameservers are asked for a flight. If the flight is evicted, the call is
-// cancelled.
+// setCall records the call by which nameservers are asked for a flight. If the flight has been evicted meanwhile, the call
+// is cancelled.
 func (f *flights) setCall(l *flight, call upstream.Call) {
 	f.mu.Lock()
 	l.call = call
-	evicted := l.evicted // it may have been evicted already
+	landed := l.landed
 	f.mu.Unlock()
-	if evicted {
+	if landed {
 		call.Cancel()
 	}
 }
@@ -271,12 +200,15 @@ func (f *flights) setCall(l *flight, call upstream.Call) {
 // land ends a flight, and gives the result to all its clients.
 func (f *flights) land(l *flight, result *Result) {
 	f.mu.Lock()
-	if l.landed {
-		f.mu.Unlock()
-		return
+	var seats []seat
+	if !l.landed {
+		seats = f.endLocked(l)
 	}
-	seats := f.endLocked(l)
 	f.mu.Unlock()
+	giveAll(seats, result)
+}
+
+func giveAll(seats []seat, result *Result) {
 	for _, s := range seats {
 		s.give(result)
 	}
@@ -297,29 +229,7 @@ func (f *flights) giveStale(l *flight) {
 	l.seats = left
 	call := l.call
 	f.mu.Unlock()
-	for _, s := range given {
-		s.give(&Result{Err: errLate, Attempts: call.Attempts()})
-	}
-}
-
-// suspectLater is called when the question of a flight comes in again. If the flight has not landed after
-// suspectAfter, its nameservers are probed for a loop.
-func (f *flights) suspectLater(l *flight, group *upstream.Group) {
-	f.mu.Lock()
-	first := !l.suspected
-	l.suspected = true
-	f.mu.Unlock()
-	if !first {
-		return
-	}
-	time.AfterFunc(suspectAfter, func() {
-		f.mu.Lock()
-		landed := l.landed
-		f.mu.Unlock()
-		if !landed {
-			group.Suspect()
-		}
-	})
+	giveAll(given, &Result{Err: errLate, call: call})
 }
 
 // shut keeps clients from joining the flights that have begun, because the answers of these flights may be out of

@@ -140,30 +140,23 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
 		return
 	}
-	b := f.board(f.questionKey(q), s, group)
-	switch {
-	case b.first:
-		b.flight.traced = q.Trace
-		f.launch(b.flight, state)
-	case b.flight != nil:
-		// Another client, or a nameserver that forwards to this agent, asks the same.
+	l, first := f.board(f.questionKey(q), s, group)
+	if first {
+		f.launch(l, state)
+	} else { // another client, or a nameserver that forwards to this agent, asks the same
 		f.cache.CountMiss(state)
-		f.flights.suspectLater(b.flight, group)
-	default:
-		f.cache.CountMiss(state)
-		return
 	}
-	if s.staleReply != nil || s.otherwise {
-		time.AfterFunc(staleAfter-time.Since(b.flight.began), func() { f.flights.giveStale(b.flight) })
+	if l != nil && (s.staleReply != nil || s.otherwise) {
+		time.AfterFunc(staleAfter-time.Since(l.began), func() { f.flights.giveStale(l) })
 	}
 }
 
 // renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
 // if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
-	switch b := f.board(f.questionKey(q), seat{}, nil); {
-	case b.first:
-		f.launch(b.flight, state)
+	switch l, first := f.board(f.questionKey(q), seat{}, nil); {
+	case first:
+		f.launch(l, state)
 	case state != cache.Fresh:
 		f.cache.CountMiss(state)
 	}
@@ -203,7 +196,7 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 		mode = upstream.Mode(l.key.relay[0])
 	}
 	r := f.routing.Load()
-	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), l.withTrace(mode), l))
+	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), mode, l))
 }
 
 // lookUp looks a question up in the cache.
@@ -229,7 +222,7 @@ func (f *Forwarder) lookUp(key cache.Key, found *lookup) {
 // receive is called with the answer of nameservers to the question of a flight. It caches the answer and gives it to
 // the clients.
 func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
-	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, Attempts: answer.Attempts}
+	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, call: answer.Call}
 	if l.relays() {
 		result.Relayed = answer.Reply
 		f.flights.land(l, result)
@@ -283,36 +276,28 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		}
 		return f.routing.Load().group(q.Name)
 	}
-	b := f.board(relayKey(packet, q), seat{client: client}, group())
-	switch {
-	case b.flight == nil:
+	l, first := f.board(relayKey(packet, q), seat{client: client}, group())
+	if !first {
 		return
-	case !b.first:
-		f.flights.suspectLater(b.flight, group())
-		return
-	}
-	b.flight.traced = q.Trace
-	servers := group() // group is called a second time, because nameservers must be chosen after board: see flush
-	if b.forms >= suspectForms {
-		servers.Suspect()
 	}
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	f.flights.setCall(b.flight, servers.Start(packet, b.flight.withTrace(q.Mode|upstream.Verbatim), b.flight))
+	// The function group is called a second time, because nameservers must be chosen after board: see flush.
+	f.flights.setCall(l, group().Start(packet, q.Mode|upstream.Verbatim, l))
 }
 
-// board seats a client in a flight. If there is no place, the client gets its stale reply, or an error, and the result
-// has no flight. group has the nameservers that will be asked. If they are all silent (Group.Full), no other flight is
-// evicted to make room.
-func (f *Forwarder) board(key flightKey, s seat, group *upstream.Group) boarding {
-	b := f.flights.join(key, s, s.client != nil && !group.Full())
-	f.metrics.overflow(b.end())
-	if b.flight == nil && s.client != nil {
+// board seats a client in a flight; first is true if the flight is new. If there is no place, the client gets its stale
+// reply, or an error, and board returns nil. group has the nameservers that will be asked. If they are all silent
+// (Group.Full), no other flight is evicted to make room.
+func (f *Forwarder) board(key flightKey, s seat, group *upstream.Group) (l *flight, first bool) {
+	l, first, evicted := f.flights.join(key, s, s.client != nil && !group.Full())
+	f.metrics.overflow(evicted)
+	if l == nil && s.client != nil {
 		f.metrics.overflow(1)
 		s.give(&Result{Err: ErrTooMany, Source: SourceSelf})
 	}
-	return b
+	return l, first
 }
 
 // transfer requests a zone transfer over TCP. It sends all messages except the last one to the client, and returns

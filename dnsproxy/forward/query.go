@@ -33,8 +33,6 @@ type Query struct {
 	// Otherwise is true if the caller has an answer of its own for when nameservers fail. It then gets an error early:
 	// when a client would get a stale reply.
 	Otherwise bool
-	// Trace makes Result.Attempts complete.
-	Trace bool
 
 	found lookup
 }

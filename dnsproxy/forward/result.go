@@ -59,12 +59,12 @@ type Result struct {
 	Server string
 	Err    error // why there is no reply; nil if there is one
 
-	// Attempts has what was sent to nameservers: see [upstream.Answer.Attempts]. It has everything only if Query.Trace
-	// was set. If several clients have sent the same query, the Query of the first client counts.
-	Attempts []upstream.Attempt
-
-	failure string // why a stale reply is used; for the method Failure
+	call    upstream.Call // for the method Attempts
+	failure string        // why a stale reply is used; for the method Failure
 }
+
+// Attempts returns what was sent to nameservers: see [upstream.Call.Attempts]. It is nil if they were not asked.
+func (r *Result) Attempts() []upstream.Attempt { return r.call.Attempts() }
 
 // Expired returns how long ago a stale reply has expired.
 func (r *Result) Expired() time.Duration {
@@ -113,7 +113,7 @@ func (r *Result) Size() int {
 // result.
 func (r *Result) withFailure(result *Result) *Result {
 	stale := *r
-	stale.failure, stale.Attempts = result.Failure(), result.Attempts
+	stale.failure, stale.call = result.Failure(), result.call
 	return &stale
 }
 

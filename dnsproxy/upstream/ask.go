@@ -29,8 +29,6 @@ const (
 	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
 	// differ from the query's.
 	Verbatim Mode = 1 << 4
-	// Traced may be added, too. Then the answer's Attempts are complete.
-	Traced Mode = 1 << 5
 )
 
 // A Mode says how a query is sent. TLS servers are always asked over TLS.
@@ -56,13 +54,9 @@ type Answer struct {
 	// Plain reports that the query was sent without its OPT record. If the query asks for
 	// signatures, Reply lacks them.
 	Plain bool
-	// Attempts has what was sent to servers, in order, if the query is Traced, has no usable reply or took long. If it
-	// is Traced, the servers that were not asked follow.
-	Attempts []Attempt
+	// Call tells what was sent to servers. It is set even if there is no Reply.
+	Call Call
 }
-
-// tellAfter is how long an answer takes before it has Attempts even if the query is not Traced.
-const tellAfter = 500 * time.Millisecond
 
 // A Call is a query that was sent by [Group.Start].
 type Call struct{ question *question }
@@ -76,14 +70,15 @@ func (c Call) Cancel() {
 	}
 }
 
-// Attempts returns what was sent so far, if the query is Traced.
+// Attempts returns what was sent so far or until the query was answered, in order, and then the servers that were not
+// asked.
 func (c Call) Attempts() []Attempt {
-	if c.question == nil || !c.question.traced {
+	if c.question == nil {
 		return nil
 	}
 	c.question.mu.Lock()
 	defer c.question.mu.Unlock()
-	return c.question.describe(time.Now(), nil)
+	return c.question.describe()
 }
 
 // A question is a query on its way to servers and back. It has no goroutine of its own: the goroutine that starts it,
@@ -92,12 +87,10 @@ type question struct {
 	// These fields never change after Start.
 	receiver Receiver
 	options  Options
-	began    time.Time
 	deadline time.Time
 	id       [2]byte // of the query that the group got
 	text     []byte  // the question section of the query
 	verbatim bool
-	traced   bool
 	once     bool // the query must not be sent twice (rule 8)
 	edns     bool // the query has an OPT record that may be left out
 	retryTCP bool // after a truncated reply, the query is sent over TCP (rule 8)
@@ -114,7 +107,8 @@ type question struct {
 
 	lateAt   time.Time // when the server asked last will be late and the next one is asked
 	movesOn  bool      // a server has failed: the next one is asked at once
-	answer   *attempt  // the reply that is the answer
+	answer   *attempt  // its reply is the answer
+	ended    time.Time // when the question was answered
 	held     *attempt  // a negative reply that is held (rule 6)
 	cutUntil time.Time // when a truncated reply becomes the answer; zero if there is none
 }
@@ -159,10 +153,10 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 		receiver.Receive(Answer{}, errMalformedQuery)
 		return Call{}
 	}
-	how, now := mode&^(Verbatim|Traced), time.Now()
+	how, now := mode&^Verbatim, time.Now()
 	q := &question{
-		receiver: receiver, options: g.options, began: now, deadline: now.Add(g.timeout), id: [2]byte(query),
-		verbatim: mode&Verbatim != 0, traced: mode&Traced != 0, once: !isQuery(query), retryTCP: how != UDPOnly,
+		receiver: receiver, options: g.options, deadline: now.Add(g.timeout), id: [2]byte(query),
+		verbatim: mode&Verbatim != 0, once: !isQuery(query), retryTCP: how != UDPOnly,
 		slot: rand.Uint32(),
 	}
 	q.query = append(q.room[:0], query...)
@@ -190,6 +184,7 @@ func (q *question) proceed(ended *attempt, o outcome) {
 	}
 	answer, err, over := q.step(now)
 	if over {
+		q.ended, answer.Call = now, Call{q}
 		q.end()
 	}
 	q.mu.Unlock()
@@ -214,14 +209,14 @@ func (q *question) step(now time.Time) (answer Answer, err error, over bool) {
 	for {
 		switch {
 		case q.answer != nil:
-			return q.win(q.answer, now), nil, true
+			return q.win(q.answer), nil, true
 		case !now.Before(q.deadline), !q.cutUntil.IsZero() && !now.Before(q.cutUntil):
-			answer, err = q.giveUp(ErrTimeout, now)
+			answer, err = q.giveUp(ErrTimeout)
 			return answer, err, true
 		case q.held != nil && !q.outranked(q.held.at):
-			return q.win(q.held, now), nil, true
+			return q.win(q.held), nil, true
 		case q.settled(now):
-			answer, err = q.giveUp(nil, now)
+			answer, err = q.giveUp(nil)
 			return answer, err, true
 		}
 		i, repeated := q.due(now)
@@ -282,6 +277,7 @@ func (q *question) due(now time.Time) (i int, repeated bool) {
 	case now.Before(q.lateAt), q.once:
 		return -1, false
 	}
+	q.attempts[len(q.attempts)-1].server.probeForLoop(now)
 	return i, true
 }
 
@@ -455,26 +451,23 @@ func (q *question) bestFailure() (best *attempt) {
 
 // giveUp returns the best result so far: a truncated or held reply, or the best failure. If there is none of these, it
 // returns an error; reason is why servers without a result are no longer awaited.
-func (q *question) giveUp(reason error, now time.Time) (Answer, error) {
+func (q *question) giveUp(reason error) (Answer, error) {
 	cut := slices.IndexFunc(q.servers, func(c candidate) bool { return c.cut != nil })
 	switch failure := q.bestFailure(); {
 	case cut >= 0:
-		return q.win(q.servers[cut].cut, now), nil
+		return q.win(q.servers[cut].cut), nil
 	case q.held != nil:
-		return q.win(q.held, now), nil
+		return q.win(q.held), nil
 	case failure != nil:
-		return q.win(failure, now), nil
+		return q.win(failure), nil
 	}
-	answer := Answer{}
-	if q.traced {
-		answer.Attempts = q.describe(now, nil)
-	}
-	return answer, q.noReply(reason)
+	return Answer{}, q.noReply(reason)
 }
 
 // win returns the answer that an attempt has brought. It is provisional if an earlier server may have another one: if it
 // has not disclaimed the question. A server for internal names disclaims questions for all other names.
-func (q *question) win(a *attempt, now time.Time) Answer {
+func (q *question) win(a *attempt) Answer {
+	q.answer = a
 	answer := Answer{Reply: a.reply, Server: a.server.name, Plain: a.plain}
 	copy(q.query, q.id[:])
 	if q.verbatim {
@@ -485,9 +478,6 @@ func (q *question) win(a *attempt, now time.Time) Answer {
 	answer.Provisional = a.reading.usable() && q.inOrder() && slices.ContainsFunc(q.servers[:a.at], func(c candidate) bool {
 		return c.failure == nil || c.failure.reading.code != dns.RcodeRefused && c.failure.reading.code != dns.RcodeNotImplemented
 	})
-	if q.traced || !a.reading.usable() || now.Sub(q.began) >= tellAfter {
-		answer.Attempts = q.describe(now, a)
-	}
 	return answer
 }
 
@@ -541,12 +531,16 @@ type Attempt struct {
 	Used     bool `json:"used,omitempty"`  // the reply to this attempt is the answer
 }
 
-// describe returns what was sent so far, and then, if the question is traced and over, the servers that were not asked.
-func (q *question) describe(now time.Time, used *attempt) []Attempt {
+// describe is Call.Attempts with mu held.
+func (q *question) describe() []Attempt {
+	now := q.ended
+	if now.IsZero() {
+		now = time.Now()
+	}
 	all := make([]Attempt, 0, len(q.attempts)+len(q.servers))
 	for _, a := range q.attempts {
 		made := Attempt{
-			Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.plain, Repeated: a.repeated, Used: a == used,
+			Server: a.server.name, Protocol: a.server.protocol(a.stream), Plain: a.plain, Repeated: a.repeated, Used: a == q.answer,
 			Sent: seconds(a.sent.Sub(q.attempts[0].sent)), Usual: seconds(a.server.rtt()), Patience: seconds(a.patience),
 		}
 		if made.Took = seconds(now.Sub(a.sent)); !a.ended.IsZero() {
@@ -555,7 +549,7 @@ func (q *question) describe(now time.Time, used *attempt) []Attempt {
 		all = append(all, made)
 	}
 	for i := range q.servers {
-		if c := &q.servers[i]; q.traced && c.sends == 0 {
+		if c := &q.servers[i]; c.sends == 0 {
 			reason := c.standing.state.String()
 			if c.err != nil {
 				reason = c.err.Error()
@@ -566,14 +560,14 @@ func (q *question) describe(now time.Time, used *attempt) []Attempt {
 	return all
 }
 
-// Others returns a short text about the servers whose replies were not used: the result of each. The text is empty if
-// there are no such servers.
+// Others returns a short text about the servers that were asked, and whose replies were not used: the result of each. The
+// text is empty if there are no such servers.
 func Others(attempts []Attempt) string {
 	var texts []string
 	for i := range attempts {
 		server := attempts[i].Server
 		same := func(a Attempt) bool { return a.Server == server }
-		if slices.ContainsFunc(attempts[:i], same) {
+		if attempts[i].Protocol == "" || slices.ContainsFunc(attempts[:i], same) {
 			continue
 		}
 		ended, used := "", false

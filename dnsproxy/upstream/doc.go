@@ -21,8 +21,8 @@
 //  3. Servers that live, or were never asked, come first; then servers that are down. Among equals, the order of
 //     configuration decides. With Options.Fastest, the server with the least SRTT comes
 //     first among equals. But servers that are about as fast, with an SRTT up to 1.5 times as long plus 5 ms, stay
-//     in the order of configuration. Servers that have sent a query back to this host ([Group.Suspect]) are not
-//     asked.
+//     in the order of configuration. Servers that have sent a query back to this host ([Client.Echo]) are not asked.
+//     To find them, a server that is late is sent a loop probe, at most one a second.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
 //     time is up. In each round the waits are twice as long, up to 2 s. A server that is asked again is

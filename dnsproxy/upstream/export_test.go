@@ -1,6 +1,9 @@
 package upstream
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Exchange is Start for a test that waits. After the end of ctx it returns the error of ctx.
 func (g *Group) Exchange(ctx context.Context, query []byte, how Mode) (reply []byte, server string, err error) {
@@ -18,6 +21,13 @@ func (g *Group) Ask(ctx context.Context, query []byte, how Mode) (Answer, error)
 	case <-ctx.Done():
 		started.Cancel()
 		return Answer{}, ctx.Err()
+	}
+}
+
+// Suspect sends each server a loop probe if one is due.
+func (g *Group) Suspect() {
+	for _, s := range g.servers {
+		s.probeForLoop(time.Now())
 	}
 }
 

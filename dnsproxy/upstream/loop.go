@@ -25,8 +25,8 @@ const (
 
 	probeLen = 16 // random bytes in a name; its first label has them in hex
 
-	// A server may be suspected of a loop again and again, for example because the nameservers behind it are slow. It is
-	// probed at most once in loopPause or, if it loops, in loopRecheck.
+	// A server may be late again and again, for example because the nameservers behind it are slow. It is probed at most
+	// once in loopPause or, if it loops, in loopRecheck.
 	loopPause    = time.Second
 	loopRecheck  = 10 * time.Second
 	probeForgets = 30 * time.Second
@@ -58,24 +58,15 @@ func loopSuffix() wire.Name {
 	return wire.Name(append([]byte{byte(label)}, LoopZone[:label]...))
 }
 
-// Suspect sends a loop probe to each server of the group for which a probe is due. The agent calls Suspect when it
-// receives a question that it has sent to the group, and that no server has answered yet. A server may have sent the
-// question back. Suspect does not block. [Client.Echo] recognises the probes that come back.
-func (g *Group) Suspect() {
-	now := time.Now()
-	for _, s := range g.servers {
-		s.probeForLoop(now)
-	}
-}
-
-// probeForLoop sends a loop probe if one is due.
+// probeForLoop sends a loop probe if one is due. It is called if the server is late for a query, because it may have sent
+// the query back, or if it is known to loop. [Client.Echo] recognises the probes that come back.
 func (s *server) probeForLoop(now time.Time) {
 	s.mu.Lock()
 	pause := loopPause
 	if s.history.looping {
 		pause = loopRecheck
 	}
-	due := now.Sub(s.loopProbed) >= pause
+	due, useVC := now.Sub(s.loopProbed) >= pause, s.options.UseVC
 	if due {
 		s.loopProbed = now
 	}
@@ -95,7 +86,7 @@ func (s *server) probeForLoop(now time.Time) {
 	s.client.mu.Unlock()
 	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
 	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
-	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil, text: question})
+	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil || useVC, text: question})
 }
 
 // An Arrival is how the agent received a question.

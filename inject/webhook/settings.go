@@ -1,23 +1,17 @@
 package webhook
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"reflect"
 	"sync"
-	"time"
 
 	"github.com/nametap/nametap/inject"
 )
 
-// readEvery is how often the file with the settings is read. kubelet updates the files of a ConfigMap
-// once a minute.
-const readEvery = time.Second
-
-// settings are the last usable settings of injection.
+// settings are the last usable settings of injection. The file is read for each pod, and for the metric.
 type settings struct {
 	file string // "" means that the settings are the defaults, and never change
 	log  *slog.Logger
@@ -28,18 +22,11 @@ type settings struct {
 	problem string // why the file cannot be used; "" if it can
 }
 
-// newSettings reads the file. Until the file can be used, there are no settings, and pods that should have the agent
-// are refused.
-func newSettings(file string, log *slog.Logger) *settings {
-	s := &settings{file: file, log: log, cfg: inject.DefaultConfig(), usable: file == ""}
-	if file != "" {
-		s.update(s.read())
-	}
-	return s
-}
-
 // current returns the settings. If the file could never be used, they are the defaults, and problem says why.
 func (s *settings) current() (cfg inject.Config, problem string) {
+	if s.file != "" {
+		s.update(s.read())
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.usable {
@@ -50,6 +37,7 @@ func (s *settings) current() (cfg inject.Config, problem string) {
 
 // failing returns 1 while the file cannot be used, otherwise 0.
 func (s *settings) failing() float64 {
+	_, _ = s.current()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.problem != "" {
@@ -73,25 +61,7 @@ func (s *settings) read() (cfg inject.Config, err error) {
 	return cfg, nil
 }
 
-// run keeps the settings in step with the file until ctx ends. While the file cannot be used, the previous settings
-// stay, if there are any.
-func (s *settings) run(ctx context.Context) {
-	if s.file == "" {
-		return
-	}
-	ticker := time.NewTicker(readEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			s.update(s.read())
-		}
-	}
-}
-
-// update uses the result of read.
+// update uses the result of read. While the file cannot be used, the previous settings stay, if there are any.
 func (s *settings) update(cfg inject.Config, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

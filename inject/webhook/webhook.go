@@ -3,7 +3,7 @@
 //
 //  1. webhook.go has the server, its bounds and its metrics, and reads the questions.
 //  2. review.go answers one question. It has no side effects, so it ignores dryRun.
-//  3. settings.go follows the file with the settings of injection.
+//  3. settings.go reads the file with the settings of injection.
 //
 // Every pod may be able to connect, and the webhook cannot tell the API server from other clients. Therefore the
 // webhook bounds connections and the memory of all requests, and slow clients give way (package connlimit).
@@ -18,13 +18,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/semaphore"
 
+	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/httpguard"
 )
@@ -94,7 +94,8 @@ type Webhook struct {
 // New reads the settings. If they cannot be used, the webhook refuses pods that should have the agent until the file
 // has usable settings.
 func New(cfg Config) *Webhook {
-	s := newSettings(cfg.File, cfg.Logger)
+	s := &settings{file: cfg.File, log: cfg.Logger, cfg: inject.DefaultConfig(), usable: cfg.File == ""}
+	_, _ = s.current() // says what is wrong with the file
 	name := func(name, help string) prometheus.Opts {
 		return prometheus.Opts{Namespace: "nametap", Subsystem: "discovery_inject", Name: name, Help: help}
 	}
@@ -130,11 +131,6 @@ func (w *Webhook) Serve(ctx context.Context, ln net.Listener, certificate func(*
 		return context.WithValue(ctx, placeKey{}, httpguard.Place(conn))
 	}
 	srv.IdleTimeout, srv.ErrorLog = idleTimeout, slog.NewLogLogger(w.log.Handler(), slog.LevelDebug)
-	ctx, cancel := context.WithCancel(ctx)
-	var following sync.WaitGroup
-	defer following.Wait()
-	defer cancel()
-	following.Go(func() { w.reviewer.settings.run(ctx) })
 	// The API server uses HTTP/1.1 for webhooks.
 	config := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: certificate, NextProtos: []string{"http/1.1"}}
 	if err := httpguard.Serve(ctx, srv, tls.NewListener(ln, config), stopGrace); err != nil {
@@ -205,7 +201,7 @@ func (w *Webhook) serve(ctx context.Context, to http.ResponseWriter, r *http.Req
 		places = w.largePods
 	}
 	if places.Acquire(ctx, 1) != nil {
-		return busy()
+		return answer{http.StatusServiceUnavailable, outcomeBusy, []byte("the webhook is busy with other pods: run more replicas of nametap-discovery")}
 	}
 	defer places.Release(1)
 	return w.reviewer.review(ctx, r.URL.Path == PathNamespace, question)
@@ -234,8 +230,4 @@ func readBody(to http.ResponseWriter, r *http.Request) ([]byte, error) {
 		_ = connection.SetReadDeadline(time.Time{}) // otherwise the server would take an expired deadline for the end of the client
 	}
 	return question.Bytes(), err
-}
-
-func busy() answer {
-	return answer{http.StatusServiceUnavailable, outcomeBusy, []byte("the webhook is busy with other pods: run more replicas of nametap-discovery")}
 }

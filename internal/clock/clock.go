@@ -138,6 +138,17 @@ func BackOff(n int, first, longest time.Duration) time.Duration {
 // not all go on at the same time.
 func Jitter(longest time.Duration) time.Duration { return longest/2 + rand.N(longest/2+1) }
 
+// Retry calls the function attempt until it returns true, after pauses that double from 100 ms up to 5 s. It returns false
+// if ctx ends first.
+func Retry(ctx context.Context, attempt func() bool) bool {
+	for n := 0; Sleep(ctx, BackOff(n, 100*time.Millisecond, 5*time.Second)); n++ {
+		if attempt() {
+			return true
+		}
+	}
+	return false
+}
+
 // Sleep waits for the given time. It returns false if ctx ends first.
 func Sleep(ctx context.Context, length time.Duration) bool {
 	timer := time.NewTimer(length)

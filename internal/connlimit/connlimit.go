@@ -83,10 +83,9 @@ type Place struct {
 // New returns a limit of maxConns connections, which hold up to maxBytes together. server is the label of the metric. The
 // caller must call [Limit.Close] in the end.
 func New(server string, maxConns int, maxBytes int64) *Limit {
-	return &Limit{
-		server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: newReserve(reserved),
-		clients: map[netip.Prefix]*client{},
-	}
+	l := &Limit{server: server, maxConns: maxConns, maxBytes: maxBytes, origin: time.Now(), reserve: make(reserve, reserved), clients: map[netip.Prefix]*client{}}
+	l.reserve.refill()
+	return l
 }
 
 // Close releases the reserve of descriptors. The places stay usable.
@@ -296,13 +295,6 @@ func (p *Place) close() {
 // A reserve holds spare descriptors. When the process has no free descriptor left, spend closes one of them, so one
 // more client can be accepted. A reserve is safe for concurrent use.
 type reserve chan int
-
-// newReserve returns a reserve of size descriptors. If the process cannot open that many, the reserve has fewer.
-func newReserve(size int) reserve {
-	r := make(reserve, size)
-	r.refill()
-	return r
-}
 
 // spend closes one descriptor of the reserve. It returns false if the reserve is empty.
 func (r reserve) spend() bool {

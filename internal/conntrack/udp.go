@@ -114,7 +114,8 @@ func (u *UDP) lookup(client, local netip.AddrPort) (netip.AddrPort, error) {
 		for attempt := 1; ; attempt++ {
 			original, err := c.lookup(client, local)
 			err = classify(err)
-			if attempt == lookupAttempts || !temporary(err) {
+			certain := err == nil || errors.Is(err, unix.ENOENT) || errors.Is(err, ErrPermission) || errors.Is(err, ErrUnsupported)
+			if certain || attempt == lookupAttempts {
 				return original, err
 			}
 		}
@@ -133,11 +134,6 @@ func classify(err error) error {
 		return ErrUnsupported // EINVAL comes from nfnetlink_rcv_msg, the other errors come from socket(2)
 	}
 	return err
-}
-
-// temporary reports whether a lookup that failed with err may succeed when it is repeated.
-func temporary(err error) bool {
-	return err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, ErrPermission) && !errors.Is(err, ErrUnsupported)
 }
 
 // lookups is a socket for one lookup at a time.

@@ -1,7 +1,6 @@
 package listen
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -38,27 +37,6 @@ func Waiting(listener syscall.Conn, timeout time.Duration) bool {
 		return err
 	})
 	return waiting > 0 || err != nil && !errors.Is(err, unix.EINTR) // a signal, also of Go's scheduler, is no client
-}
-
-// The pause before each attempt of Retry doubles from minRetry up to maxRetry.
-const (
-	minRetry = 100 * time.Millisecond
-	maxRetry = 5 * time.Second
-)
-
-// Retry calls the function attempt until it succeeds. Retry waits before each call, and longer after each failure.
-// It returns false if ctx ends before attempt succeeds.
-func Retry(ctx context.Context, attempt func() error) bool {
-	for pause := minRetry; ; pause = min(2*pause, maxRetry) {
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return false
-		}
-		if attempt() == nil {
-			return true
-		}
-	}
 }
 
 // The pause after an error doubles from minPause up to maxPause. After quietTime without an error, the next pause is

@@ -3,7 +3,7 @@
 //
 //	listen.go     Set: the sockets of one setting; opening them, also later, and serving them
 //	inherited.go  Inherited: the sockets that another process has held; sockets that systemd keeps for the next process
-//	accept.go     errors of listening sockets, and further attempts after them
+//	accept.go     errors of listening sockets, and pauses after them
 //	addr.go       addresses to listen on, and addresses of this host
 package listen
 
@@ -24,6 +24,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/clock"
 )
 
 // A Spec says which sockets a [Set] has.
@@ -312,7 +314,7 @@ func (s *Set) await(ctx context.Context, p *place) *Socket {
 	if p.socket != nil { // only this goroutine changes it
 		return p.socket
 	}
-	if !Retry(ctx, func() error { return s.open(ctx, p) }) {
+	if !clock.Retry(ctx, func() bool { return s.open(ctx, p) == nil }) {
 		return nil
 	}
 	s.spec.Log.Info("a missing listener is open now", "for", s.spec.Name, "listener", p.socket.Addr)

@@ -32,7 +32,7 @@ func New(log *slog.Logger) Log { return Log{log: log} }
 
 // Report logs a failure with args. If the failure is the same as the previous failure, Report only counts it.
 func (f *Log) Report(message string, level slog.Level, err error, args ...any) {
-	text := repeating(err.Error())
+	text := differing.ReplaceAllString(err.Error(), "$1$2$3")
 	if f.message == message && f.text == text && f.level == level {
 		f.repeats++
 		if time.Since(f.logged) >= repeatEvery {
@@ -74,9 +74,6 @@ func (f *Log) logRepeats() {
 // "read tcp 10.0.0.1:41234->10.0.0.2:15012: …", and the time at which a certificate was found to have expired, as in
 // "x509: certificate has expired or is not yet valid: current time 2026-11-26T16:00:00Z is after …".
 var differing = regexp.MustCompile(`[0-9]*(->)|(current time )[^ ]+ (is )`)
-
-// repeating returns the text of an error without what differs in each report of the same failure.
-func repeating(text string) string { return differing.ReplaceAllString(text, "$1$2$3") }
 
 // A Failure remembers the last failure of an operation, for callers that log failures themselves. The zero value
 // means that there was no failure.

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -150,7 +151,7 @@ func (s *Server) Handle(handler Handler, effects ...Effect) {
 
 // Queries returns the queries since the start or the last Reset, in order, including
 // queries whose reply an effect has lost. It leaves out the probes of clients
-// (localhost. A, and id.server. in class CH), because they can arrive at any time on a busy machine.
+// (localhost. A, id.server. in class CH, and probes for loops), because they can arrive at any time on a busy machine.
 func (s *Server) Queries() []Query {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,7 +214,7 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 // isProbe reports whether a question is the client's own, as a probe is: see [Server.Queries].
 func isProbe(q dns.Question) bool {
 	return q.Name == "localhost." && q.Qtype == dns.TypeA || q.Name == "id.server." && q.Qclass == dns.ClassCHAOS ||
-		q.Name == "ipv4only.arpa." && q.Qtype == dns.TypeAAAA
+		q.Name == "ipv4only.arpa." && q.Qtype == dns.TypeAAAA || strings.HasSuffix(q.Name, ".nametap-loop-probe.")
 }
 
 // replies returns the packets for a query, sorted by their time.
