@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	agentpkg "github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -465,4 +467,70 @@ func TestGuardAudits(t *testing.T) {
 			g.tb.Errorf("rules are left:\n%s", g.Rules())
 		}
 	}, "mode: audit")
+}
+
+// G6, G10: an allowed name is carried, over both families. While agents are killed in the middle of connects and queries, and
+// others follow, nothing leaves but what the agents send.
+func TestGuardKilled(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		g.resolve("api.example.org", serverA)
+		a := g.capture()
+		vips := []string{g.vip("A"), g.vip("AAAA")}
+		for _, vip := range vips {
+			if text := g.greeting(vip, "443"); text != "220 "+serverA {
+				g.tb.Errorf("the name at %s: %s", vip, text)
+			}
+			if err := g.send("tcp", net.JoinHostPort(vip, "22")); err == nil {
+				continue // the agent has accepted it, and resets it
+			}
+		}
+		end, ended := make(chan struct{}), make(chan struct{})
+		var tried atomic.Int64
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				for _, vip := range vips {
+					_ = g.send("tcp", net.JoinHostPort(vip, "443"))
+				}
+				_ = g.send("tcp4", serverB+":443")
+				_ = g.send("udp4", other+":53")
+				_ = g.send("udp6", "["+named6+"]:53")
+				tried.Add(1)
+			}
+		}()
+		for range 3 {
+			n := tried.Load()
+			wait.Until(g.tb, "there were more attempts", func() bool { return tried.Load() > n+20 })
+			a.end(syscall.SIGKILL)
+			n = tried.Load()
+			wait.Until(g.tb, "there were attempts without an agent", func() bool { return tried.Load() > n+20 })
+			a = g.capture()
+		}
+		close(end)
+		<-ended
+		g.settle()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		for text, n := range g.left {
+			if strings.Contains(text, serverB) || strings.Contains(text, "240.") || strings.Contains(text, "2001:2:") || strings.Contains(text, other+":53") || strings.Contains(text, named6) {
+				g.tb.Errorf("%d packets have left: %s", n, text)
+			}
+		}
+	}, "allow:", "- names: [api.example.org]")
+}
+
+// vip returns the VIP of the name api.example.org.
+func (g *guardVM) vip(qtype string) string {
+	g.tb.Helper()
+	vip := strings.TrimSpace(g.Exec("dig", "+short", "+tries=1", "@"+named, "api.example.org", qtype))
+	if addr, err := netip.ParseAddr(vip); err != nil || !guard.IsVIP(addr) {
+		g.tb.Fatalf("%s: %q", qtype, vip)
+	}
+	return vip
 }
