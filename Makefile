@@ -68,7 +68,7 @@ fuzz: ## run every fuzz target for FUZZTIME
 ##@ measure
 .PHONY: bench microbench race
 bench: ## compare the agent with other servers, over the wire (ARGS=-help lists the options)
-	@tools/install-missing dnsperf dnsmasq unbound nsd gcc musl-gcc
+	@tools/install-missing dnsperf dnsmasq unbound nsd
 	cd bench && $(GO) run . $(ARGS)
 
 microbench: ## run the Go benchmarks of the parts

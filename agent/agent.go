@@ -83,7 +83,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		}
 		a.capture.registrar = newRegistrar(a.core, a.capture, cfg.Capture.Config.Interval)
 	}
-	registry.MustRegister(captureMetrics{a.capture})
+	registry.MustRegister(captureMetrics{a.capture}, guardMetrics{a.core})
 	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
 		return nil, err
 	}
@@ -121,6 +121,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return a.vips.run(serving) })
 	group.Go(func() error { return a.records.run(serving, a.proxy, a.log) })
+	group.Go(func() error { return keepGuardRecords(serving, a.core) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error {
 		a.diagnosis.run(serving)

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nametap/nametap/bench/lab"
@@ -27,8 +30,6 @@ const (
 	// settling is the number of queries before a turn that do not count, because the agent and the client's thread have
 	// slept before them.
 	settling = 50
-	// namespacesEnd is the time for the kernel to remove namespaces.
-	namespacesEnd = time.Second
 )
 
 // A path is a way of a client's queries to the agent.
@@ -63,16 +64,13 @@ type captureBench struct {
 
 	binary string
 	paths  []path
-	// found are figures by path and manner, installed are figures by backend.
-	found     map[path]map[lab.Manner]report.Figures
-	installed map[string]report.Figures
+	found  map[path]map[lab.Manner]report.Figures
 }
 
-// captureCosts compares redirected queries with direct ones, and measures the time to
-// install the rules. Each round uses new namespaces, because rules leave traces in a
+// captureCosts compares redirected queries with direct ones. Each round uses new namespaces, because rules leave traces in a
 // namespace, and its table of connections fills.
 func (e *experiments) captureCosts(ctx context.Context) error {
-	b := &captureBench{experiments: e, found: map[path]map[lab.Manner]report.Figures{}, installed: map[string]report.Figures{}}
+	b := &captureBench{experiments: e, found: map[path]map[lab.Manner]report.Figures{}}
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
@@ -81,18 +79,10 @@ func (e *experiments) captureCosts(ctx context.Context) error {
 		if err := b.round(ctx, round); err != nil {
 			return err
 		}
-		// The namespaces of a round end with it, and so do the connections in them.
-		if err := sleep(ctx, namespacesEnd); err != nil {
-			return err
-		}
-		if err := b.installs(ctx, round); err != nil {
-			return err
-		}
 	}
 	for _, m := range lab.Manners() {
 		e.results.Tables = append(e.results.Tables, b.table(m))
 	}
-	e.results.Tables = append(e.results.Tables, b.installTable())
 	return nil
 }
 
@@ -118,7 +108,7 @@ func (b *captureBench) prepare(ctx context.Context) error {
 			continue
 		}
 		if _, ok := missing[p.backend]; !ok {
-			missing[p.backend] = lab.InNetspace(func() error { _, err := b.apply(ctx, p); return err })
+			missing[p.backend] = lab.InNetspace(func() error { return b.apply(ctx, p) })
 			if err := missing[p.backend]; err != nil {
 				b.results.note("LEFT OUT: %s: %v; on Debian: apt-get install iptables", p.backend, err)
 			}
@@ -210,7 +200,7 @@ func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 		if err != nil {
 			return err
 		}
-		if _, err := b.apply(ctx, c.path); err != nil {
+		if err := b.apply(ctx, c.path); err != nil {
 			return err
 		}
 		for _, network := range []string{"udp", "tcp"} {
@@ -221,6 +211,30 @@ func (b *captureBench) begin(ctx context.Context, c *captured) (err error) {
 		}
 		return nil
 	})
+}
+
+// apply installs the rules of a path. It makes a chain in the backend first, because nametap uses the backend that has
+// chains of other programs.
+func (b *captureBench) apply(ctx context.Context, p path) error {
+	if p.backend == "" {
+		return nil
+	}
+	user := strconv.Itoa(agentUser)
+	for _, argv := range [][]string{
+		{"iptables-" + p.backend, "-w", "5", "-N", "OTHER"},
+		{"ip6tables-" + p.backend, "-w", "5", "-N", "OTHER"},
+		{
+			b.binary, "capture", "apply", "--capture-enabled", "--log-level", "warn",
+			"--dns-addr", fmt.Sprintf("localhost:%d", agentPort), "--capture-agent-uid", user, "--capture-agent-gid", user,
+		},
+	} {
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.lab.Dir, "XTABLES_LOCKFILE=" + b.lab.Path("xtables.lock")}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("running %s: %w: %s", filepath.Base(argv[0]), err, out)
+		}
+	}
+	return nil
 }
 
 // end stops what begin has started.

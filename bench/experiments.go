@@ -44,9 +44,6 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 	}{
 		{o.forward, e.forwardCosts},
 		{o.faults, e.faultLatencies},
-		{o.flood, e.floods},
-		{o.replay, e.replays},
-		{o.getaddrinfo, e.getaddrinfoQueries},
 		{o.capture, e.captureCosts},
 	} {
 		if !one.wanted {
@@ -57,26 +54,4 @@ func experiment(ctx context.Context, o options, r *results) (err error) {
 		}
 	}
 	return nil
-}
-
-// twoNameservers starts two nameservers for forwarders, until stop is called.
-func (e *experiments) twoNameservers() (first, second *lab.Upstream, stop func(), err error) {
-	first, err = lab.StartUpstream(lab.Port53(lab.FirstServer()))
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	second, err = lab.StartUpstream(lab.Port53(lab.SecondServer()))
-	if err != nil {
-		first.Close()
-		return nil, nil, nil, err
-	}
-	stop = func() {
-		second.Close()
-		first.Close()
-	}
-	if err := e.lab.UseNameservers(lab.FirstServer(), lab.SecondServer()); err != nil {
-		stop()
-		return nil, nil, nil, err
-	}
-	return first, second, stop, nil
 }

@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/nametap/nametap/bench/lab"
@@ -13,109 +16,117 @@ import (
 )
 
 const (
-	faultQueries = 1000
-	// noticing is the number of queries in the first second of a fault, before the measured queries. In this second, a
-	// server can detect a dead nameserver.
-	noticing = 100
+	// faultRate is in queries per second, for faultSeconds.
+	faultRate, faultSeconds = 100, 10
+	// noticing is how long a server has, before the measured queries, to detect a dead nameserver.
+	noticing = time.Second
+	// patience is longer than any resolver waits, to see answers that come too late for resolvers.
+	patience = 12
 )
 
-// A fault is a behaviour of the two nameservers.
+// A fault is the share of replies that each of the two nameservers loses.
 type fault struct {
-	what          string
-	first, second lab.Conduct
+	what string
+	loss [2]float64
 }
 
 // faults are the measured faults; the first one is no fault, for comparison.
 func faults() []fault {
 	return []fault{
 		{what: "none"},
-		{what: "one of two silent", second: lab.Conduct{Silent: true}},
-		{what: "30 % of replies lost by both", first: lab.Conduct{Loss: 0.3}, second: lab.Conduct{Loss: 0.3}},
+		{what: "one of two silent", loss: [2]float64{0, 1}},
+		{what: "30 % of replies lost by both", loss: [2]float64{0.3, 0.3}},
 	}
-}
-
-// A faultResult has the answers of a server during a fault, in all rounds.
-type faultResult struct {
-	// before are the answers in the first second, in which the fault can be detected.
-	before, answers []lab.Answer
 }
 
 // faultLatencies measures how long forwarded queries take while nameservers have a fault.
 // Each fault and round starts the server again: it then has no history of the nameservers.
 func (e *experiments) faultLatencies(ctx context.Context) error {
-	first, second, stop, err := e.twoNameservers()
-	if err != nil {
+	if err := e.lab.UseNameservers(lab.FirstServer(), lab.SecondServer()); err != nil {
 		return err
 	}
-	defer stop()
-	found := map[string]*faultResult{}
+	took, failed := map[string][]time.Duration{}, map[string]int{}
 	for round := range e.rounds {
 		for k, f := range faults() {
 			for i := range lab.Compared() {
 				p := lab.Compared()[(i+round)%len(lab.Compared())]
 				fmt.Fprintf(e.progress, "faults, round %d of %d: %s, %s\n", round+1, e.rounds, f.what, p.Name)
-				key := f.what + p.Name
-				if found[key] == nil {
-					found[key] = &faultResult{}
-				}
-				first.Behave(lab.Conduct{})
-				second.Behave(lab.Conduct{})
-				series := fmt.Sprintf("f%d-%d-%s", round, k, p.Name)
-				answers, err := e.underFault(ctx, p, series, func() {
-					first.Behave(f.first)
-					second.Behave(f.second)
-				})
+				t, err := e.underFault(ctx, p, f, fmt.Sprintf("f%d-%d-%s", round, k, p.Name))
 				if err != nil {
 					return err
 				}
-				found[key].before = append(found[key].before, answers[:noticing]...)
-				found[key].answers = append(found[key].answers, answers[noticing:]...)
+				key := f.what + ", " + p.Title
+				took[key] = append(took[key], t.Latencies...)
+				failed[key] += t.Lost + t.Completed - t.NoError
 			}
 		}
 	}
-	e.results.Tables = append(e.results.Tables, e.faultTable(found))
-	return nil
-}
-
-// underFault starts a server, begins the fault and sends queries.
-func (e *experiments) underFault(ctx context.Context, p lab.Peer, series string, begin func()) ([]lab.Answer, error) {
-	i, _, err := e.lab.StartForwarder(ctx, p, "")
-	if err != nil {
-		return nil, err
-	}
-	defer e.lab.Stop(i.Process)
-	begin()
-	answers := lab.AskSteadily(ctx, i.Addr, noticing+faultQueries, lab.Distinct(series))
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	return answers, i.Alive()
-}
-
-// faultTable compares the servers fault by fault.
-func (e *experiments) faultTable(found map[string]*faultResult) report.Table {
 	t := report.Table{
-		Title: fmt.Sprintf("%s forwarded queries at %d per second, %d times, all together; the second before them separately",
-			report.Thousands(faultQueries), lab.SteadyRate, e.rounds),
-		Header: []string{
-			"fault, server", "p50 ms", "p99 ms", "longest ms", "failed", "over 4 s", "longest ms of the second before", "failed in it",
-		},
+		Title:  fmt.Sprintf("%d forwarded queries at %d per second, %d times, all together", faultRate*faultSeconds, faultRate, e.rounds),
+		Header: []string{"fault, server", "p50 ms", "p99 ms", "longest ms", "failed or lost"},
 	}
 	for _, f := range faults() {
 		for _, p := range lab.Compared() {
-			r := found[f.what+p.Name]
-			took, before := lab.Latencies(r.answers), lab.Latencies(r.before)
-			late, _ := slices.BinarySearch(took, 4*time.Second+1)
-			t.Rows = append(t.Rows, []string{
-				f.what + ", " + p.Title,
-				milliseconds(lab.Quantile(took, 0.5)), milliseconds(lab.Quantile(took, 0.99)), milliseconds(lab.Quantile(took, 1)),
-				strconv.Itoa(lab.Failures(r.answers)), strconv.Itoa(len(took) - late),
-				milliseconds(lab.Quantile(before, 1)), strconv.Itoa(lab.Failures(r.before)),
-			})
+			key := f.what + ", " + p.Title
+			slices.Sort(took[key])
+			row := []string{key}
+			for _, q := range []float64{0.5, 0.99, 1} {
+				row = append(row, report.Cell(lab.Microseconds(lab.Quantile(took[key], q))/1000))
+			}
+			t.Rows = append(t.Rows, append(row, strconv.Itoa(failed[key])))
 		}
 	}
-	return t
+	e.results.Tables = append(e.results.Tables, t)
+	return nil
 }
 
-// milliseconds formats d for a table.
-func milliseconds(d time.Duration) string { return report.Cell(float64(d) / float64(time.Millisecond)) }
+// underFault starts two nameservers and a server, begins the fault and sends queries for the names of a series.
+func (e *experiments) underFault(ctx context.Context, p lab.Peer, f fault, series string) (lab.Tally, error) {
+	nameservers, err := e.nameservers(ctx, f)
+	for _, n := range nameservers {
+		defer e.lab.Stop(n)
+	}
+	if err != nil {
+		return lab.Tally{}, err
+	}
+	i, _, err := e.lab.StartForwarder(ctx, p, "")
+	if err != nil {
+		return lab.Tally{}, err
+	}
+	defer e.lab.Stop(i.Process)
+	var errs []error
+	for _, n := range nameservers {
+		errs = append(errs, syscall.Kill(n.Pid, syscall.SIGUSR1))
+	}
+	load := func(series string, seconds int) (lab.Tally, error) {
+		var names strings.Builder
+		for k := range 2 * faultRate * seconds {
+			fmt.Fprintf(&names, "%s A\n", lab.Distinct(series, k))
+		}
+		path, err := e.lab.Write("fault.queries", []byte(names.String()))
+		if err != nil {
+			return lab.Tally{}, err
+		}
+		l := lab.Load{Addr: i.Addr, Queries: path, Seconds: seconds, Rate: faultRate, Waiting: 2 * faultRate * seconds, Patience: patience, Latencies: true}
+		return l.Drive(ctx)
+	}
+	_, before := load("before-"+series, int(noticing/time.Second))
+	t, err := load(series, faultSeconds)
+	return t, errors.Join(errors.Join(errs...), before, err, i.Alive())
+}
+
+// nameservers starts the two nameservers.
+func (e *experiments) nameservers(ctx context.Context, f fault) (started []*lab.Process, err error) {
+	binary, err := e.lab.Build(ctx, ".", "fixed")
+	if err != nil {
+		return nil, err
+	}
+	for k, ip := range []string{lab.FirstServer().String(), lab.SecondServer().String()} {
+		p, err := e.lab.Start(ctx, lab.Command{Name: "nameserver", Argv: []string{binary, ip + ":53", "192.0.2.1", fmt.Sprint(f.loss[k])}})
+		if err != nil {
+			return started, err
+		}
+		started = append(started, p)
+	}
+	return started, nil
+}

@@ -172,10 +172,9 @@ func (b *forwardBench) misses() (string, error) {
 
 // names writes a file with n names of a series.
 func (b *forwardBench) names(series string, n int) (string, error) {
-	name := lab.Distinct(series)
 	var text strings.Builder
 	for i := range n {
-		text.WriteString(strings.TrimSuffix(name(i), ".") + " A\n")
+		text.WriteString(lab.Distinct(series, i) + " A\n")
 	}
 	// All runs of misses share one file, because they run one after the other.
 	return b.lab.Write(strings.TrimRight(series, "0123456789")+".queries", []byte(text.String()))

@@ -54,18 +54,6 @@ func measure(ctx context.Context, o options) (err error) {
 		}
 		return printReport(o, r)
 	}
-	if o.memory {
-		if err := measureMemory(ctx, o, r); err != nil {
-			return err
-		}
-		return printReport(o, r)
-	}
-	if o.seen {
-		if err := measureSeen(ctx, o, r, os.Stderr); err != nil {
-			return err
-		}
-		return printReport(o, r)
-	}
 	if !o.pushOnly {
 		if err := measureServers(ctx, o, r); err != nil {
 			return err
@@ -127,24 +115,14 @@ func measureServers(ctx context.Context, o options, r *results) (err error) {
 	return nil
 }
 
-// printReport prints the tables and writes the chosen files.
+// printReport prints the tables, and writes the chart.
 func printReport(o options, r *results) error {
 	fmt.Print(r.text())
-	var errs []error
-	if o.json != "" {
-		errs = append(errs, r.write(o.json))
+	if o.svg == "" {
+		return nil
 	}
-	files := map[string]string{}
-	if o.md != "" {
-		files[o.md] = r.markdown()
+	if err := os.WriteFile(o.svg, []byte(r.chart()), 0o644); err != nil { // readable for every user
+		return fmt.Errorf("writing the chart: %w", err)
 	}
-	if o.svg != "" {
-		files[o.svg] = r.chart()
-	}
-	for path, content := range files {
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // readable for every user
-			errs = append(errs, fmt.Errorf("writing a report: %w", err))
-		}
-	}
-	return errors.Join(errs...)
+	return nil
 }

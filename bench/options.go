@@ -16,15 +16,11 @@ type options struct {
 	hosts, rounds, seconds int
 	// peers are names; nil means all.
 	peers          []string
-	agent          string
-	json, svg, md  string
+	agent, svg     string
 	push, pushOnly bool
-	memory, seen   bool
 	pushHosts      int
 	// The experiments in namespaces. Each replaces the comparison.
-	forward, faults, flood, replay, getaddrinfo, capture bool
-	// queries is the number of replayed queries.
-	queries int
+	forward, faults, capture bool
 	// inside is the directory with the binaries if this process is in the namespaces of the experiments. Otherwise it
 	// is empty.
 	inside string
@@ -41,21 +37,13 @@ func parseOptions(argv []string, w io.Writer) (options, error) {
 	flags.IntVar(&o.seconds, "seconds", 2, "length of one run")
 	flags.StringVar(&peers, "peers", "all", "servers to measure, with commas: "+strings.Join(lab.PeerNames(), ","))
 	flags.StringVar(&o.agent, "agent", "", "nametap binary (default: built from ..)")
-	flags.StringVar(&o.json, "json", "", "write all figures to this file")
 	flags.StringVar(&o.svg, "svg", "", "write a chart to this file")
-	flags.StringVar(&o.md, "md", "", "write the tables as Markdown to this file")
-	flags.BoolVar(&o.push, "push", false, "also measure the cost of pushes")
-	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only the cost of pushes")
-	flags.BoolVar(&o.memory, "memory", false, "measure only the resident memory of the agent")
-	flags.BoolVar(&o.seen, "seen", false, "measure only what readers of the queries cost")
+	flags.BoolVar(&o.push, "push", false, "also measure the cost of pushes, and memory")
+	flags.BoolVar(&o.pushOnly, "push-only", false, "measure only the cost of pushes, and memory")
 	flags.IntVar(&o.pushHosts, "push-hosts", 100_000, "hosts of each push")
 	flags.BoolVar(&o.forward, "forward", false, "measure the cost of a cache miss and of a cache hit")
 	flags.BoolVar(&o.faults, "faults", false, "measure latencies while nameservers are silent or lose packets")
-	flags.BoolVar(&o.flood, "flood", false, "measure a flood of queries while nameservers are silent")
-	flags.BoolVar(&o.replay, "replay", false, "compare forwarded answers with the nameserver's answers")
-	flags.BoolVar(&o.getaddrinfo, "getaddrinfo", false, "count the queries of getaddrinfo in a pod")
-	flags.BoolVar(&o.capture, "capture", false, "measure the cost of capture, and the time to install its rules")
-	flags.IntVar(&o.queries, "queries", 100_000, "queries of -replay")
+	flags.BoolVar(&o.capture, "capture", false, "measure the cost of capture")
 	flags.StringVar(&o.inside, insideFlag, "", "set by bench itself: run in namespaces, with the binaries in this directory")
 	if err := flags.Parse(argv); err != nil {
 		return o, err
@@ -71,11 +59,11 @@ func (o options) check(rest []string) error {
 	if len(rest) > 0 {
 		return fmt.Errorf("unexpected %q", rest[0])
 	}
-	if min(o.hosts, o.rounds, o.seconds, o.pushHosts, o.queries) < 1 {
-		return errors.New("-hosts, -rounds, -seconds, -push-hosts, -queries: want more than 0")
+	if min(o.hosts, o.rounds, o.seconds, o.pushHosts) < 1 {
+		return errors.New("-hosts, -rounds, -seconds, -push-hosts: want more than 0")
 	}
-	if o.experiments() && (o.push || o.pushOnly || o.memory || o.seen) {
-		return errors.New("-push, -push-only, -memory, -seen: not together with experiments")
+	if o.experiments() && (o.push || o.pushOnly) {
+		return errors.New("-push, -push-only: not together with experiments")
 	}
 	// Addresses are four apart, in 10.0.0.0/8.
 	if o.hosts > 1_000_000 || o.pushHosts > 1_000_000 {
@@ -93,9 +81,7 @@ func (o options) check(rest []string) error {
 const insideFlag = "inside"
 
 // experiments reports whether an experiment is selected.
-func (o options) experiments() bool {
-	return o.forward || o.faults || o.flood || o.replay || o.getaddrinfo || o.capture
-}
+func (o options) experiments() bool { return o.forward || o.faults || o.capture }
 
 // wants reports whether a server is selected. The echo is always selected, because the
 // other servers are compared with it.

@@ -14,7 +14,7 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// Names of the figures of pushes. The names for the sink, the client that only
+// Names of the figures of pushes; residentSuffix is for memory. The names for the sink, the client that only
 // receives, end in sinkSuffix, and those for an agent that is sent shards in shardsSuffix.
 const (
 	firstPush    = "first_push_ms"
@@ -22,6 +22,8 @@ const (
 	allPush      = "all_changed_push_ms"
 	sinkSuffix   = "_sink"
 	shardsSuffix = "_shards"
+
+	residentSuffix = "_resident_mib"
 
 	quietP99 = "latency_p99_without_pushes_us"
 	oneP99   = "latency_p99_one_changed_us"
@@ -32,18 +34,20 @@ const (
 	// repeats is the number of pushes with a change for one figure. It is even, so the last
 	// table equals the first one.
 	repeats = 10
-	// settle is the time for a client to finish its work after an ACK.
-	settle = 500 * time.Millisecond
+	// settle is the time for a client to finish its work after an ACK. The agent returns memory to the kernel when
+	// pushes have paused for some seconds.
+	settle       = 500 * time.Millisecond
+	memorySettle = 5 * time.Second
 	// pushInterval is the time between pushes while latencies are measured.
 	pushInterval = time.Second
 )
 
 // pushResults are the costs of pushes.
 type pushResults struct {
-	Hosts int `json:"hosts"`
+	Hosts int
 	// Bytes is the length of one table on the wire.
-	Bytes   int            `json:"bytes"`
-	Figures report.Figures `json:"figures"`
+	Bytes   int
+	Figures report.Figures
 }
 
 // A pushBench measures pushes of one size.
@@ -169,7 +173,7 @@ func (b *pushBench) with(ctx context.Context, c client,
 }
 
 // costs measures the processor time of the first push, of pushes that change one host, and
-// of pushes that change all hosts.
+// of pushes that change all hosts, and the resident memory after each of the three.
 func (b *pushBench) costs(ctx context.Context, c client) error {
 	for _, pushes := range []struct {
 		figure string
@@ -198,6 +202,14 @@ func (b *pushBench) costs(ctx context.Context, c client) error {
 		}
 		each := lab.Microseconds(after-before) / 1000 / float64(pushes.times)
 		b.results.Figures.Set(pushes.figure+c.suffix, c.round, each)
+		if err := sleep(ctx, memorySettle); err != nil {
+			return err
+		}
+		resident, err := lab.Memory(c.Pid)
+		if err != nil {
+			return err
+		}
+		b.results.Figures.Set(pushes.figure+residentSuffix+c.suffix, c.round, float64(resident)/(1<<20))
 	}
 	return nil
 }

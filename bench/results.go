@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -17,36 +16,36 @@ import (
 
 // results are all results of a run.
 type results struct {
-	Machine machine `json:"machine"`
-	Hosts   int     `json:"hosts"`
-	Rounds  int     `json:"rounds"`
-	Seconds int     `json:"seconds"`
+	Machine machine
+	Hosts   int
+	Rounds  int
+	Seconds int
 	// Servers are in the order of the tables.
-	Servers []*serverResults `json:"servers"`
-	Push    *pushResults     `json:"push,omitempty"`
+	Servers []*serverResults
+	Push    *pushResults
 	// Tables are the results of experiments.
-	Tables []report.Table `json:"tables,omitempty"`
+	Tables []report.Table
 	// LeftOut has the reason for each server that could not be measured.
-	LeftOut map[string]string `json:"left_out"`
-	Notes   []string          `json:"notes"`
+	LeftOut map[string]string
+	Notes   []string
 }
 
 // serverResults are the figures of one server.
 type serverResults struct {
-	Name    string         `json:"name"`
-	Title   string         `json:"title"`
-	Version string         `json:"version,omitempty"`
-	Figures report.Figures `json:"figures"`
+	Name    string
+	Title   string
+	Version string
+	Figures report.Figures
 	// OverEcho are the figures divided by the echo's in the same round.
-	OverEcho report.Figures `json:"over_echo,omitempty"`
+	OverEcho report.Figures
 }
 
 // machine describes the machine of the figures.
 type machine struct {
-	Processor string `json:"processor"`
-	Cores     int    `json:"cores"`
-	Kernel    string `json:"kernel"`
-	Go        string `json:"go"`
+	Processor string
+	Cores     int
+	Kernel    string
+	Go        string
 }
 
 // newResults returns results without figures. They describe the machine and the options.
@@ -118,18 +117,6 @@ func (r *results) compare() {
 			}
 		}
 	}
-}
-
-// write writes all figures to a file.
-func (r *results) write(path string) error {
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return fmt.Errorf("writing figures: %w", err)
-	}
-	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil { // readable for every user
-		return fmt.Errorf("writing figures: %w", err)
-	}
-	return nil
 }
 
 // chart draws the processor time of one query, the cheapest server first, as SVG.

@@ -71,7 +71,7 @@ func (r *results) mixTable() report.Table {
 func (p *pushResults) table() report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("A push of %s hosts, %.1f MB", report.Thousands(p.Hosts), float64(p.Bytes)/1e6),
-		Header: []string{"push", "nametap ms", "receiving ms", "difference ms", "p99 µs, one a second", "shards: nametap ms", "shards: p99 µs"},
+		Header: []string{"push", "nametap ms", "receiving ms", "difference ms", "p99 µs, one a second", "shards: nametap ms", "shards: p99 µs", "resident MiB"},
 	}
 	for _, line := range []struct{ what, cost, p99 string }{
 		{"none", "", quietP99},
@@ -84,30 +84,20 @@ func (p *pushResults) table() report.Table {
 			line.what, report.Cell(own.Median()), report.Cell(sink.Median()), report.Cell(own.Minus(sink).Median()),
 			report.Cell(p.Figures[line.p99].Median()),
 			report.Cell(p.Figures[line.cost+shardsSuffix].Median()), report.Cell(p.Figures[line.p99+shardsSuffix].Median()),
+			report.Cell(p.Figures[line.cost+residentSuffix].Median()),
 		})
 	}
 	return t
 }
 
-// text returns the whole report for a terminal.
+// text returns the whole report, as Markdown.
 func (r *results) text() string {
 	var b strings.Builder
 	b.WriteString("\n" + r.circumstances() + "\n\n")
 	for _, t := range r.tables() {
 		b.WriteString(t.Text())
 	}
-	b.WriteString(r.remarks("  "))
-	return b.String()
-}
-
-// markdown returns the whole report as Markdown.
-func (r *results) markdown() string {
-	var b strings.Builder
-	b.WriteString(r.circumstances() + "\n\n")
-	for _, t := range r.tables() {
-		b.WriteString(t.Markdown())
-	}
-	b.WriteString(r.remarks("- "))
+	b.WriteString(r.remarks())
 	return b.String()
 }
 
@@ -118,15 +108,15 @@ func (r *results) circumstances() string {
 }
 
 // remarks returns the left-out servers and the notes, one line each.
-func (r *results) remarks(bullet string) string {
+func (r *results) remarks() string {
 	var b strings.Builder
 	for _, p := range lab.Peers() {
 		if reason, ok := r.LeftOut[p.Name]; ok {
-			fmt.Fprintf(&b, "%sLEFT OUT: %s: %s\n", bullet, p.Title, reason)
+			fmt.Fprintf(&b, "- LEFT OUT: %s: %s\n", p.Title, reason)
 		}
 	}
 	for _, note := range r.Notes {
-		fmt.Fprintf(&b, "%snote: %s\n", bullet, note)
+		fmt.Fprintf(&b, "- note: %s\n", note)
 	}
 	return b.String()
 }

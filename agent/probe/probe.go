@@ -163,11 +163,7 @@ func (q Query) Ask(ctx context.Context) Result {
 	}
 	switch id := text[strings.LastIndexByte(text, ' ')+1:]; {
 	case err != nil:
-		found.State = q.stateOf(err)
-		if op := new(net.OpError); errors.As(err, &op) {
-			err = op.Err // without the addresses
-		}
-		found.Error = err.Error()
+		found.State, found.Error = q.stateOf(err), reason(err)
 	case !strings.HasPrefix(text, "nametap "):
 		found.State, found.Error = Other, "another DNS server answers"
 	case q.ID != "" && q.ID != id:
@@ -236,6 +232,14 @@ func (q Query) unroutable() bool {
 		_ = conn.Close()
 	}
 	return listen.NoRoute(err)
+}
+
+// reason returns the text of an error without the addresses.
+func reason(err error) string {
+	if op := new(net.OpError); errors.As(err, &op) {
+		err = op.Err
+	}
+	return err.Error()
 }
 
 // SetHops returns a control function that gives the packets of a socket a TTL or hop limit.

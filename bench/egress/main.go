@@ -1,12 +1,13 @@
 // Command egress measures connections to automatic VIPs that the agent carries, beside HAProxy in TCP
-// mode and nginx with its stream module, which proxy the same connections to the same server.
+// mode, which proxies the same connections to the same server.
 //
-// It needs root, ip, iptables, haproxy, nginx and nginx's stream module, and works in network namespaces of its own: one with
+// It needs root, ip, iptables and haproxy, and works in network namespaces of its own: one with
 // the clients and the proxies, one with the server. A relay of some lines of Go shows which part of the cost is Go's.
-// It prints medians of rounds in which the proxies take turns, and their ratios.
+// It prints medians of rounds in which the proxies take turns.
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -36,8 +37,6 @@ const (
 	belowHost   = "a.apps.example.com"
 	egressPort  = "15054"
 	haproxyPort = 9001 // and the next ones, for the ports of the server
-	nginxPort   = 9101
-	prereadPort = 9201
 	relayPort   = 9301
 )
 
@@ -46,7 +45,6 @@ type options struct {
 	rounds, connects, idle int
 	bytes                  int64
 	binary                 string
-	hold                   bool
 }
 
 func main() {
@@ -54,10 +52,9 @@ func main() {
 	role := flag.String("role", "", "used by the command itself")
 	flag.IntVar(&o.rounds, "rounds", 7, "rounds of each measurement")
 	flag.IntVar(&o.connects, "connects", 1000, "connections in a round")
-	flag.IntVar(&o.idle, "idle", 4200, "idle connections, for which each proxy needs two descriptors; 0 leaves this out")
-	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream; 0 leaves streams out")
+	flag.IntVar(&o.idle, "idle", 4200, "idle connections, for which each proxy needs two descriptors")
+	flag.Int64Var(&o.bytes, "bytes", 4<<30, "bytes of a stream")
 	flag.StringVar(&o.binary, "nametap", "", "path of the agent (default: it is built)")
-	flag.BoolVar(&o.hold, "hold", false, "only start everything, and print processes and addresses, for profilers and strace")
 	flag.Parse()
 	var err error
 	switch *role {
@@ -67,10 +64,8 @@ func main() {
 		err = serve()
 	case "relay":
 		err = relay(flag.Args())
-	case "asker":
-		err = ask()
 	default:
-		err = measure(o)
+		err = measure(context.Background(), o)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "egress:", err)
@@ -80,7 +75,7 @@ func main() {
 
 // enter runs this command again in network and mount namespaces of its own.
 func enter() error {
-	for _, tool := range []string{"ip", "iptables", "haproxy", "nginx"} {
+	for _, tool := range []string{"ip", "iptables", "haproxy"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return fmt.Errorf("%s is missing: %w", tool, err)
 		}
@@ -92,13 +87,4 @@ func enter() error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	return cmd.Run()
-}
-
-// run runs a command of the system.
-func run(name string, args ...string) error {
-	output, err := exec.Command(name, args...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%s %v: %w\n%s", name, args, err, output)
-	}
-	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os/exec"
+	"os"
 	"strings"
 )
 
@@ -58,17 +58,15 @@ func pass(to, from net.Conn) {
 }
 
 // relay starts a process with [relay].
-func (s *stage) relay() (*proxy, error) {
-	p := &proxy{name: "io.Copy in Go", addrs: map[int]string{}}
-	args := []string{"-role", "relay"}
-	for i, port := range []int{echoPort, sourcePort} {
-		p.addrs[port] = fmt.Sprintf("127.0.0.1:%d", relayPort+i)
-		args = append(args, fmt.Sprintf("%s=%s:%d", p.addrs[port], serverIP, port))
-	}
-	cmd := exec.Command("/proc/self/exe", args...)
-	if err := s.start("relay", cmd); err != nil {
+func (s *stage) relay(ctx context.Context) (*proxy, error) {
+	own, err := os.Executable()
+	if err != nil {
 		return nil, err
 	}
-	p.pid = cmd.Process.Pid
-	return p, s.awaitProxy(p)
+	addrs, argv := map[int]string{}, []string{own, "-role", "relay"}
+	for i, port := range []int{echoPort, sourcePort} {
+		addrs[port] = fmt.Sprintf("127.0.0.1:%d", relayPort+i)
+		argv = append(argv, fmt.Sprintf("%s=%s:%d", addrs[port], serverIP, port))
+	}
+	return s.start(ctx, "relay", addrs, argv...)
 }

@@ -5,37 +5,32 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/bench/lab"
 )
 
-// serve is the server behind the proxies. It writes a line once it listens.
+// serve is the server behind the proxies. It waits until its namespace has its address.
 func serve() error {
-	if err := awaitAddress(); err != nil {
+	packets, err := net.ListenPacket("udp", serverIP+":53")
+	for limit := time.Now().Add(lab.StartLimit); err != nil && time.Now().Before(limit); {
+		time.Sleep(50 * time.Millisecond)
+		packets, err = net.ListenPacket("udp", serverIP+":53")
+	}
+	if err != nil {
 		return err
 	}
-	for port, handle := range map[int]func(net.Conn){echoPort: echo, sourcePort: source, helloPort: answerHello} {
+	for port, handle := range map[int]func(net.Conn){sourcePort: source, helloPort: answerHello, echoPort: echo} {
 		listener, err := net.Listen("tcp", fmt.Sprintf("%s:%d", serverIP, port))
 		if err != nil {
 			return err
 		}
 		go accept(listener, handle)
 	}
-	packets, err := net.ListenPacket("udp", serverIP+":53")
-	if err != nil {
-		return err
-	}
-	fmt.Println("listening")
 	return dns.ActivateAndServe(nil, packets, dns.HandlerFunc(resolve))
-}
-
-// awaitAddress returns when the parent has given this namespace its address: the parent then
-// writes a line.
-func awaitAddress() error {
-	_, err := os.Stdin.Read(make([]byte, 1))
-	return err
 }
 
 func accept(listener net.Listener, handle func(net.Conn)) {

@@ -7,9 +7,7 @@ package main
 
 import (
 	"fmt"
-	"net/http"
 	"os"
-	"runtime"
 
 	"google.golang.org/protobuf/proto"
 	"istio.io/istio/pkg/dns/client"
@@ -17,12 +15,9 @@ import (
 )
 
 func main() {
-	if len(os.Args) < 5 || len(os.Args) > 6 {
-		fmt.Fprintln(os.Stderr, "usage: istio ADDRESS:PORT NAMESPACE DOMAIN TABLE-FILE [STATUS-ADDRESS:PORT]")
+	if len(os.Args) != 5 {
+		fmt.Fprintln(os.Stderr, "usage: istio ADDRESS:PORT NAMESPACE DOMAIN TABLE-FILE")
 		os.Exit(2)
-	}
-	if len(os.Args) == 6 {
-		go serveStatus(os.Args[5])
 	}
 	if err := serve(os.Args[1], os.Args[2], os.Args[3], os.Args[4]); err != nil {
 		fmt.Fprintln(os.Stderr, "istio:", err)
@@ -47,13 +42,4 @@ func serve(address, namespace, domain, file string) error {
 	server.UpdateLookupTable(table)
 	server.StartDNS()
 	select {}
-}
-
-// serveStatus serves the number of goroutines in Prometheus's format.
-func serveStatus(address string) {
-	http.HandleFunc("/metrics", func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = fmt.Fprintf(w, "go_goroutines %d\n", runtime.NumGoroutine()) // the client may have ended
-	})
-	//nolint:gosec // no timeouts: its only client is the benchmark
-	fmt.Fprintln(os.Stderr, "istio: status:", http.ListenAndServe(address, nil))
 }

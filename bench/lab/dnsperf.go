@@ -31,6 +31,8 @@ type Load struct {
 	// Waiting is the limit of queries in flight; 0 is 100. With a higher limit, a slow
 	// server does not slow down the client.
 	Waiting int
+	// Patience is how long dnsperf waits for an answer, in seconds; 0 is 2.
+	Patience int
 	// Latencies also measures the time of every query.
 	Latencies bool
 }
@@ -39,8 +41,8 @@ type Load struct {
 type Tally struct {
 	Sent, Completed, Lost, NoError int
 	PerSecond                      float64
-	// latencies are sorted; nil if they were not measured.
-	latencies []time.Duration
+	// Latencies are sorted; nil if they were not measured.
+	Latencies []time.Duration
 }
 
 // String describes the load for messages.
@@ -61,7 +63,7 @@ func (l Load) arguments() []string {
 	argv := []string{
 		"dnsperf", "-s", l.Addr.Addr().String(), "-p", strconv.Itoa(int(l.Addr.Port())), "-d", l.Queries,
 		"-l", strconv.Itoa(l.Seconds), "-c", "8", "-T", "1",
-		"-q", strconv.Itoa(cmp.Or(l.Waiting, 100)), "-t", "2",
+		"-q", strconv.Itoa(cmp.Or(l.Waiting, 100)), "-t", strconv.Itoa(cmp.Or(l.Patience, 2)),
 	}
 	if l.Core != "" {
 		argv = append([]string{"taskset", "-c", l.Core}, argv...)
@@ -90,7 +92,7 @@ func (l Load) Run(ctx context.Context) (Tally, error) {
 
 // Drive is like Run, but accepts lost queries and other response codes.
 func (l Load) Drive(ctx context.Context) (Tally, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(l.Seconds+10)*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(l.Seconds+l.Patience+10)*time.Second)
 	defer cancel()
 	text, err := Output(ctx, l.arguments()...)
 	if err != nil {
@@ -114,7 +116,16 @@ func (t Tally) valid() error {
 
 // Quantile returns the latency that a share q of the queries did not exceed.
 func (t Tally) Quantile(q float64) time.Duration {
-	return Quantile(t.latencies, q)
+	return Quantile(t.Latencies, q)
+}
+
+// Quantile returns the time that a share q of the sorted times does not exceed, or 0
+// without times.
+func Quantile(sorted []time.Duration, q float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 
 // parseDNSPerf reads what dnsperf prints: one line a query if it was verbose, then
@@ -148,7 +159,7 @@ func parseDNSPerf(text string) (Tally, error) {
 	if t.Sent < 0 || t.Completed < 0 || t.Lost < 0 {
 		return Tally{}, fmt.Errorf("parsing dnsperf's output: no statistics in %q", text)
 	}
-	slices.Sort(t.latencies)
+	slices.Sort(t.Latencies)
 	return t, nil
 }
 
@@ -163,7 +174,7 @@ func (t *Tally) addLatency(line string) error {
 	if err != nil {
 		return err
 	}
-	t.latencies = append(t.latencies, time.Duration(seconds*float64(time.Second)))
+	t.Latencies = append(t.Latencies, time.Duration(seconds*float64(time.Second)))
 	return nil
 }
 

@@ -18,35 +18,21 @@ const IstioName = "istio"
 // nameservers: the agent first, then Istio's.
 func Forwarders() []Peer {
 	return []Peer{
-		{Name: AgentName, Title: "nametap", Prepare: PrepareForwardingAgent()},
-		{Name: IstioName, Title: "Istio's agent", Prepare: PrepareForwardingIstio},
+		{Name: AgentName, Title: "nametap", Prepare: prepareForwardingAgent},
+		{Name: IstioName, Title: "Istio's agent", Prepare: prepareIstio},
 		{Name: "coredns", Title: "CoreDNS, hosts, cache, forward", Prepare: prepareForwardingCoreDNS},
 		{Name: "dnsmasq", Title: "dnsmasq", Prepare: prepareForwardingDnsmasq},
 		{Name: "unbound", Title: "unbound, forward-zone", Prepare: prepareForwardingUnbound},
 	}
 }
 
-// PrepareForwardingAgent prepares the agent, with more settings.
-func PrepareForwardingAgent(settings ...string) func(context.Context, *Lab, netip.AddrPort) (Launch, error) {
-	return func(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
-		xds, err := l.sharedControl(ctx)
-		if err != nil {
-			return Launch{}, err
-		}
-		return l.Agent(ctx, addr, xds, append([]string{"--resolv-conf", l.Path("resolv.conf")}, settings...)...)
-	}
-}
-
-// PrepareForwardingIstio prepares Istio's agent, which reads /etc/resolv.conf when it
-// starts.
-func PrepareForwardingIstio(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
-	how, err := prepareIstio(ctx, l, addr)
+// prepareForwardingAgent prepares the agent.
+func prepareForwardingAgent(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
+	xds, err := l.sharedControl(ctx)
 	if err != nil {
-		return how, err
+		return Launch{}, err
 	}
-	how.Status, err = FreeAddr(ctx)
-	how.Argv = append(how.Argv, how.Status.String())
-	return how, err
+	return l.Agent(ctx, addr, xds, "--resolv-conf", l.Path("resolv.conf"))
 }
 
 // prepareForwardingCoreDNS uses the plugins of a cluster's CoreDNS for names outside the
@@ -71,7 +57,7 @@ func prepareForwardingDnsmasq(ctx context.Context, l *Lab, addr netip.AddrPort) 
 
 // prepareForwardingUnbound uses one thread and no DNSSEC, like the other forwarders.
 func prepareForwardingUnbound(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
-	binary, err := FindTool("unbound", "unbound")
+	binary, err := findTool("unbound", "unbound")
 	if err != nil {
 		return Launch{}, err
 	}
@@ -79,7 +65,7 @@ func prepareForwardingUnbound(ctx context.Context, l *Lab, addr netip.AddrPort) 
 	fmt.Fprintf(&body, "  module-config: \"iterator\"\n  do-not-query-localhost: no\n  local-zone: \"%s.\" static\n", clusterDomain)
 	l.localData(&body)
 	fmt.Fprintf(&body, "forward-zone:\n  name: \".\"\n  forward-addr: %s\n", FirstServer())
-	path, err := l.UnboundConfig(addr, body.String())
+	path, err := l.unboundConfig(addr, body.String())
 	return Launch{
 		Argv:    []string{binary, "-d", "-c", path},
 		version: toolVersion(ctx, binary, "-V"),
@@ -101,7 +87,7 @@ func (l *Lab) StartForwarder(ctx context.Context, p Peer, core string) (Instance
 	if err != nil {
 		return Instance{}, "", err
 	}
-	i := Instance{Process: started, Addr: addr, Status: how.Status}
+	i := Instance{Process: started, Addr: addr}
 	own, _ := Mixes()[0].question(l.Services[0])
 	err = started.Await(ctx, StartLimit, func(ctx context.Context) error {
 		if how.Ready != nil {
@@ -109,16 +95,20 @@ func (l *Lab) StartForwarder(ctx context.Context, p Peer, core string) (Instance
 				return err
 			}
 		}
-		return errors.Join(Resolves(ctx, addr, dns.Fqdn(own)), Resolves(ctx, addr, ProbeName))
+		return errors.Join(resolves(ctx, addr, dns.Fqdn(own)), resolves(ctx, addr, probeName))
 	})
 	return i, how.version, err
 }
 
-// Resolves returns an error unless a name has an address.
-func Resolves(ctx context.Context, addr netip.AddrPort, name string) error {
-	a := Ask(ctx, addr, new(dns.Msg).SetQuestion(name, dns.TypeA), time.Second)
-	if a.Failed() {
-		return fmt.Errorf("asking for %s: %s", name, a.Outcome())
+// resolves returns an error unless a name exists.
+func resolves(ctx context.Context, addr netip.AddrPort, name string) error {
+	client := dns.Client{Timeout: time.Second}
+	reply, _, err := client.ExchangeContext(ctx, new(dns.Msg).SetQuestion(name, dns.TypeA), addr.String())
+	if err == nil && reply.Rcode != dns.RcodeSuccess {
+		err = errors.New(dns.RcodeToString[reply.Rcode])
+	}
+	if err != nil {
+		return fmt.Errorf("asking for %s: %w", name, err)
 	}
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 )
@@ -16,10 +15,6 @@ const (
 	namespaces    = 50
 	ownDomain     = namespace + ".svc." + clusterDomain
 )
-
-// wildcardDomain is the domain of the wildcards, which are external hosts: other
-// nameservers have them, too.
-const wildcardDomain = "example.com."
 
 // searchList is the search list of a pod in the namespace.
 func searchList() []string {
@@ -55,7 +50,7 @@ func makeHosts(n int) (services, wildcards []Host) {
 	}
 	for i := range (n + 99) / 100 {
 		wildcards = append(wildcards, Host{
-			Name:     fmt.Sprintf("wild-%06d.%s", i, strings.TrimSuffix(wildcardDomain, ".")),
+			Name:     fmt.Sprintf("wild-%06d.example.com", i),
 			wildcard: true,
 			ips:      []netip.Addr{Address(240, 240<<16|i+1)},
 		})
@@ -128,9 +123,8 @@ func shuffled(hosts []Host) []Host {
 	return order
 }
 
-// Names in queries of experiments. Every name below ExternalDomain exists; queries for
-// ProbeName check whether a server is ready.
-const (
-	ExternalDomain = "example.org."
-	ProbeName      = "probe." + ExternalDomain
-)
+// probeName is a name outside of the mesh; queries for it check whether a server is ready.
+const probeName = "probe.example.org."
+
+// Distinct returns the i-th name of a series outside of the mesh, without a trailing dot.
+func Distinct(series string, i int) string { return fmt.Sprintf("q%06d.%s.example.org", i, series) }

@@ -5,8 +5,7 @@
 //   - peers.go, peers_debian.go, forwarders.go: how to start each server; server.go starts it;
 //   - hosts.go, mixes.go, check.go: the table of every server, the kinds of queries, and
 //     whether the answers are right;
-//   - dnsperf.go, asker.go, resolver.go: three kinds of load;
-//   - upstream.go, zone.go: the nameservers that forwarders query;
+//   - dnsperf.go, resolver.go: two kinds of load;
 //   - process.go, procfs.go, measure.go: processes, and what they cost;
 //   - netns.go, netspace.go: network namespaces.
 package lab

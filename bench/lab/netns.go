@@ -1,7 +1,6 @@
 package lab
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -10,14 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Files of the system that the experiments replace, by the names of their replacements
-// beside the binaries.
-const (
-	systemResolvConf = "resolv.conf"
-	systemNSSwitch   = "nsswitch.conf"
-)
-
-// Furnish sets the loopback interface up, and mounts the files of dir over the system's.
+// Furnish sets the loopback interface up, and mounts a file of dir over /etc/resolv.conf.
 func Furnish(dir string) error {
 	if err := loopbackUp(); err != nil {
 		return fmt.Errorf("setting the loopback interface up: %w", err)
@@ -25,18 +17,12 @@ func Furnish(dir string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making mounts private: %w", err)
 	}
-	for name, content := range map[string]string{systemResolvConf: "", systemNSSwitch: "hosts: files dns\n"} {
-		target := filepath.Join("/etc", name)
-		if _, err := os.Stat(target); errors.Is(err, os.ErrNotExist) && name == systemNSSwitch {
-			continue // the C library's default is used
-		}
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil { // as the system's
-			return fmt.Errorf("writing a file: %w", err)
-		}
-		if err := unix.Mount(path, target, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mounting over %s: %w", target, err)
-		}
+	path := filepath.Join(dir, "resolv.conf")
+	if err := os.WriteFile(path, nil, 0o644); err != nil { // as the system's
+		return fmt.Errorf("writing a file: %w", err)
+	}
+	if err := unix.Mount(path, "/etc/resolv.conf", "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mounting over /etc/resolv.conf: %w", err)
 	}
 	return nil
 }
@@ -59,20 +45,13 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
-// UseNameservers sets the nameservers of the system and of agents that start later. An
-// agent keeps its own file when the system's file changes.
+// UseNameservers sets the nameservers of the system and of agents that start later. An agent keeps its own file when the
+// system's file changes. It writes into the mounted file, because a new file would not be mounted.
 func (l *Lab) UseNameservers(servers ...netip.Addr) error {
 	if _, err := l.Write("resolv.conf", resolvConf(servers...)); err != nil {
 		return err
 	}
-	return l.SystemNameservers(servers...)
-}
-
-// SystemNameservers sets the nameservers of programs that start later. It writes into the
-// mounted file, because a new file would not be mounted.
-func (l *Lab) SystemNameservers(servers ...netip.Addr) error {
-	path := filepath.Join(l.Binaries, systemResolvConf)
-	if err := os.WriteFile(path, resolvConf(servers...), 0o644); err != nil { // as the system's
+	if err := os.WriteFile(filepath.Join(l.Binaries, "resolv.conf"), resolvConf(servers...), 0o644); err != nil { // as the system's
 		return fmt.Errorf("writing resolv.conf: %w", err)
 	}
 	return nil

@@ -38,8 +38,6 @@ type Peer struct {
 type Launch struct {
 	Argv    []string
 	version string
-	// Status is the address of its metrics, or the zero value.
-	Status netip.AddrPort
 	// Ready may be nil: then the server is ready once it answers.
 	Ready func(context.Context) error
 }
@@ -133,8 +131,7 @@ func (l *Lab) Agent(ctx context.Context, addr, xds netip.AddrPort, settings ...s
 			"--xds-addr", xds.String(), "--xds-plaintext", "--namespace", namespace, "--domain", ownDomain,
 			"--state-dir", "", "--drain", "0s", "--log-level", "warn",
 		}, settings...),
-		Status: status,
-		Ready:  func(ctx context.Context) error { return isReady(ctx, "http://"+status.String()+"/healthz/ready") },
+		Ready: func(ctx context.Context) error { return isReady(ctx, "http://"+status.String()+"/healthz/ready") },
 	}, nil
 }
 

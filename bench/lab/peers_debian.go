@@ -13,8 +13,8 @@ import (
 	"regexp"
 )
 
-// FindTool looks for a program of a Debian package, also in the directories of root's PATH.
-func FindTool(name, pkg string) (string, error) {
+// findTool looks for a program of a Debian package, also in the directories of root's PATH.
+func findTool(name, pkg string) (string, error) {
 	for _, dir := range []string{"", "/usr/sbin", "/usr/local/sbin"} {
 		if path, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
 			return path, nil
@@ -48,7 +48,7 @@ func prepareDnsmasq(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, e
 
 // dnsmasq returns how to start dnsmasq with the hosts in a file, and more options.
 func (l *Lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...string) (Launch, error) {
-	binary, err := FindTool("dnsmasq", "dnsmasq-base")
+	binary, err := findTool("dnsmasq", "dnsmasq-base")
 	if err != nil {
 		return Launch{}, err
 	}
@@ -70,14 +70,14 @@ func (l *Lab) dnsmasq(ctx context.Context, addr netip.AddrPort, options ...strin
 
 // prepareUnbound prepares unbound with the hosts as local data, and one thread.
 func prepareUnbound(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error) {
-	binary, err := FindTool("unbound", "unbound")
+	binary, err := findTool("unbound", "unbound")
 	if err != nil {
 		return Launch{}, err
 	}
 	var data bytes.Buffer
 	fmt.Fprintf(&data, "  module-config: \"iterator\"\n  local-zone: \"%s.\" static\n", clusterDomain)
 	l.localData(&data)
-	path, err := l.UnboundConfig(addr, data.String())
+	path, err := l.unboundConfig(addr, data.String())
 	return Launch{
 		Argv:    []string{binary, "-d", "-c", path},
 		version: toolVersion(ctx, binary, "-V"),
@@ -93,9 +93,9 @@ func (l *Lab) localData(w io.Writer) {
 	}
 }
 
-// UnboundConfig writes a configuration for unbound with one thread and returns its path.
+// unboundConfig writes a configuration for unbound with one thread and returns its path.
 // body continues the server clause, and may add further clauses.
-func (l *Lab) UnboundConfig(addr netip.AddrPort, body string) (string, error) {
+func (l *Lab) unboundConfig(addr netip.AddrPort, body string) (string, error) {
 	return l.Write(fmt.Sprintf("unbound-%s-%d.conf", addr.Addr(), addr.Port()), fmt.Appendf(nil, `server:
   interface: %s@%d
   do-daemonize: no
@@ -120,16 +120,11 @@ func prepareNSD(ctx context.Context, l *Lab, addr netip.AddrPort) (Launch, error
 			fmt.Fprintf(&zone, "%s. A %s\n", h.Name, ip)
 		}
 	}
-	return l.NSD(ctx, addr, clusterDomain, zone.Bytes())
-}
-
-// NSD returns how to start NSD with one zone.
-func (l *Lab) NSD(ctx context.Context, addr netip.AddrPort, name string, zone []byte) (Launch, error) {
-	binary, err := FindTool("nsd", "nsd")
+	binary, err := findTool("nsd", "nsd")
 	if err != nil {
 		return Launch{}, err
 	}
-	zoneFile, err := l.Write("zone-"+name, zone)
+	zoneFile, err := l.Write("zone", zone.Bytes())
 	if err != nil {
 		return Launch{}, err
 	}
@@ -149,7 +144,7 @@ remote-control:
 zone:
   name: %q
   zonefile: %q
-`, addr.Addr(), addr.Port(), l.Dir, l.Dir, addr.Port(), name, zoneFile))
+`, addr.Addr(), addr.Port(), l.Dir, l.Dir, addr.Port(), clusterDomain, zoneFile))
 	if err != nil {
 		return Launch{}, err
 	}

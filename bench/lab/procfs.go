@@ -62,22 +62,13 @@ func Memory(pid int) (int, error) {
 		if len(pids) > 1 {
 			field = "Pss"
 		}
-		size, err := ParseSize(string(text), field)
+		size, err := parseSize(string(text), field)
 		if err != nil {
 			return 0, err
 		}
 		sum += size
 	}
 	return sum, nil
-}
-
-// PeakMemory returns the peak resident memory of a process without its children, in bytes.
-func PeakMemory(pid int) (int, error) {
-	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
-	if err != nil {
-		return 0, fmt.Errorf("reading the memory of process %d: %w", pid, err)
-	}
-	return ParseSize(string(text), "VmHWM")
 }
 
 // family returns pid and all its descendants.
@@ -129,8 +120,8 @@ func parseStat(text string) (pid, parent int, err error) {
 	return pid, parent, nil
 }
 
-// ParseSize reads a field of /proc/PID/smaps_rollup or /proc/PID/status, in bytes.
-func ParseSize(text, field string) (int, error) {
+// parseSize reads a field of /proc/PID/smaps_rollup or /proc/PID/status, in bytes.
+func parseSize(text, field string) (int, error) {
 	for line := range strings.Lines(text) {
 		fields := strings.Fields(line)
 		if len(fields) == 3 && fields[0] == field+":" && fields[2] == "kB" {

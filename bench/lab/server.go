@@ -21,8 +21,6 @@ type Instance struct {
 	*Process
 
 	Addr netip.AddrPort
-	// Status is the address of its metrics, or the zero value.
-	Status netip.AddrPort
 }
 
 // StartServer starts p and checks its answers, because the figures of a server with wrong

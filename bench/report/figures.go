@@ -2,39 +2,20 @@
 package report
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
-	"strconv"
 )
 
 // A Figure is one quantity of one server, with a value for each round. The value
 // of a round that does not count is NaN.
-type Figure []number
-
-// A number is a float64 that is null in JSON when it is NaN.
-type number float64
-
-// MarshalJSON writes four significant digits or all of the integer part.
-func (n number) MarshalJSON() ([]byte, error) {
-	v := float64(n)
-	if math.IsNaN(v) {
-		return []byte("null"), nil
-	}
-	if math.Abs(v) < 1000 {
-		v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 4, 64), 64)
-	} else {
-		v = math.Round(v)
-	}
-	return json.Marshal(v)
-}
+type Figure []float64
 
 // Median returns the median of the rounds that count, or NaN.
 func (f Figure) Median() float64 {
 	var counted []float64
 	for _, v := range f {
-		if !math.IsNaN(float64(v)) {
-			counted = append(counted, float64(v))
+		if !math.IsNaN(v) {
+			counted = append(counted, v)
 		}
 	}
 	if len(counted) == 0 {
@@ -63,17 +44,9 @@ type Figures map[string]Figure
 // Set stores the value of a round, counted from 0.
 func (f Figures) Set(name string, round int, value float64) {
 	for len(f[name]) <= round {
-		f[name] = append(f[name], number(math.NaN()))
+		f[name] = append(f[name], math.NaN())
 	}
-	f[name][round] = number(value)
-}
-
-// MarshalJSON adds the median to the rounds.
-func (f Figure) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Median number   `json:"median"`
-		Rounds []number `json:"rounds"`
-	}{number(f.Median()), f})
+	f[name][round] = value
 }
 
 // Minus subtracts round by round.

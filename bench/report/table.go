@@ -1,9 +1,9 @@
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -17,51 +17,32 @@ type Table struct {
 	Rows   [][]string
 }
 
-// MarshalJSON writes the cells as text.
-func (t Table) MarshalJSON() ([]byte, error) {
-	return json.Marshal(map[string]any{"title": t.Title, "header": t.Header, "rows": t.Rows})
-}
-
-// Text aligns the columns with spaces.
+// Text returns the table as Markdown, with aligned columns.
 func (t Table) Text() string {
-	widths := make([]int, len(t.Header))
-	lines := append([][]string{t.Header}, t.Rows...)
-	for _, cells := range lines {
-		for i, cell := range cells {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+	lines := slices.Concat([][]string{t.Header, make([]string, len(t.Header))}, t.Rows)
+	for i := range t.Header {
+		width := 0
+		for _, cells := range lines {
+			width = max(width, utf8.RuneCountInString(cells[i]))
+		}
+		for k, cells := range lines {
+			fill := strings.Repeat(" ", width-utf8.RuneCountInString(cells[i]))
+			switch {
+			case k == 1 && i == 0:
+				cells[i] = strings.Repeat("-", width)
+			case k == 1:
+				cells[i] = strings.Repeat("-", width-1) + ":"
+			case i == 0:
+				cells[i] += fill
+			default:
+				cells[i] = fill + cells[i]
+			}
 		}
 	}
 	var b strings.Builder
 	b.WriteString(t.Title + "\n\n")
 	for _, cells := range lines {
-		var line strings.Builder
-		for i, cell := range cells {
-			fill := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell))
-			if i == 0 {
-				line.WriteString("  " + cell + fill)
-			} else {
-				line.WriteString("  " + fill + cell)
-			}
-		}
-		b.WriteString(strings.TrimRight(line.String(), " ") + "\n")
-	}
-	return b.String() + "\n"
-}
-
-// Markdown returns the table as Markdown.
-func (t Table) Markdown() string {
-	row := func(cells []string) string {
-		escaped := make([]string, len(cells))
-		for i, cell := range cells {
-			escaped[i] = strings.ReplaceAll(cell, "|", `\|`)
-		}
-		return "| " + strings.Join(escaped, " | ") + " |\n"
-	}
-	var b strings.Builder
-	b.WriteString(t.Title + "\n\n" + row(t.Header))
-	b.WriteString("|---|" + strings.Repeat("---:|", len(t.Header)-1) + "\n")
-	for _, cells := range t.Rows {
-		b.WriteString(row(cells))
+		b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
 	}
 	return b.String() + "\n"
 }

@@ -1,7 +1,6 @@
 package deploy
 
 import (
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -105,7 +104,7 @@ func TestSettings(t *testing.T) { // I0, K15
 }
 
 // TestDiscoverySettings checks that nametap-discovery accepts the arguments of its Deployment and serves the Kubernetes
-// API, and with the patch in docs/discovery.md the objects of a ConfigMap.
+// API.
 func TestDiscoverySettings(t *testing.T) {
 	t.Parallel()
 	table := func(args ...string) string {
@@ -117,24 +116,5 @@ func TestDiscoverySettings(t *testing.T) {
 	a.Put(fakekube.Services, "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: default}\nspec: {clusterIP: 10.96.0.1}\n")
 	if got := table(append(slices.Clone(spec.Containers[0].Args), "--kubeconfig="+a.Kubeconfig())...); !strings.Contains(got, "web.default.svc.cluster.local") {
 		t.Errorf("no web in %s", got)
-	}
-
-	_, text, _ := strings.Cut(read(t, "../docs/discovery.md"), "    # objects.yaml\n")
-	code := regexp.MustCompile(`^(?: {4}.*\n)*`).FindString(text)
-	var patch appsv1.Deployment
-	if err := yaml.UnmarshalStrict([]byte(regexp.MustCompile(`(?m)^ {4}`).ReplaceAllString(code, "")), &patch); err != nil {
-		t.Fatal(err)
-	}
-	container := patch.Spec.Template.Spec.Containers[0] // the API server replaces its arguments, and adds its volumes
-	if container.Name != spec.Containers[0].Name {
-		t.Errorf("the patch is for the container %s", container.Name)
-	}
-	dir, mount := t.TempDir(), container.VolumeMounts[0].MountPath
-	write(t, filepath.Join(dir, "db.yaml"), "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: db, namespace: default}\nspec: {hosts: [db.example.com], addresses: [192.0.2.53]}\n")
-	for i := range container.Args {
-		container.Args[i] = strings.ReplaceAll(container.Args[i], mount, dir)
-	}
-	if got := table(container.Args...); !strings.Contains(got, "db.example.com") {
-		t.Errorf("no db.example.com in %s", got)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-var connects = flag.Int("guard.connects", 20_000, "how often TestConnects looks a name up and connects to it")
+var connects = flag.Int("guard.connects", 10_000, "how often TestConnects looks a name up and connects to it")
 
 // many is the number of names below the wildcard, more than keep their VIPs at a time.
 const many = 6000

@@ -1,3 +1,0 @@
-module github.com/nametap/nametap/tools/sbom
-
-go 1.26.0
