@@ -474,10 +474,14 @@ func TestGuardAudits(t *testing.T) {
 		if status := g.root(g.args("status")...); status.code != 0 || !strings.Contains(status.stdout, "guard: audit (packets not in the policy: 0 tcp, 1 udp, 0 others)") {
 			g.tb.Errorf("%+v", status)
 		}
-		wait.Until(g.tb, "the agent gets a connection", func() bool {
-			_ = g.send("tcp4", serverB+":443")
-			return strings.Contains(g.get("/debug/status"), serverB)
-		})
+		for _, to := range []string{serverA, server6A} { // as without a guard, but through the agent
+			if text := g.greeting(to, "443"); text != "220 "+strings.Trim(net.JoinHostPort(to, ""), ":") {
+				g.tb.Errorf("a connection to %s: %s", to, text)
+			}
+		}
+		if status := g.root(g.args("status")...); !strings.Contains(status.stdout, "0 tcp") {
+			g.tb.Errorf("connections were not redirected: %+v", status)
+		}
 		a.end(terminate)
 		if g.captured() || strings.Contains(g.Rules(), "NAMETAP") {
 			g.tb.Errorf("rules are left:\n%s", g.Rules())
@@ -617,4 +621,30 @@ func TestGuardReplaced(t *testing.T) {
 		<-ended
 		g.noneLeft(serverA, serverB, server6A, other+":53")
 	})
+}
+
+// G11, G12: a change of the mode. In an audit, the rules end with the agent, also one that is killed; afterwards, they stay.
+func TestGuardModes(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		a := g.capture()
+		g.connects(serverA+":443", true)
+		a.end(syscall.SIGKILL)
+		g.becomes(named, namedIP)
+		g.connects(serverA+":443", true)
+		a = g.capture()
+		g.setPolicy("mode: enforce")
+		g.connects(serverA+":443", false)
+		g.connects("["+server6A+"]:443", false)
+		g.refuses()
+		a.end(syscall.SIGKILL)
+		g.refuses()
+		g.setPolicy("mode: audit")
+		g.capture()
+		g.connects(serverA+":443", true)
+		g.connects("["+server6A+"]:443", true)
+		if n := strings.Count(g.Rules(), "REJECT --reject-with tcp-reset"); n > 0 {
+			g.tb.Errorf("an audit with rules that refuse:\n%s", g.Rules())
+		}
+	}, "mode: audit")
 }
