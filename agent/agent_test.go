@@ -2,7 +2,6 @@ package agent_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,20 +11,16 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 	"github.com/nametap/nametap/internal/testkit/fakexds"
 	"github.com/nametap/nametap/internal/testkit/wait"
@@ -142,94 +137,11 @@ func get(t *testing.T, client *http.Client, addr, path string) (code int, body s
 	return resp.StatusCode, string(text)
 }
 
-// hosts is the number of hosts of the tables of generation, and addresses the number of
-// addresses of each.
-const (
-	hosts     = 50
-	addresses = 4
-)
-
-// generation returns a table in which the second byte of every address is n.
-func generation(n int) *api.NameTable {
-	table := &api.NameTable{Table: map[string]*api.NameTable_NameInfo{}}
-	for host := range hosts {
-		info := &api.NameTable_NameInfo{Registry: "Kubernetes", Shortname: fmt.Sprintf("svc-%d", host), Namespace: "ns1"}
-		for last := range addresses {
-			info.Ips = append(info.Ips, fmt.Sprintf("10.%d.%d.%d", n, host, last+1))
-		}
-		table.Table[info.GetShortname()+".ns1.svc.cluster.local"] = info
-	}
-	return table
-}
-
-// C9: pushes over a stream while clients query lose no query, and no answer has
-// addresses of two tables. No answer is from a table that was replaced before the query was
-// sent.
-func TestPushesUnderLoad(t *testing.T) {
-	t.Parallel()
-	const clients, pushes = 2, 20
-	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(generation(0))
-	a := start(t, config(t, control.Addr()))
-	a.await(t, true)
-
-	var acked atomic.Int64 // the newest generation that is in use for sure
-	var pushing, asking sync.WaitGroup
-	pushing.Go(func() {
-		for n := int64(1); n <= pushes; n++ {
-			version := control.Push(generation(int(n)))
-			if _, err := control.WaitAnswer(t.Context(), version); err != nil {
-				t.Errorf("push %d: %v", n, err)
-			}
-			acked.Store(n)
-		}
-	})
-	var queries atomic.Int64
-	for client := range clients {
-		asking.Go(func() {
-			conn, err := dns.Dial("udp", a.dnsAddr())
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer conn.Close()
-			for i := client; acked.Load() < pushes && !t.Failed(); i++ {
-				before := acked.Load()
-				n, err := askGeneration(conn, i%hosts)
-				if err != nil || int64(n) < before {
-					t.Errorf("client %d, query %d: answered from table %d, %d was in use: %v", client, i, n, before, err)
-				}
-				queries.Add(1)
-			}
-		})
-	}
-	asking.Wait()
-	pushing.Wait()
-	t.Logf("%d queries, %d pushes", queries.Load(), pushes)
-}
-
-// askGeneration queries the addresses of a host and returns the generation of all of them.
-func askGeneration(conn *dns.Conn, host int) (generation int, err error) {
-	query := new(dns.Msg).SetQuestion(fmt.Sprintf("svc-%d.ns1.svc.cluster.local.", host), dns.TypeA)
-	if err := conn.WriteMsg(query); err != nil {
-		return 0, err
-	}
-	resp, err := conn.ReadMsg()
-	if err != nil {
-		return 0, err
-	}
-	if resp.Id != query.Id || resp.Rcode != dns.RcodeSuccess || len(resp.Answer) != addresses {
-		return 0, fmt.Errorf("want %d addresses:\n%s", addresses, resp)
-	}
-	seen := map[byte]bool{}
-	for _, rr := range resp.Answer {
-		seen[rr.(*dns.A).A.To4()[1]] = true
-		generation = int(rr.(*dns.A).A.To4()[1])
-	}
-	if len(seen) != 1 {
-		return 0, fmt.Errorf("addresses of several tables:\n%s", resp)
-	}
-	return generation, nil
+// webTable has one Service.
+func webTable() *api.NameTable {
+	return &api.NameTable{Table: map[string]*api.NameTable_NameInfo{
+		"web.ns1.svc.cluster.local": {Registry: "Kubernetes", Shortname: "web", Namespace: "ns1", Ips: []string{"10.1.1.1"}},
+	}}
 }
 
 // R1: while the agent drains it is not ready, but it answers. A query that is in flight at the
@@ -244,7 +156,7 @@ func TestDrain(t *testing.T) {
 		return new(dns.Msg).SetReply(query)
 	})
 	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(generation(1))
+	control.Push(webTable())
 	cfg := config(t, control.Addr())
 	cfg.DNS.Forward.Upstreams = []upstream.Spec{{Addr: nameserver.Addr}}
 	cfg.DNS.Forward.Timeout, cfg.Drain = time.Hour, time.Hour
@@ -266,7 +178,7 @@ func TestDrain(t *testing.T) {
 			break
 		}
 	}
-	if _, err := a.exchange("svc-1.", dns.TypeA); err != nil {
+	if _, err := a.exchange("web.", dns.TypeA); err != nil {
 		t.Errorf("a query while draining: %v", err)
 	}
 	a.Hasten()
@@ -307,7 +219,7 @@ func TestReadyTimeout(t *testing.T) {
 	if code, body := a.get(t, "/healthz/ready"); code != http.StatusOK {
 		t.Errorf("after the time-out: %d %s", code, body)
 	}
-	control.Push(generation(1))
+	control.Push(webTable())
 	a.await(t, true)
 }
 
@@ -335,39 +247,6 @@ func TestAddressInUse(t *testing.T) {
 	}
 }
 
-// R5: the status has the connection and the table of the agent.
-func TestStatus(t *testing.T) {
-	t.Parallel()
-	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(generation(1))
-	cfg := config(t, control.Addr())
-	cfg.DNS.Forward.Upstreams = []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}
-	a := start(t, cfg)
-	a.await(t, true)
-	_, body := a.get(t, "/debug/status")
-	var got agent.Status
-	if err := json.Unmarshal([]byte(body), &got); err != nil {
-		t.Fatal(err)
-	}
-	if !got.XDS.Connected || got.XDS.Address != control.Addr() || got.XDS.Stale {
-		t.Errorf("control plane: %+v", got.XDS)
-	}
-	// Only the families with listeners are tested.
-	if len(got.Redirected) != 1 || got.Redirected[0].To != "127.15.0.53:53" || got.Redirected[0].State != probe.Closed {
-		t.Errorf("captured by another process: %+v", got.Redirected)
-	}
-	if report := condition.Judge(got.Conditions); len(report.OK) == 0 || len(report.Problems) > 0 {
-		t.Errorf("conditions: %+v", report)
-	}
-	got.XDS, got.Uptime, got.Redirected, got.Conditions = nds.Status{}, 0, nil, nil
-	want := agent.Status{
-		Ready: true, Version: "nametap test", DNS: a.Proxy().Addrs(), Upstreams: []agent.Upstream{{Server: "192.0.2.53", State: "unknown"}}, Hosts: hosts,
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("status (-want +got):\n%s", diff)
-	}
-}
-
 // The set address of the node comes first. The addresses of the interfaces follow.
 // Loopback is an address of the node only if it has no other.
 func TestInstanceIPs(t *testing.T) {
@@ -392,7 +271,7 @@ func TestInstanceIPs(t *testing.T) {
 func TestSeries(t *testing.T) {
 	t.Parallel()
 	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(generation(1))
+	control.Push(webTable())
 	answer := func(query *dns.Msg, _ string) *dns.Msg {
 		var rcode int
 		_, _ = fmt.Sscanf(query.Question[0].Name, "r%d.", &rcode)

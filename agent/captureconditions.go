@@ -62,6 +62,11 @@ func (c *capture) conditions() []condition.Condition {
 		c.ended(now, on, begun), c.interrupted(now),
 	} {
 		all[i].Problems = problems
+		if effect := guardEffect(all[i].Code); effect != "" && enforces(c.current().policy) {
+			for j := range problems {
+				problems[j].Effect = effect
+			}
+		}
 		switch {
 		case all[i].Code == "capture_second_agent" || all[i].Code == "capture_remains":
 		case !begun:
@@ -73,6 +78,18 @@ func (c *capture) conditions() []condition.Condition {
 		}
 	}
 	return all
+}
+
+// guardEffect returns the effect of a problem if a policy is enforced: then no query goes to a nameserver. It returns "" if the
+// effect is the same.
+func guardEffect(code condition.Code) string {
+	switch code {
+	case condition.CaptureBarred, condition.CaptureBroken, "capture_elsewhere", condition.CaptureEnded, "capture_interrupted":
+		return "queries have no answer: the guard lets none leave"
+	case condition.CaptureAbsent, condition.CaptureRepaired:
+		return "meanwhile the guard does not hold"
+	}
+	return ""
 }
 
 func (c *capture) second() (found []condition.Problem) {

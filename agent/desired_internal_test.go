@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
@@ -32,6 +33,12 @@ func TestDesired(t *testing.T) {
 		return CaptureConfig{On: true, Because: "of the test", Config: config}
 	}
 	anything := iptables.Config{}
+	enforced, err := guard.Parse("policy.yaml", []byte("mode: enforce"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	guarded := iptables.Config{Guard: &iptables.Guard{}, VIPs: []netip.Prefix{}}
+	guardOnly := iptables.Config{Guard: &iptables.Guard{}, VIPs: []netip.Prefix{}, GuardOnly: true, Only: v4}
 	resolvConf := CaptureConfig{On: true, Servers: ResolvConfServers}
 	for name, test := range map[string]struct {
 		in   inputs
@@ -56,6 +63,12 @@ func TestDesired(t *testing.T) {
 				passing: map[family.Family][]netip.Prefix{v4: {nameserver}}},
 			want: iptables.Config{ExcludeCIDRs: []netip.Prefix{loopback, nameserver}},
 		},
+		// G9, G10: with a guard, nothing passes that the agent does not see.
+		"a guard, the way to a nameserver is broken": {
+			in: inputs{CaptureConfig: on(anything), policy: enforced, passing: map[family.Family][]netip.Prefix{v4: {nameserver}}}, want: guarded,
+		},
+		"a guard, none answers":   {in: inputs{CaptureConfig: on(anything), policy: enforced, unserved: out(v4, v6)}, want: guardOnly},
+		"a guard, no nameservers": {in: inputs{CaptureConfig: resolvConf, policy: enforced}, want: guarded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -40,7 +40,9 @@ func (c *core) observeGuard(ctx context.Context) {
 	if p := c.config.Guard.Policy(); enforces(p) {
 		found = Refusals(ctx, p)
 	}
-	c.refusals.Store(&found)
+	if c.refusals.Store(&found); c.capture != nil && len(c.refusalsIn(probe.Passed)) > 0 {
+		c.capture.kernel.Look() // legacy announces no change
+	}
 }
 
 // Refusals tries whether the kernel refuses what a policy does not allow, over each family.

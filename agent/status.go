@@ -104,6 +104,7 @@ func (s *statusServer) handlePrivate(mux *http.ServeMux) {
 	mux.HandleFunc("POST /cache/flush", s.handleCacheFlush)
 	mux.HandleFunc("GET /debug/tail", s.handleTail)
 	mux.HandleFunc("GET /debug/status", s.handleStatus)
+	mux.HandleFunc("GET /debug/guard", s.handleGuard)
 	mux.HandleFunc("GET /debug/settings", s.handleSettings)
 	mux.HandleFunc("POST /drain", s.handleDrain)
 	mux.HandleFunc("POST /quitquitquit", s.handleQuit)

@@ -62,7 +62,7 @@ func TestPortsTaken(t *testing.T) {
 		defer taken[i].Close()
 	}
 	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(generation(1))
+	control.Push(webTable())
 	cfg := config(t, control.Addr())
 	carried := egress.DefaultConfig()
 	cfg.StatusAddr, carried.Addr, cfg.Egress = taken[0].Addr().String(), taken[1].Addr().String(), &carried

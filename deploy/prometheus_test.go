@@ -107,40 +107,6 @@ func TestPrometheusMetrics(t *testing.T) {
 	}
 }
 
-// R4: there are at most eight alerts about agents, and five about nametap-discovery. Each has a severity, a time, a summary, tests, also of its end 2 minutes after the fault,
-// and a paragraph that begins with the first command to run.
-func TestAlerts(t *testing.T) {
-	t.Parallel()
-	all := alerts(t)
-	if len(all) > 8+5 {
-		t.Errorf("%d alerts", len(all))
-	}
-	const address = "https://github.com/nametap/nametap/blob/main/docs/operations.md#"
-	document, tests := read(t, "../docs/operations.md"), read(t, "prometheus/rules_test.yaml")
-	for _, a := range all {
-		if !regexp.MustCompile(`^Nametap([A-Z][a-z]+)+$`).MatchString(a.Alert) || a.For == "" || !slices.Contains([]string{"critical", "warning"}, a.Labels["severity"]) || len(a.Labels) != 1 {
-			t.Errorf("%+v", a)
-		}
-		if summary := a.Annotations["summary"]; !strings.Contains(summary, "{{ $labels.instance }}") || !strings.HasSuffix(summary, ".") || a.Annotations["runbook_url"] != address+strings.ToLower(a.Alert) || len(a.Annotations) != 2 {
-			t.Errorf("%s: annotations %v", a.Alert, a.Annotations)
-		}
-		severity, hold := a.Labels["severity"], a.For
-		paragraph := regexp.MustCompile(`(?m)^### ` + a.Alert + `\n\n {4}\S.*\n\n(?i:` + severity + `), after ` + strings.TrimSuffix(hold, "m") + ` min: `)
-		if !paragraph.MatchString(document) {
-			t.Errorf("docs/operations.md has no paragraph %s that begins with a command, the severity %s and the time %s", a.Alert, severity, hold)
-		}
-		for _, part := range []string{"alertname: " + a.Alert + "\n        exp_alerts:", "alertname: " + a.Alert + "} # not at once", "{eval_time: 62m, alertname: " + a.Alert + "}\n"} {
-			if !strings.Contains(tests, part) {
-				t.Errorf("%s is not tested: no %q in rules_test.yaml", a.Alert, part)
-			}
-		}
-	}
-	headings := regexp.MustCompile(`(?m)^### (Nametap\w+)$`).FindAllStringSubmatch(document, -1)
-	if len(headings) != len(all) {
-		t.Errorf("%d paragraphs, %d alerts", len(headings), len(all))
-	}
-}
-
 // R4, R15: each code of a problem that an agent finds has one alert, which docs/problems.md names. NametapProblem has the
 // codes without an alert of their own.
 func TestAlertOfProblem(t *testing.T) {

@@ -1,6 +1,8 @@
 package dnsproxy
 
 import (
+	"net/netip"
+
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
@@ -96,14 +98,19 @@ func (h *handler) judgeResult(t *task, found *forward.Result) (guarded bool) {
 		*d = decision{action: actGuarded, match: table.Match{Rule: table.RuleNone}, policy: policy, verdict: verdict, rule: rule}
 		return true
 	}
-	seen := guard.Nothing
+	seen, qtype := guard.Nothing, t.query.Type
 	if found.Exists() {
-		seen = guard.Exists
-		if found.Reply.Answers() > 0 {
+		if seen = guard.Exists; found.Reply.Answers() > 0 {
 			seen = guard.Answers
 		}
+		for data := range found.Reply.Data(qtype) {
+			addr, _ := netip.AddrFromSlice(data)
+			if (addr.Is4() && qtype == dns.TypeA || addr.Is6() && qtype == dns.TypeAAAA) && !policy.Enforces() {
+				h.guard.Answered(name, addr)
+			}
+		}
 	}
-	h.guard.Asked(name, t.query.Type, rule, seen)
+	h.guard.Asked(name, qtype, rule, seen)
 	return false
 }
 

@@ -253,6 +253,39 @@ func TestGuardChanges(t *testing.T) {
 	g.converse(t, []dialogue{{vip, "NXDOMAIN"}})
 }
 
+// G2, G6: the agent itself may look up all names, but no CNAME record may lead to a name that a rule denies.
+func TestGuardAliases(t *testing.T) {
+	t.Parallel()
+	g := guarding(t, dnsproxy.Config{})
+	cname, err := dns.NewRR("cdn.example.com. 60 IN CNAME bad.pkg.example.net.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := fakedns.Answer("leak.example.com. 60 IN A 192.0.2.66", "bad.pkg.example.net. 60 IN A 192.0.2.67")
+	g.fake.Handle(func(query *dns.Msg, network string) *dns.Msg {
+		if query.Question[0].Name != "cdn.example.com." {
+			return answers(query, network)
+		}
+		reply := answers(question("bad.pkg.example.net", dns.TypeA), network)
+		reply.Answer = append([]dns.RR{cname}, reply.Answer...)
+		reply.Id, reply.Question = query.Id, query.Question
+		return reply
+	})
+	if addrs, _, err := g.Resolve(t.Context(), "leak.example.com", dns.TypeA, false); err != nil || len(addrs) != 1 {
+		t.Errorf("%v, %v", addrs, err)
+	}
+	want := "a CNAME record leads to bad.pkg.example.net.: guard: denied by policy.yaml:9"
+	for _, onlyCached := range []bool{false, true} {
+		if addrs, _, err := g.Resolve(t.Context(), "cdn.example.com", dns.TypeA, onlyCached); err == nil || err.Error() != want {
+			t.Errorf("%v, %v, want %s", addrs, err, want)
+		}
+	}
+	g.guard.Use(nil)
+	if addrs, _, err := g.Resolve(t.Context(), "cdn.example.com", dns.TypeA, true); err != nil || len(addrs) != 1 {
+		t.Errorf("without a policy: %v, %v", addrs, err)
+	}
+}
+
 // G16: the rule that decides is named.
 func TestGuardExplains(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
@@ -106,7 +107,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
+		Denied: t.decision.action == actGuarded && t.decision.verdict == guard.Denied, Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/nat64"
@@ -15,7 +16,8 @@ import (
 
 // Resolve returns the addresses of hostname that nameservers or the cache have. rrtype is A or
 // AAAA. Resolve does not use the table, neither for hostname nor for names that CNAME records lead to.
-// Nameservers are asked for local-only names, too: only queries of clients for them are not forwarded.
+// Nameservers are asked for local-only names, too: only queries of clients for them are not forwarded. A guard does not judge
+// hostname, but no CNAME record may lead to a name that a rule of deny names.
 // Resolve returns at once when ctx ends.
 //
 // If onlyCached is true, Resolve does not ask nameservers. If the cache then has no answer, known is false, and addrs
@@ -51,6 +53,7 @@ func (s *Server) Resolve(
 type resolution struct {
 	packet   []byte
 	rrtype   uint16
+	policy   *guard.Policy
 	query    wire.Query
 	outgoing forward.Query
 	found    chan *forward.Result // receives the result; has a buffer of one
@@ -64,7 +67,7 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 	if err != nil {
 		return nil, err
 	}
-	r := &resolution{rrtype: rrtype, found: make(chan *forward.Result, 1)}
+	r := &resolution{rrtype: rrtype, policy: s.config.Guard.Policy(), found: make(chan *forward.Result, 1)}
 	r.packet = wire.NewQuery(wire.AppendQuestion(nil, name, rrtype, dns.ClassINET))
 	if !r.query.Parse(r.packet) {
 		return nil, errQuestionName
@@ -79,6 +82,14 @@ func (s *Server) newResolution(hostname string, rrtype uint16) (*resolution, err
 func (r *resolution) addresses(found *forward.Result) (addrs []netip.Addr, err error) {
 	if found.Err != nil {
 		return nil, found.Err
+	}
+	for i := range found.Reply.Aliases() {
+		target, ok := found.Reply.Alias(i, new([wire.MaxNameLen]byte))
+		if ok && r.policy.Enforces() {
+			if _, rule := r.policy.Judge(target, r.rrtype); rule != nil && rule.Denies {
+				return nil, fmt.Errorf("a CNAME record leads to %s: %s", target, r.policy.Reason(guard.Denied, rule))
+			}
+		}
 	}
 	for data := range found.Reply.Data(r.rrtype) {
 		if ip, ok := netip.AddrFromSlice(data); ok && len(data) == wire.AddressLen(r.rrtype) {

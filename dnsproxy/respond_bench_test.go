@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/miekg/dns"
@@ -286,67 +285,6 @@ func BenchmarkRespond(b *testing.B) {
 				}
 			}
 		})
-	}
-}
-
-// BenchmarkRespondRead is BenchmarkRespond with readers: of failures, as the query log is, and of messages, as dnstap is.
-func BenchmarkRespondRead(b *testing.B) {
-	for name, read := range map[string]func(ctx context.Context, r *seen.Recorder) (end func()){
-		"none":     func(context.Context, *seen.Recorder) func() { return func() {} },
-		"failures": func(_ context.Context, r *seen.Recorder) func() { return r.ReadOwn(seen.Failures()).Close },
-		"messages": func(ctx context.Context, r *seen.Recorder) func() {
-			x := r.ReadMessages(seen.All(), func(int) {})
-			ctx, cancel := context.WithCancel(ctx)
-			var reading sync.WaitGroup
-			reading.Go(func() {
-				for err := error(nil); err == nil; {
-					_, _, err = x.Next(ctx)
-				}
-			})
-			return func() {
-				cancel()
-				reading.Wait()
-				x.Close()
-			}
-		},
-		"full": func(_ context.Context, r *seen.Recorder) func() {
-			return r.ReadMessages(seen.All(), func(int) {}).Close
-		},
-	} {
-		b.Run(name, func(b *testing.B) {
-			h, task := newBenchHandler(b, 10_000), new(task)
-			defer read(b.Context(), h.seen)()
-			from := &arrival{protocol: overUDP, client: noClient, local: noClient}
-			out := make([]byte, 0, dns.MaxMsgSize)
-			packet := packedQuestion(b, ownQuestions[0].name, ownQuestions[0].qtype)
-			b.ReportAllocs()
-			for b.Loop() {
-				task.begin(packet, from)
-				if _, verdict := h.answerFast(out, task); verdict != answered {
-					b.Fatal("passed on")
-				}
-			}
-		})
-	}
-}
-
-// BenchmarkRespondCached is BenchmarkRespond for an answer from the cache.
-func BenchmarkRespondCached(b *testing.B) {
-	h, task := newForwardingHandler(b), new(task)
-	from := &arrival{protocol: overUDP, client: noClient}
-	out := make([]byte, 0, dns.MaxMsgSize)
-	packet := packedQuestion(b, "www.example.", dns.TypeA)
-	task.begin(packet, from)
-	if _, verdict := h.answerFast(out, task); verdict != deferred {
-		b.Fatal("it was in the cache already")
-	}
-	task.handler.answerSlow(task)
-	b.ReportAllocs()
-	for b.Loop() {
-		task.begin(packet, from)
-		if _, verdict := h.answerFast(out, task); verdict != answered {
-			b.Fatal("passed on")
-		}
 	}
 }
 

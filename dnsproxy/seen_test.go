@@ -8,7 +8,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -334,48 +333,6 @@ func TestReadersThatDoNotRead(t *testing.T) { // R13
 				t.Errorf("%d queries, %d lost, %v", len(records), lost, err)
 			}
 			r.Close()
-		}
-	})
-}
-
-// Failures of many clients at the same time: the last 1,000 are kept, each whole and with its client.
-func TestManyFailures(t *testing.T) { // R13
-	synctest.Test(t, func(t *testing.T) {
-		p := startForwarder(t, dnsproxy.Config{})
-		var asking sync.WaitGroup
-		for client := range 8 {
-			asking.Go(func() {
-				conn := p.dial(t, "udp")
-				defer conn.Close()
-				packet, err := question(fmt.Sprintf("%d.example", client), dns.TypeA).Pack()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for range 150 {
-					write(t, conn, packet)
-					read(t, conn)
-				}
-			})
-		}
-		asking.Wait()
-		past := p.past(t, "")
-		if len(past) != 1000 {
-			t.Errorf("%d failures are kept, want 1000", len(past))
-		}
-		byName, found := map[string]string{}, 0 // the budget may not suffice for all
-		for _, rec := range past {
-			client := rec.Client.String()
-			if byName[rec.Name] != "" && byName[rec.Name] != client || !strings.HasSuffix(rec.Reason, "no nameserver to ask") {
-				t.Fatalf("%+v", rec)
-			}
-			byName[rec.Name] = client
-			if rec.UID != nil {
-				found++
-			}
-		}
-		if found == 0 {
-			t.Error("none has an owner")
 		}
 	})
 }

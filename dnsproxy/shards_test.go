@@ -2,9 +2,7 @@ package dnsproxy_test
 
 import (
 	"bytes"
-	"fmt"
 	"log/slog"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -77,33 +75,4 @@ func TestLoadShards(t *testing.T) { // C11
 	}
 	p.load(t, hosts{"api.example": external("10.0.0.4")})
 	p.converse(t, []dialogue{{"web A", forwarded}, {"api.example A", "api.example. A 10.0.0.4"}})
-}
-
-// BenchmarkLoadShard measures a change of one host: of its shard.
-func BenchmarkLoadShard(b *testing.B) {
-	for _, n := range []int{10_000, 100_000} {
-		b.Run(strconv.Itoa(n), func(b *testing.B) {
-			h := mesh(n)
-			p := newProxy(b, dnsproxy.Config{})
-			p.load(b, h)
-			const host = "web-1.shop-1.svc.cluster.local"
-			at := digest.ShardOf(host)
-			for other := range h {
-				if digest.ShardOf(other) != at {
-					delete(h, other)
-				}
-			}
-			var shards [2]map[int][]byte
-			for i := range shards {
-				h[host] = service("web-1", "shop-1", fmt.Sprintf("192.0.2.%d", i))
-				shards[i] = map[int][]byte{at: h.wire(b)}
-			}
-			b.ReportAllocs()
-			for i := 0; b.Loop(); i++ {
-				if err := p.Load(shards[i%2]); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

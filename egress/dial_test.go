@@ -152,7 +152,7 @@ func TestNAT64(t *testing.T) {
 		"64:ff9b:1:fffe::c633:6401":      "",
 		"64:ff9b:1::c633:6401":           "",
 	} {
-		err := f.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80), false)
+		err := f.forbids(t.Context(), netip.AddrPortFrom(netip.MustParseAddr(addr), 80), normally)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", addr, err, want)
 		}

@@ -47,15 +47,14 @@ func forbidden() map[netip.Prefix]string {
 	return ranges
 }
 
-// private returns the ranges of private addresses (RFC 1918, RFC 6598, RFC 4193), to which a name leads only if the guard's
-// policy allows it.
+// private returns the forbidden ranges with those of private addresses (RFC 1918, RFC 6598, RFC 4193), to which a name leads
+// only if the guard's policy allows it.
 func private() map[netip.Prefix]string {
-	const name = "private, and the guard's policy has private: deny"
-	return map[netip.Prefix]string{
-		netip.MustParsePrefix("10.0.0.0/8"): name, netip.MustParsePrefix("172.16.0.0/12"): name,
-		netip.MustParsePrefix("192.168.0.0/16"): name, netip.MustParsePrefix("100.64.0.0/10"): name,
-		netip.MustParsePrefix("fc00::/7"): name,
+	ranges := forbidden()
+	for _, prefix := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"} {
+		ranges[netip.MustParsePrefix(prefix)] = "private, and the guard's policy has private: deny"
 	}
+	return ranges
 }
 
 // translations returns the prefixes of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address that
@@ -69,37 +68,41 @@ func translations() map[netip.Prefix][]int {
 	}
 }
 
+// A reach says to which addresses a connection may lead.
+type reach uint8
+
+const (
+	normally reach = iota // to all that are not forbidden
+	publicly              // of these, to those that are not private
+	anywhere
+)
+
 // A fence refuses addresses to which no connection may be made. It is safe for concurrent use.
 type fence struct {
-	ranges   map[netip.Prefix]string
-	private  map[netip.Prefix]string
+	ranges   [2]map[netip.Prefix]string // by reach
 	ownPorts []uint16
 	nat64    *nat64.Finder
 }
 
 // newFence returns the fence of a server.
 func newFence(cfg *Config) *fence {
-	return &fence{forbidden(), private(), cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+	return &fence{[2]map[netip.Prefix]string{forbidden(), private()}, cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
 		addrs, _, err := cfg.Resolve(ctx, nat64.Name, family.IPv6, false)
 		return addrs, err
 	})}
 }
 
-// forbids returns an error if no connection may be made to the address and the port of to. If public is true, no private
-// address is allowed either.
-func (f *fence) forbids(ctx context.Context, to netip.AddrPort, public bool) error {
+// forbids returns an error if no connection may be made to the address and the port of to.
+func (f *fence) forbids(ctx context.Context, to netip.AddrPort, within reach) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
-	all := []map[netip.Prefix]string{f.ranges}
-	if public {
-		all = append(all, f.private)
+	if within == anywhere {
+		return nil
 	}
 	for _, a := range append(f.embedded(ctx, plain), plain) {
-		for _, ranges := range all {
-			for prefix, name := range ranges {
-				if prefix.Contains(a) {
-					return fmt.Errorf("%s is %s", addr, name)
-				}
+		for prefix, name := range f.ranges[within] {
+			if prefix.Contains(a) {
+				return fmt.Errorf("%s is %s", addr, name)
 			}
 		}
 	}

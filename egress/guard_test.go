@@ -20,8 +20,8 @@ import (
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
-// A guarded is a server with a policy, and a host to which all names lead.
-type guarded struct {
+// A guardedServer is a server with a policy, and a host to which all names lead.
+type guardedServer struct {
 	*Server
 
 	guard *guard.Guard
@@ -31,9 +31,9 @@ type guarded struct {
 }
 
 // guards returns a server with guardPolicy.
-func guards(t *testing.T) *guarded {
+func guards(t *testing.T) *guardedServer {
 	t.Helper()
-	g := &guarded{Server: bare(t, 100), guard: guard.New("key"), addrs: map[string][]string{}}
+	g := &guardedServer{Server: bare(t, 100), guard: guard.New("key"), addrs: map[string][]string{}}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -43,13 +43,15 @@ func guards(t *testing.T) *guarded {
 	g.use(t, guardPolicy)
 	g.config.Guard, g.config.Resolve, g.log = g.guard, g.resolve, slog.New(slog.DiscardHandler)
 	f := newFence(&g.config)
-	delete(f.ranges, netip.MustParsePrefix("127.0.0.0/8")) // where the host is
+	for _, ranges := range f.ranges {
+		delete(ranges, netip.MustParsePrefix("127.0.0.0/8")) // where the host is
+	}
 	g.dialer = &dialer{&g.config, f, &g.running}
 	return g
 }
 
 // use makes a policy the one in use; PORT stands for the port of the host.
-func (g *guarded) use(t *testing.T, text string) {
+func (g *guardedServer) use(t *testing.T, text string) {
 	t.Helper()
 	t.Helper()
 	_, port, _ := net.SplitHostPort(g.host.Addr().String())
@@ -61,7 +63,7 @@ func (g *guarded) use(t *testing.T, text string) {
 }
 
 // resolve returns the addresses of a name: 127.0.0.1 for names without others. Each lookup takes the next ones.
-func (g *guarded) resolve(_ context.Context, name string, f family.Family, _ bool) (addrs []netip.Addr, known bool, err error) {
+func (g *guardedServer) resolve(_ context.Context, name string, f family.Family, _ bool) (addrs []netip.Addr, known bool, err error) {
 	if f == family.IPv6 {
 		return nil, true, errors.New("no records")
 	}
@@ -77,7 +79,7 @@ func (g *guarded) resolve(_ context.Context, name string, f family.Family, _ boo
 	return []netip.Addr{netip.MustParseAddr(texts[0])}, true, nil
 }
 
-func (g *guarded) vip(t *testing.T, name string) netip.Addr {
+func (g *guardedServer) vip(t *testing.T, name string) netip.Addr {
 	t.Helper()
 	n, err := wire.ParseHostname(name)
 	if err != nil {
@@ -95,7 +97,7 @@ type client struct {
 }
 
 // connects connects a client to a VIP and a port; 0 is the port of the host.
-func (g *guarded) connects(t *testing.T, vip netip.Addr, port uint16) *client {
+func (g *guardedServer) connects(t *testing.T, vip netip.Addr, port uint16) *client {
 	t.Helper()
 	if port == 0 {
 		port = g.host.Addr().(*net.TCPAddr).AddrPort().Port()
@@ -120,7 +122,7 @@ func (g *guarded) connects(t *testing.T, vip netip.Addr, port uint16) *client {
 }
 
 // accept returns the next connection that the host gets.
-func (g *guarded) accept(t *testing.T) *net.TCPConn {
+func (g *guardedServer) accept(t *testing.T) *net.TCPConn {
 	t.Helper()
 	conn, err := g.host.AcceptTCP()
 	if err != nil {
@@ -328,7 +330,8 @@ func TestGuardAddresses(t *testing.T) {
 	g.accept(t)
 	g.connects(t, api, 0).wantRefused(t, ReasonAddress, "169.254.169.254 is link-local")
 	g.use(t, guardPolicy+"private: allow\n")
-	if r, err := routeGuarded(netip.AddrPortFrom(api, 8443), g.guard); err != nil || r.public() {
+	g.addrs["api.example.com"] = []string{"127.0.0.1"}
+	if r, _, err := routeGuarded(netip.AddrPortFrom(api, 8443), g.guard, g.guard.Policy()); err != nil || r.reach() != normally {
 		t.Errorf("%v: private addresses are refused", err)
 	}
 }
@@ -371,5 +374,61 @@ func TestGuardAfterRestart(t *testing.T) {
 		} else {
 			c.wantRefused(t, ReasonPort, "port 8443: guard: policy.yaml:5 allows only the ports")
 		}
+	}
+}
+
+// G11, G13: in audit nothing is refused: connections to addresses are made there, also to forbidden ones, and recorded for
+// the name that the client says, or else for the name that had the address, or for the address.
+func TestGuardAudits(t *testing.T) {
+	t.Parallel()
+	g := guards(t)
+	vip := g.vip(t, "bad.pkg.example.net")
+	g.use(t, "mode: audit\n"+guardPolicy)
+	n, err := wire.ParseHostname("answered.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loopback := netip.MustParseAddr("127.0.0.1")
+	port := g.host.Addr().(*net.TCPAddr).Port
+	exchange := func(vip netip.Addr, first string) {
+		t.Helper()
+		c := g.connects(t, vip, 0)
+		if _, err := c.Write([]byte(first)); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		host := g.accept(t)
+		if got, err := io.ReadAll(host); err != nil || string(got) != first {
+			t.Errorf("%q, %v, want %q", got, err, first)
+		}
+		host.Close()
+		wait.For(t, "the connection ends", c.ended)
+	}
+	exchange(loopback, "SSH-2.0-client\r\n")
+	g.guard.Answered(n, loopback)
+	exchange(loopback, "SSH-2.0-client\r\n")
+	exchange(loopback, tlsTo(t, "api.example.com"))
+	exchange(loopback, "GET / HTTP/1.1\r\nHost: said.example.com\r\n\r\n")
+	exchange(loopback, "\x16\x03\x01\x00\x04\x00\x00\x00\x00") // a hello that is malformed
+	exchange(vip, tlsTo(t, "other.example.com"))
+	var got []string
+	for _, r := range g.guard.Records().Names {
+		got = append(got, fmt.Sprint(r.Name, " ", r.Verdict, " ", r.Rule, " ", r.Ports))
+	}
+	ports := func(n int) string { return fmt.Sprintf("map[%d:%d]", port, n) }
+	if want := strings.Join([]string{
+		"127.0.0.1 denied  " + ports(1), "answered.example.com denied  " + ports(2), "api.example.com allowed policy.yaml:4 " + ports(1),
+		"bad.pkg.example.net denied policy.yaml:11 " + ports(1), "said.example.com denied  " + ports(1),
+	}, "\n"); strings.Join(got, "\n") != want {
+		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), want)
+	}
+	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 1 || counts[guard.VerdictDenied] != 5 {
+		t.Errorf("%v", counts)
+	}
+	g.use(t, guardPolicy)
+	if _, found, _ := routeGuarded(netip.AddrPortFrom(loopback, 1), g.guard, g.guard.Policy()); found {
+		t.Error("in enforce, a connection to an address is carried")
 	}
 }

@@ -231,19 +231,6 @@ func (b *beginning) readName(r *route) (wire.Name, error) {
 	return wire.Root, b.refusal(r, err)
 }
 
-// look reads the beginning of a connection of which the name is known. It returns a refusal if the client says another name.
-func (b *beginning) look(r *route) error {
-	text, err := b.name()
-	switch {
-	case err == nil:
-		_, err = r.check(text)
-		return err
-	case errors.Is(err, errNoName), errors.Is(err, errOther):
-		return nil
-	}
-	return b.refusal(r, err)
-}
-
 // refusal returns the refusal for an error of the method name.
 func (b *beginning) refusal(r *route, err error) error {
 	switch n := len(b.read); {

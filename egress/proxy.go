@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// connect connects to one of targets, directly or through the proxy, until ctx ends. The error contains a refusal. If public
-// is true, no private address is allowed; but what a name leads to through the proxy is for the proxy to judge.
-func (d *dialer) connect(ctx context.Context, targets []endpoint, public bool) (conn *net.TCPConn, to netip.AddrPort, err error) {
-	if d.config.Proxy == "" {
-		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to, public) })
+// connect connects to one of targets, directly or through the proxy, until ctx ends. The error contains a refusal. What a
+// name leads to through the proxy is for the proxy to judge. A connection that may lead anywhere is direct.
+func (d *dialer) connect(ctx context.Context, targets []endpoint, within reach) (conn *net.TCPConn, to netip.AddrPort, err error) {
+	if d.config.Proxy == "" || within == anywhere {
+		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to, within) })
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -34,8 +34,8 @@ func (d *dialer) connect(ctx context.Context, targets []endpoint, public bool) (
 }
 
 // allow returns a refusal if no connection may be made to an address.
-func (d *dialer) allow(ctx context.Context, to netip.AddrPort, public bool) error {
-	if err := d.fence.forbids(ctx, to, public); err != nil {
+func (d *dialer) allow(ctx context.Context, to netip.AddrPort, within reach) error {
+	if err := d.fence.forbids(ctx, to, within); err != nil {
 		return &refusal{ReasonAddress, err}
 	}
 	return nil
@@ -46,7 +46,7 @@ func (d *dialer) connectByProxy(ctx context.Context, target endpoint) (*net.TCPC
 	if target.name != "" && endsInNumber(target.name) {
 		return nil, netip.AddrPort{}, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
 	} else if target.name == "" {
-		if err := d.allow(ctx, netip.AddrPortFrom(target.addr, target.port), false); err != nil {
+		if err := d.allow(ctx, netip.AddrPortFrom(target.addr, target.port), normally); err != nil {
 			return nil, netip.AddrPort{}, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 		}
 	}

@@ -96,7 +96,7 @@ func TestConnectByProxy(t *testing.T) {
 		{"ends in a number", []endpoint{name("x.0x7f")}},
 		{"timeout", []endpoint{name("silent.example.org"), name("a.example.org")}}, // then the client has gone
 	} {
-		conn, to, err := d.connect(ctx, test.targets, false)
+		conn, to, err := d.connect(ctx, test.targets, normally)
 		got := fmt.Sprint(err)
 		if err == nil {
 			got, err = bufio.NewReader(conn).ReadString('\n')

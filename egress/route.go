@@ -7,9 +7,6 @@ import (
 	"sort"
 	"strings"
 
-	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -19,11 +16,7 @@ type route struct {
 	vip   netip.AddrPort
 	hosts []vipHost // the hosts that have the VIP; none if a VIP of the guard is not known
 
-	// For a VIP of the guard, policy is in use, and rule is about the name. The name is the root as long as it is not known.
-	guard  *guard.Guard
-	policy *guard.Policy
-	name   wire.Name
-	rule   *guard.Rule
+	guarded // for a VIP of the guard, and for an address in audit
 }
 
 // A vipHost is a host that has the VIP of a route, and where connections to the route's port lead.
@@ -50,41 +43,6 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 		return r, r.hosts[0].refused
 	}
 	return r, nil
-}
-
-// routeGuarded returns the route to a VIP of the guard, or a refusal.
-func routeGuarded(vip netip.AddrPort, g *guard.Guard) (r route, err error) {
-	r = route{vip: vip, guard: g, policy: g.Policy()}
-	if name, known := g.Name(vip.Addr()); known {
-		err = r.admit(name)
-	}
-	return r, err
-}
-
-// admit adds a name that has the VIP of the guard, or returns a refusal.
-func (r *route) admit(name wire.Name) error {
-	r.name = name
-	var verdict guard.Verdict
-	verdict, r.rule = r.policy.Judge(name, dns.TypeA)
-	switch {
-	case !r.policy.Enforces():
-	case verdict != guard.Carried:
-		return refuse(ReasonDenied, "%s (%s): %s", hostText(name), r.vip, r.policy.Reason(verdict, r.rule))
-	case !slices.Contains(r.rule.Ports, r.vip.Port()):
-		return refuse(ReasonPort, "%s port %d: guard: %s allows only the ports %s", hostText(name), r.vip.Port(), r.rule, portsText(r.rule.Ports))
-	}
-	r.hosts = append(r.hosts, vipHost{name: name, port: r.vip.Port(), known: true})
-	return nil
-}
-
-// public reports whether the connection may lead to public addresses only.
-func (r *route) public() bool { return r.policy.Enforces() && !r.policy.Private }
-
-// record records for the guard whether the connection is carried.
-func (r *route) record(carried bool) {
-	if r.guard != nil {
-		r.guard.Connected(r.name, r.vip.Port(), r.rule, carried)
-	}
 }
 
 // exact returns a host of the VIP. The second result is true if this host is the only one and no wildcard.

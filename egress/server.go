@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -15,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/connlimit"
 	"github.com/nametap/nametap/internal/conntrack"
 	"github.com/nametap/nametap/internal/listen"
@@ -278,7 +276,7 @@ func (s *Server) connect(ctx context.Context, c *conn, r *route) (first func() (
 	if h.refused != nil {
 		return nil, h.refused
 	}
-	host, addr, err := s.dialer.connect(ctx, h.targets(hostText(name)), r.public())
+	host, addr, err := s.dialer.connect(ctx, h.targets(hostText(name)), r.reach())
 	if err != nil {
 		return nil, err
 	}
@@ -291,28 +289,12 @@ func (s *Server) connect(ctx context.Context, c *conn, r *route) (first func() (
 	return func() ([]byte, error) { return b.read, nil }, nil
 }
 
-// look returns the first bytes of a client that are for a name of the guard, or a refusal. As long as the client sends
-// nothing, look waits: the host may speak first.
-func (s *Server) look(c *conn, b *beginning, r *route) ([]byte, error) {
-	defer b.release()
-	b.readMore(1)
-	if len(b.read) == 0 && !errors.Is(b.err, io.EOF) {
-		return nil, b.err
-	}
-	var err error
-	if len(b.read) > 0 {
-		_ = c.client.SetReadDeadline(time.Now().Add(helloTimeout))
-		err = b.look(r)
-		_ = c.client.SetReadDeadline(time.Time{})
-	}
-	r.record(err == nil)
-	return b.read, err
-}
-
 // route returns the route to a VIP, or a refusal. It waits for the first table.
 func (s *Server) route(ctx context.Context, vip netip.AddrPort) (route, error) {
-	if s.config.Guard.Policy() != nil && guard.IsVIP(vip.Addr()) {
-		return routeGuarded(vip, s.config.Guard)
+	if policy := s.config.Guard.Policy(); policy != nil {
+		if r, guarded, err := routeGuarded(vip, s.config.Guard, policy); guarded {
+			return r, err
+		}
 	}
 	select {
 	case <-s.config.Synced:

@@ -108,6 +108,7 @@ func TestConditionsOfErrors(t *testing.T) {
 		{syscall.ECONNREFUSED, "unreachable", "the control plane 127.0.0.1:15010 refuses connections"},
 		{syscall.EPERM, "unreachable", "the control plane 127.0.0.1:15010 cannot be reached: a firewall of this host"},
 		{os.ErrDeadlineExceeded, "unreachable", "the control plane 127.0.0.1:15010 does not answer"},
+		{errors.New("the server accepted the connection, but no stream within 10s"), "unreachable", "the control plane 127.0.0.1:15010 accepts connections, but no stream"},
 		{syscall.EHOSTUNREACH, "unreachable", "the control plane 127.0.0.1:15010 "},
 		{errors.New("remote error: tls: bad certificate"), "refuses", "the control plane 127.0.0.1:15010 refuses the agent"},
 		{errors.New("tls: failed to verify certificate: x509: certificate signed by unknown authority"), "refuses", "the agent does not accept the certificate of the control plane 127.0.0.1:15010"},

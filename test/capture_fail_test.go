@@ -78,28 +78,6 @@ func TestEndBeforeListeners(t *testing.T) { // K9
 	}
 }
 
-// TestServersOfResolvConfBeforeListeners changes --capture-servers to a resolv.conf without
-// nameservers while the agent waits for its listeners.
-func TestServersOfResolvConfBeforeListeners(t *testing.T) { // K6, K9, R10
-	t.Parallel()
-	v := newVM(t, "nft")
-	v.write("resolv.conf", "search shop.svc.cluster.local\n")
-	v.silence("-A")
-	next := v.notifications()
-	a := v.launch("--capture", "--config", v.write("nametap.yaml", "capture-servers: all\n"))
-	wait.Until(t, "the listeners are probed", func() bool { return a.log.Count("DNS is not captured yet") > 0 })
-	v.replace("nametap.yaml", "capture-servers: resolv-conf\n")
-	wait.Until(t, "the settings are read again", func() bool { return a.log.Count("capture stays unchanged") > 0 })
-	v.silence("-D")
-	if got := next(); got != "READY=1" || v.captured() {
-		t.Errorf("%s, captured without a nameserver:\n%s", got, v.Rules())
-	}
-	v.replace("resolv.conf", "nameserver "+named+"\n")
-	wait.Until(t, "DNS is captured", v.captured)
-	v.becomes(named, meshIP)
-	v.asked(other, otherIP)
-}
-
 // TestSystemd checks that the agent reports to systemd when DNS works, and answers the
 // watchdog, also while clients hold all TCP connections.
 func TestSystemd(t *testing.T) { // R2, V3

@@ -1,7 +1,6 @@
 package test
 
 import (
-	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -221,32 +220,6 @@ func TestAgentKilled(t *testing.T) { // K9, K12
 	v.capture()
 	v.asked(named, meshIP)
 	v.asked(named6, meshIP)
-}
-
-// TestRepair checks that removed rules are repaired, with one line in the log.
-func TestRepair(t *testing.T) { // K10
-	t.Parallel()
-	vms(t, func(v *vm) {
-		t := v.tb
-		a := v.capture()
-		v.asked(named, meshIP)
-		rules := v.Rules()
-		for n, damage := range []string{
-			"iptables-%[1]s -w -t nat -F NAMETAP_OUTPUT",
-			"iptables-%[1]s -w -t nat -D OUTPUT 1; ip6tables-%[1]s -w -t raw -F NAMETAP_OUTPUT",
-		} {
-			v.Exec("sh", "-ec", fmt.Sprintf(damage, v.backend))
-			// The agent may repair what one command has done before the next one.
-			wait.Until(t, "the rules are repaired", func() bool {
-				return v.metric("nametap_capture_repairs_total") >= float64(n+1) && v.Rules() == rules
-			})
-			v.asked(named, meshIP)
-			v.asked(named6, meshIP)
-		}
-		if n, repairs := a.log.Count("capture rules had drifted and were repaired"), v.metric("nametap_capture_repairs_total"); float64(n) != repairs {
-			t.Errorf("%v repairs, logged %d times:\n%s", repairs, n, a.log)
-		}
-	})
 }
 
 // TestServers checks that only queries to the current nameservers of resolv.conf are

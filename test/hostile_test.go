@@ -72,7 +72,7 @@ func TestHostileObjects(t *testing.T) { // D64
 			for _, resource := range []string{"serviceentries", "sidecars"} {
 				p.api.Put(fakekube.Definitions, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: "+resource+".networking.istio.io}}")
 			}
-			tables, why := pod{plane: p, ip: "198.19.0.1", token: "shop"}.follow(t.Context())
+			tables, why := pod{p, "198.19.0.1"}.follow(t.Context())
 			await := func(what, in string) {
 				t.Helper()
 				for change := []byte(nil); !bytes.Contains(change, []byte(in)); {

@@ -95,7 +95,7 @@ func healthyHosts() []hostCase {
 			asked(e)
 		}},
 		{name: "capture is off in the mesh config", make: func(e *examined) {
-			e.agent("--capture", "--mesh-config", e.write("mesh.yaml", meshConfig(false)))
+			e.start("--capture", "--mesh-config", e.write("mesh.yaml", meshConfig(false)))
 			e.asks(10, dnsAddr, numbered)
 		}},
 		{name: "a firewall loads its rules again", make: func(e *examined) {
@@ -108,7 +108,7 @@ func healthyHosts() []hostCase {
 		{name: "resolv.conf names the agent only", make: func(e *examined) {
 			e.replace("resolv.conf", "nameserver 127.0.0.1\n")
 			e.flags, e.capabilities = append(e.flags, "--dns-addr", "127.0.0.1:53"), append(e.capabilities, capNetBindService)
-			e.agent("--upstream", named)
+			e.start("--upstream", named)
 			e.asks(10, "127.0.0.1:53", numbered)
 		}},
 	}

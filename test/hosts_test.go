@@ -20,10 +20,9 @@ import (
 // An examined is a host that `nametap doctor` examines.
 type examined struct {
 	*vm
-	args   []string          // of doctor
-	files  map[string]string // what doctor sees of the host's files, by path; a path that begins with a slash is another file
-	agents []string          // flags of the agent
-	mend   func()            // ends what is broken; nil if the test does not try that
+	args  []string          // of doctor
+	files map[string]string // what doctor sees of the host's files, by path; a path that begins with a slash is another file
+	mend  func()            // ends what is broken; nil if the test does not try that
 }
 
 // A hostCase is a host, and what doctor says of it.
@@ -35,12 +34,6 @@ type hostCase struct {
 	make func(e *examined)
 	// raises is the code of a problem that the agent raises before a command asks it; "" if that is not checked.
 	raises string
-}
-
-// agent starts the agent.
-func (e *examined) agent(flags ...string) *agent {
-	e.tb.Helper()
-	return e.start(append(slices.Clone(e.agents), flags...)...)
 }
 
 // control starts another control plane for the agents of the host, at a fixed address.

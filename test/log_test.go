@@ -17,7 +17,7 @@ func TestLinesOfDeadNameservers(t *testing.T) {
 	e.named.Handle(fakedns.Silence)
 	e.other.Handle(fakedns.Silence)
 	e.replace("resolv.conf", "nameserver "+named+"\nnameserver "+other+"\n")
-	a := e.agent()
+	a := e.start()
 	wait.Until(t, "the agent is ready", func() bool { return a.log.Count("msg=ready") > 0 })
 	before := a.log.String()
 	e.asks(10, dnsAddr, func(i int) string { return fmt.Sprintf("www.example%d.org.", i%100) })

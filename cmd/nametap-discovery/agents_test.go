@@ -17,13 +17,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/google/go-cmp/cmp"
-	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -85,65 +85,15 @@ func (s *served) put(ip string) {
 	}
 }
 
-// A peer is a client of nametap-discovery that answers pushes as the test says.
-type peer struct {
-	t      *testing.T
-	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
-	end    func()
-}
-
-// peer connects a client of the incremental variant that takes shards; name is "pod.namespace".
-func (s *served) peer(name string) *peer {
-	s.t.Helper()
-	conn := s.dial()
-	ctx, cancel := context.WithCancel(s.t.Context())
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	p := &peer{s.t, stream, cancel}
-	s.t.Cleanup(cancel)
-	p.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, Node: &corev3.Node{
-		Id: "sidecar~10.0.0.9~" + name + "~x", ClientFeatures: []string{"nametap.named-tables"}, UserAgentName: "test",
-	}})
-	return p
-}
-
-func (s *served) dial() *grpc.ClientConn {
+// istio connects a client as Istio's agent does.
+func (s *served) istio() discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient {
 	s.t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+s.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-func (p *peer) send(r *discoveryv3.DeltaDiscoveryRequest) {
-	p.t.Helper()
-	if err := p.stream.Send(r); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-// answer receives a push, and acknowledges it or, with a reason, rejects it.
-func (p *peer) answer(reason string) {
-	p.t.Helper()
-	push, err := p.stream.Recv()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: nameTable, ResponseNonce: push.GetNonce()}
-	if reason != "" {
-		r.ErrorDetail = &rpcstatus.Status{Code: 3, Message: reason}
-	}
-	p.send(r)
-}
-
-// istio connects a client as Istio's agent does.
-func (s *served) istio() discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient {
-	s.t.Helper()
-	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(s.dial()).StreamAggregatedResources(s.t.Context())
+	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(s.t.Context())
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -169,24 +119,34 @@ func (s *served) acknowledge(stream discoveryv3.AggregatedDiscoveryService_Strea
 	}
 }
 
-// agent runs nametap's client in the namespace shop.
-func (s *served) agent() {
+// agent runs nametap's client in a pod of the namespace shop, until the test ends or end is called. It rejects a table in
+// which the Service has the address rejected, unless that is empty.
+func (s *served) agent(pod, rejected, reason string) (end func()) {
 	s.t.Helper()
 	client, err := nds.New(nds.Config{Addr: s.grpc, Plaintext: true, Node: nds.Node{
-		PodName: "web-0", Namespace: "shop", Version: "v1.2.3", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
-	}}, func(map[int][]byte) error { return nil })
+		PodName: pod, Namespace: "shop", Version: "v1.2.3", IPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")},
+	}}, func(shards map[int][]byte) error {
+		for _, entries := range shards {
+			if rejected != "" && bytes.Contains(entries, []byte(rejected)) {
+				return errors.New(reason)
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(s.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- client.Run(ctx) }()
-	s.t.Cleanup(func() {
+	end = sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			s.t.Error(err)
 		}
 	})
+	s.t.Cleanup(end)
+	return end
 }
 
 // agents runs the command, and returns what it prints.
@@ -230,12 +190,12 @@ func (s *served) has(want string, args ...string) {
 func TestAgents(t *testing.T) { // D66
 	t.Parallel()
 	s := started(t)
-	s.agent()
-	istio, rejects := s.istio(), s.peer("rejects.shop")
-	rejects.answer("")
+	s.agent("web-0", "", "")
+	end := s.agent("rejects", "10.0.0.2", "the text \x1b[2J\nof a client")
+	istio := s.istio()
 	const header = "AGENT  ADDRESS  VERSION  MODE  CONNECTED  PUSHED  ACKED  STATE  LAST NACK\n"
 	s.has(header + `data/db-0  127.0.0.1  istio 1.30.0  whole  AGE  AGE  AGE  current  -
-shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  current  -
+shop/rejects  127.0.0.1  nametap VERSION  named  AGE  AGE  AGE  current  -
 shop/web-0  127.0.0.1  nametap VERSION  named  AGE  AGE  AGE  current  -
 replica NAME: agents: 3, behind: 0 (3 current). Other replicas have other agents: ask each.
 `)
@@ -245,12 +205,11 @@ replica NAME, namespace data: agents: 1, behind: 0 (1 current). Other replicas h
 
 	s.put("10.0.0.2")
 	s.acknowledge(istio)
-	rejects.answer("the text \x1b[2J\nof a client")
-	s.has(header+`shop/rejects  127.0.0.1  test  named  AGE  AGE  AGE  rejected  AGE ago: the text ?[2J?of a client
+	s.has(header+`shop/rejects  127.0.0.1  nametap VERSION  named  AGE  AGE  AGE  rejected  AGE ago: the text ?[2J?of a client
 replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have other agents: ask each.
 `, "--stale")
 
-	rejects.end()
+	end()
 	s.has(header+`replica NAME, namespace shop: agents: 1, behind: 0 (1 current). Other replicas have other agents: ask each.
 `, "--stale", "-n", "shop")
 }
@@ -259,8 +218,7 @@ replica NAME: agents: 3, behind: 1 (2 current, 1 rejected). Other replicas have 
 func TestAgentsJSON(t *testing.T) { // D66
 	t.Parallel()
 	s := started(t)
-	p := s.peer("web-0.shop")
-	p.answer("no")
+	s.agent("web-0", "10.0.0.1", "no")
 	var one struct {
 		Digest, ServedDigest, Replica, State string
 		Hosts                                int

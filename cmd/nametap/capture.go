@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -323,10 +322,8 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 				"those that renew the lease (ports 1 to 3)"
 		}
 		if f.Guard != "" {
-			text += ", guard: " + string(f.Guard)
-		}
-		for _, protocol := range slices.Sorted(maps.Keys(f.Guarded)) {
-			text += fmt.Sprintf(", %d packets of %s not in the policy", f.Guarded[protocol], protocol)
+			text += fmt.Sprintf(", guard: %s (packets not in the policy: %d tcp, %d udp, %d others)",
+				f.Guard, f.Guarded["tcp"], f.Guarded["udp"], f.Guarded["other"])
 		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"

@@ -25,6 +25,7 @@ import (
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/inject"
@@ -269,8 +270,14 @@ func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
 	ctx, cancel := context.WithCancel(t.Context())
 	carried := egress.DefaultConfig()
 	carried.Addr = "127.0.0.1:0"
+	policy, err := guard.Parse("guard.yaml", []byte("mode: audit\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	guarded := guard.New("web-0")
+	guarded.Use(policy)
 	a, err := agent.New(ctx, agent.Config{
-		Egress: &carried,
+		Egress: &carried, Guard: guarded,
 		DNS: dnsproxy.Config{
 			Addr: "127.0.0.1:0", Namespace: "ns1", Forward: forward.Config{
 				ResolvConf: filepath.Join(t.TempDir(), "absent"),

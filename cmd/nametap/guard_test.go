@@ -55,10 +55,10 @@ func TestGuardCheck(t *testing.T) {
 			"GUARD:2: a.b.example: it is allowed in vain, since line 4\nGUARD:2: *.c.b.example: it is allowed in vain, since line 4\n"},
 		{"direct: ['0.0.0.0/1', '169.254.0.0/16', '10.0.0.1:53', '2000::/3']\n",
 			"GUARD: direct 0.0.0.0/1: it has a large part\nGUARD: direct 169.254.0.0/16: it has the metadata\nGUARD: direct 10.0.0.1:53: queries to this nameserver\nGUARD: direct 2000::/3: it has a large part\n"},
-		{"allow: [{names: [a.example]}]\ndirect: ['0.0.0.0/0']\n", "cannot be used: guard policy GUARD: line 2: direct \"0.0.0.0/0\": it has all addresses"},
-		{"allowed: []\n", "cannot be used: guard policy GUARD: line 1: field allowed not found"},
-		{"allow: [{names: [a.example, a.example]}]\n", "cannot be used: guard policy GUARD: line 1: name \"a.example\": it is in line 1, too"},
-		{"allow: [{names: [a.example]}]\ndeny: [{names: [a.example]}]\n", "cannot be used: guard policy GUARD: line 2: name \"a.example\": line 1 allows it"},
+		{"allow: [{names: [a.example]}]\ndirect: ['0.0.0.0/0']\n", "guard policy GUARD: line 2: direct \"0.0.0.0/0\": it has all addresses"},
+		{"allowed: []\n", "guard policy GUARD: line 1: field allowed not found"},
+		{"allow: [{names: [a.example, a.example]}]\n", "guard policy GUARD: line 1: name \"a.example\": it is in line 1, too"},
+		{"allow: [{names: [a.example]}]\ndeny: [{names: [a.example]}]\n", "guard policy GUARD: line 2: name \"a.example\": line 1 allows it"},
 	} {
 		path := writeTemp(t, "guard.yaml", c.policy)
 		code, text, _ := output(t, "guard", "check", path)
@@ -109,7 +109,7 @@ direct: ["192.0.2.0/24", "198.51.100.7:443"]
 	)
 	code, text, _ := output(t, "guard", "check", policy, "--against", records)
 	want := []string{
-		"198.51.100.8 port 443 would be refused",
+		"198.51.100.8:443 would be refused",
 		"a.example port 8443 would be refused: it is not among the ports",
 		"bad.b.example would be denied (asked 7 times",
 		"c.example would be denied (asked 2 times",
@@ -161,25 +161,27 @@ func TestGuardLearn(t *testing.T) {
 mode: enforce
 allow:
 - names:
-  - "0.few.example"                           # asked 1 times, last 48h0m ago
-  - "1.few.example"                           # asked 1 times, last 48h0m ago
-  - "2.few.example"                           # asked 1 times, last 48h0m ago
-  - "3.few.example"                           # asked 1 times, last 48h0m ago
-  - "*.pkg.example.net"                       # 11 names, asked 56 times, last 0s ago
+  - "*.deep.pkg.example.net"                  # 5 names, asked 5 times, last 4m ago
+  - "*.pkg.example.net"                       # 5 names, asked 50 times, last 3h0m ago
   - "0.co.uk"                                 # asked 1 times, last 0s ago
+  - "0.few.example"                           # asked 1 times, last 48h0m ago
   - "1.co.uk"                                 # asked 1 times, last 0s ago
+  - "1.few.example"                           # asked 1 times, last 48h0m ago
   - "2.co.uk"                                 # asked 1 times, last 0s ago
+  - "2.few.example"                           # asked 1 times, last 48h0m ago
   - "3.co.uk"                                 # asked 1 times, last 0s ago
+  - "3.few.example"                           # asked 1 times, last 48h0m ago
   - "4.co.uk"                                 # asked 1 times, last 0s ago
-- names:
-  - "mail.example"                            # asked 2 times, last 0s ago
-  types: [MX, TXT]
+  - "x.y.pkg.example.net"                     # asked 1 times, last 0s ago
 - names:
   - "git.example"                             # asked 12 times, last 0s ago
   ports: [22, 443]
 - names:
   - "alone.pkg.example.net"                   # asked 1 times, last 0s ago
   ports: [8443]
+- names:
+  - "mail.example"                            # asked 2 times, last 0s ago
+  types: [MX, TXT]
 direct:
 - "10.96.0.1:443"                             # connected to, last 0s ago
 private: allow  # git.example leads to a private address

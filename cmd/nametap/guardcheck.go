@@ -25,22 +25,17 @@ func newGuardCommand() *cobra.Command {
 		Args:  usageArgs(cobra.NoArgs),
 		RunE:  func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	command.AddCommand(newGuardLearn(), newGuardCheck())
+	command.AddCommand(newGuardLearn(), newGuardCheck(), newGuardStatus())
 	return command
 }
 
 // A policyCheck is the result of `nametap guard check`.
 type policyCheck struct {
-	File     string    `json:"file"`
-	Findings []finding `json:"findings"`
+	File string `json:"file"`
+	// Findings has what the policy should not have, and what it would deny, each with the line if there is one.
+	Findings []string `json:"findings"`
 
 	policy *guard.Policy // nil if it cannot be used
-}
-
-// A finding is something that a policy should not have, or that it would deny.
-type finding struct {
-	Line int    `json:"line,omitempty"` // 0 if it is of no line, or if the text names it
-	Text string `json:"text"`
 }
 
 func newGuardCheck() *cobra.Command {
@@ -68,9 +63,9 @@ The exit code is 0 without findings, 1 with some, 2 if a file cannot be read.`,
 			if err != nil {
 				return usageError{err}
 			}
-			check := policyCheck{File: args[0], Findings: []finding{}}
+			check := policyCheck{File: args[0], Findings: []string{}}
 			if check.policy, err = guard.Parse(args[0], text); err != nil {
-				check.add(0, "%s", err.Error())
+				check.Findings = append(check.Findings, err.Error())
 			} else {
 				check.checkRules()
 				check.checkDirect()
@@ -91,8 +86,13 @@ The exit code is 0 without findings, 1 with some, 2 if a file cannot be read.`,
 	return command
 }
 
+// add adds a finding about the policy or, if line is not 0, about the rule in that line.
 func (c *policyCheck) add(line int, format string, args ...any) {
-	c.Findings = append(c.Findings, finding{line, fmt.Sprintf(format, args...)})
+	place := c.File
+	if line > 0 {
+		place += fmt.Sprintf(":%d", line)
+	}
+	c.Findings = append(c.Findings, place+": "+fmt.Sprintf(format, args...))
 }
 
 // checkRules looks for wildcards of public suffixes, and for allowed names that are denied, too.
@@ -139,89 +139,80 @@ func (c *policyCheck) checkDirect() {
 	}
 }
 
-// checkAgainst looks for recorded names, types and ports that the policy denies.
+// checkAgainst looks for recorded names and addresses that the policy denies.
 func (c *policyCheck) checkAgainst(seen []guard.Record) {
 	for _, r := range seen {
-		if to, err := netip.ParseAddr(r.Name); err == nil {
+		addr, err := netip.ParseAddr(r.Name)
+		switch {
+		case err == nil:
 			for _, port := range ports(r) {
-				if !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool {
-					return d.Prefix.Contains(to) && (d.Port == 0 || d.Port == port)
-				}) {
-					c.add(0, "%s port %d would be refused: no direct has it (%s)", to, port, usage(r))
-				}
+				c.checkAddress(netip.AddrPortFrom(addr, port), r)
 			}
-			continue
+		case wanted(r):
+			c.checkName(r)
 		}
-		name, err := wire.ParseName(r.Name)
-		if err != nil || !wanted(r) {
-			continue
+	}
+}
+
+func (c *policyCheck) checkAddress(to netip.AddrPort, r guard.Record) {
+	if !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool {
+		return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
+	}) {
+		c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
+	}
+}
+
+func (c *policyCheck) checkName(r guard.Record) {
+	name, err := wire.ParseName(r.Name)
+	if err != nil {
+		return
+	}
+	verdict, rule := c.policy.Judge(name, dns.TypeA)
+	if verdict != guard.Carried {
+		c.add(0, "%s would be denied (%s): %s", r.Name, usage(r), c.policy.Reason(verdict, rule))
+		return
+	}
+	for _, port := range ports(r) {
+		if !slices.Contains(rule.Ports, port) {
+			c.add(rule.Line, "%s port %d would be refused: it is not among the ports of the rule (%s)", r.Name, port, usage(r))
 		}
-		verdict, rule := c.policy.Judge(name, dns.TypeA)
-		if verdict != guard.Carried {
-			c.add(0, "%s would be denied (%s): %s", r.Name, usage(r), c.policy.Reason(verdict, rule))
-			continue
+	}
+	for _, text := range r.Types {
+		if code, err := wire.ParseType(text); err == nil && !slices.Contains(rule.Types, code) {
+			c.add(rule.Line, "%s %s would be denied: it is not among the types of the rule (%s)", r.Name, text, usage(r))
 		}
-		for _, port := range ports(r) {
-			if !slices.Contains(rule.Ports, port) {
-				c.add(rule.Line, "%s port %d would be refused: it is not among the ports of the rule (%s)", r.Name, port, usage(r))
-			}
-		}
-		for _, text := range r.Types {
-			if code, err := wire.ParseType(text); err == nil && !slices.Contains(rule.Types, code) {
-				c.add(rule.Line, "%s %s would be denied: it is not among the types of the rule (%s)", r.Name, text, usage(r))
-			}
-		}
-		if r.Private && !c.policy.Private {
-			c.add(0, "%s would be refused: it leads to a private address, and private is deny (%s)", r.Name, usage(r))
-		}
+	}
+	if r.Private && !c.policy.Private {
+		c.add(0, "%s would be refused: it leads to a private address, and private is deny (%s)", r.Name, usage(r))
 	}
 }
 
 // print prints a line for each finding.
 func (c *policyCheck) print(w io.Writer) {
-	for _, f := range c.Findings {
-		place := c.File
-		if f.Line > 0 {
-			place += fmt.Sprintf(":%d", f.Line)
-		}
-		if c.policy == nil {
-			place = "cannot be used"
-		}
-		fmt.Fprintf(w, "%s: %s\n", place, f.Text)
+	for _, text := range c.Findings {
+		fmt.Fprintln(w, text)
 	}
 	if len(c.Findings) == 0 {
-		fmt.Fprintf(w, "%s: no findings: %s\n", c.File, describePolicy(c.policy))
+		fmt.Fprintf(w, "%s: no findings: mode %s, %d names in %d rules, sha256 %s\n", c.File, c.policy.Mode, c.policy.CountNames(), len(c.policy.Rules), c.policy.Hash)
 	}
-}
-
-// describePolicy describes a policy in short.
-func describePolicy(p *guard.Policy) string {
-	names := 0
-	for _, r := range p.Rules {
-		names += len(r.Names)
-	}
-	return fmt.Sprintf("mode %s, %d names in %d rules, sha256 %.12s", p.Mode, names, len(p.Rules), p.Hash)
 }
 
 // readRecords reads files with records, and returns a record for each name, sorted by name.
 func readRecords(files []string) ([]guard.Record, error) {
-	var all []guard.Record
+	var all []guard.Records
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		var records guard.Records
-		if err := json.Unmarshal(text, &records); err != nil {
-			return nil, fmt.Errorf("%s: %w: %w", file, errNoRecords, err)
+		var records guard.Records // the output of `nametap guard status` has these keys, too
+		if err = json.Unmarshal(text, &records); err == nil && records.Since.IsZero() {
+			err = errors.New("it has no time since")
 		}
-		if records.Since.IsZero() {
-			return nil, fmt.Errorf("%s: %w", file, errNoRecords)
+		if err != nil {
+			return nil, fmt.Errorf("%s: want %s of a state directory, or the output of nametap guard status --output json: %w", file, guard.RecordsFile, err)
 		}
-		all = append(all, records.Names...)
+		all = append(all, records)
 	}
-	return mergeRecords(all), nil
+	return guard.Merge(all...).Names, nil
 }
-
-// errNoRecords is the error of a JSON file of another kind.
-var errNoRecords = errors.New("want " + guard.RecordsFile + " of a state directory, or the output of nametap guard status --output json")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -40,9 +41,9 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			}
 			seen, err := readRecords(args)
 			if err == nil && len(args) == 0 {
-				var records guard.Records
-				err = status.get(command.Context(), "/debug/guard", nil, &records)
-				seen = records.Names
+				var agent agent.GuardStatus
+				err = status.get(command.Context(), "/debug/guard", nil, &agent)
+				seen = agent.Names
 			}
 			if err != nil {
 				return err
@@ -50,40 +51,17 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			if since > 0 {
 				seen = slices.DeleteFunc(seen, func(r guard.Record) bool { return time.Since(r.Last) > since })
 			}
-			learned := learn(seen)
-			if len(learned.names)+len(learned.direct) == 0 {
+			policy := learn(seen)
+			if policy == "" {
 				return errors.New("nothing was recorded that a policy could allow: run the programs with a guard in mode audit first")
 			}
-			_, err = io.WriteString(command.OutOrStdout(), learned.text())
+			_, err = io.WriteString(command.OutOrStdout(), policy)
 			return err
 		},
 	}
 	status.declare(command.Flags())
 	command.Flags().DurationVar(&since, "since", 0, "only names that were used in this last `duration`")
 	return command
-}
-
-// mergeRecords returns one record for each name, sorted by name.
-func mergeRecords(all []guard.Record) []guard.Record {
-	merged := map[string]guard.Record{}
-	for _, r := range all {
-		m, found := merged[r.Name]
-		if !found || r.Last.After(m.Last) {
-			m.Name, m.Verdict, m.Rule, m.Last = r.Name, r.Verdict, r.Rule, r.Last
-		}
-		m.Asked += r.Asked
-		m.Exists, m.Private = m.Exists || r.Exists, m.Private || r.Private
-		m.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(m.Types, r.Types))))
-		m.Ports = maps.Clone(m.Ports)
-		if m.Ports == nil {
-			m.Ports = map[uint16]uint64{}
-		}
-		for port, n := range r.Ports {
-			m.Ports[port] += n
-		}
-		merged[r.Name] = m
-	}
-	return slices.SortedFunc(maps.Values(merged), func(a, b guard.Record) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // wanted reports whether a workload needs a name: it exists, or was connected to. Other names come from search lists.
@@ -108,159 +86,80 @@ func usage(r guard.Record) string {
 	return fmt.Sprintf("%s, last %s ago", text, ago(since))
 }
 
-// A learned is a name of a learned policy.
-type learned struct {
-	guard.Record
-	wildcard bool     // Record.Name is the suffix
-	names    int      // how many names it stands for
-	ports    []uint16 // empty for the default port
-}
-
-// text returns the name as a policy has it.
-func (l *learned) text() string {
-	if l.wildcard {
-		return "*." + l.Name
-	}
-	return l.Name
-}
-
-// like reports whether two names belong into one rule.
-func (l *learned) like(other *learned) bool {
-	return slices.Equal(l.ports, other.ports) && slices.Equal(l.Types, other.Types)
-}
-
-// add adds the use of a name that the wildcard l stands for.
-func (l *learned) add(other *learned) {
-	l.names += other.names
-	l.Asked += other.Asked
-	l.Private = l.Private || other.Private
-	if other.Last.After(l.Last) {
-		l.Last = other.Last
-	}
-}
-
-// A learnedPolicy is a policy that allows what was recorded.
-type learnedPolicy struct {
-	names  []*learned // in the order of their rules
-	direct []guard.Record
-}
-
 // leastFolded is how many names below one parent become a wildcard.
 const leastFolded = 5
 
-// learn returns the policy that allows what was recorded.
-func learn(seen []guard.Record) (p learnedPolicy) {
-	groups := map[string][]*learned{} // by parent, ports and types
+// learn returns a policy that allows what was recorded; "" if there is nothing.
+func learn(seen []guard.Record) string {
+	byPlace := map[place][]guard.Record{}
+	var direct, private strings.Builder
 	for _, r := range seen {
-		if _, err := netip.ParseAddr(r.Name); err == nil {
-			p.direct = append(p.direct, r)
-			continue
-		}
 		_, err := wire.ParseHostname(r.Name)
 		deniedByRule := r.Verdict == guard.VerdictDenied && r.Rule != ""
-		if err != nil || !wanted(r) || deniedByRule {
-			continue
-		}
-		l := &learned{Record: r, names: 1, ports: ports(r)}
-		if slices.Equal(l.ports, []uint16{443}) {
-			l.ports = nil
-		}
-		_, parent, _ := strings.Cut(r.Name, ".")
-		key := fmt.Sprint(parent, l.ports, l.Types)
-		groups[key] = append(groups[key], l)
-	}
-	wildcards := map[string]*learned{} // by suffix
-	largestFirst := slices.SortedFunc(maps.Keys(groups), func(a, b string) int {
-		return cmp.Or(len(groups[b])-len(groups[a]), strings.Compare(a, b))
-	})
-	for _, key := range largestFirst {
-		group := groups[key]
-		_, parent, _ := strings.Cut(group[0].Name, ".")
-		if len(group) < leastFolded || !strings.Contains(parent, ".") || isPublicSuffix(parent) || wildcards[parent] != nil {
-			p.names = append(p.names, group...)
-			continue
-		}
-		w := &learned{wildcard: true, ports: group[0].ports}
-		w.Name, w.Types = parent, group[0].Types
-		for _, l := range group {
-			w.add(l)
-		}
-		wildcards[parent] = w
-		p.names = append(p.names, w)
-	}
-	p.names = slices.DeleteFunc(p.names, func(l *learned) bool { return l.joins(wildcards) })
-	slices.SortFunc(p.names, func(a, b *learned) int {
-		return cmp.Or(slices.Compare(a.ports, b.ports), slices.Compare(a.Types, b.Types), compareNames(a.text(), b.text()))
-	})
-	return p
-}
-
-// joins adds the use of a name to the wildcard with the longest suffix that has the name, if that belongs into the same
-// rule. Then the policy does not need the name.
-func (l *learned) joins(wildcards map[string]*learned) bool {
-	for _, suffix, below := strings.Cut(l.Name, "."); below; _, suffix, below = strings.Cut(suffix, ".") {
-		if w := wildcards[suffix]; w != nil {
-			if !w.like(l) {
-				return false
+		if addr, noAddr := netip.ParseAddr(r.Name); noAddr == nil {
+			for _, port := range ports(r) {
+				fmt.Fprintf(&direct, "\n- %-42q  # %s", netip.AddrPortFrom(addr, port), usage(r))
 			}
-			w.add(l)
-			if l.wildcard {
-				delete(wildcards, l.Name)
+		} else if err == nil && wanted(r) && !deniedByRule {
+			at := placeOf(r)
+			byPlace[at] = append(byPlace[at], r)
+			if r.Private {
+				private.Reset()
+				fmt.Fprintf(&private, "\nprivate: allow  # %s leads to a private address", r.Name)
 			}
-			return true
 		}
 	}
-	return false
-}
-
-// compareNames orders names by their labels, the last label first.
-func compareNames(a, b string) int {
-	first, second := strings.Split(a, "."), strings.Split(b, ".")
-	slices.Reverse(first)
-	slices.Reverse(second)
-	return slices.Compare(first, second)
-}
-
-// text returns the text of the policy.
-func (p *learnedPolicy) text() string {
 	var text strings.Builder
-	private := ""
-	text.WriteString("# Written by nametap guard learn.\nmode: enforce\nallow:")
-	for i, l := range p.names {
-		if i == 0 || !p.names[i-1].like(l) {
-			text.WriteString("\n- names:")
-		}
-		count := ""
-		if l.wildcard {
-			count = fmt.Sprintf("%d names, ", l.names)
-		}
-		fmt.Fprintf(&text, "\n  - %-40q  # %s%s", l.text(), count, usage(l.Record))
-		if i == len(p.names)-1 || !p.names[i+1].like(l) {
-			if len(l.ports) > 0 {
-				fmt.Fprintf(&text, "\n  ports: [%s]", strings.ReplaceAll(strings.Trim(fmt.Sprint(l.ports), "[]"), " ", ", "))
+	rules := learnRules(byPlace)
+	for _, rest := range slices.Sorted(maps.Keys(rules)) {
+		text.WriteString("\n- names:" + strings.Join(slices.Sorted(slices.Values(rules[rest])), "") + rest)
+	}
+	switch {
+	case text.Len()+direct.Len() == 0:
+		return ""
+	case direct.Len() > 0:
+		text.WriteString("\ndirect:" + direct.String())
+	}
+	return "# Written by nametap guard learn.\nmode: enforce\nallow:" + text.String() + private.String() + "\n"
+}
+
+// A place is where a policy has a name: names with the same place may become one wildcard.
+type place struct {
+	parent string
+	rest   string // the text of the rule behind its names: ports and types
+}
+
+func placeOf(r guard.Record) place {
+	_, parent, _ := strings.Cut(r.Name, ".")
+	at := place{parent: parent}
+	if ports := ports(r); len(ports) > 0 && !slices.Equal(ports, []uint16{443}) {
+		at.rest = fmt.Sprintf("\n  ports: [%s]", portTexts(ports))
+	}
+	if len(r.Types) > 0 {
+		at.rest += fmt.Sprintf("\n  types: [%s]", strings.Join(r.Types, ", "))
+	}
+	return at
+}
+
+// learnRules returns the lines of the names of each rule, by the text behind them. A parent has at most one wildcard.
+func learnRules(byPlace map[place][]guard.Record) map[string][]string {
+	rules, folded := map[string][]string{}, ""
+	for _, at := range slices.SortedFunc(maps.Keys(byPlace), func(a, b place) int {
+		return cmp.Or(strings.Compare(a.parent, b.parent), strings.Compare(a.rest, b.rest))
+	}) {
+		names, count := byPlace[at], ""
+		if len(names) >= leastFolded && at.parent != folded && strings.Contains(at.parent, ".") && !isPublicSuffix(at.parent) {
+			folded, count = at.parent, fmt.Sprintf("%d names, ", len(names))
+			all := guard.Record{Name: "*." + at.parent}
+			for _, r := range names {
+				all.Asked += r.Asked
+				all.Last = slices.MaxFunc([]time.Time{all.Last, r.Last}, time.Time.Compare)
 			}
-			if len(l.Types) > 0 {
-				fmt.Fprintf(&text, "\n  types: [%s]", strings.Join(l.Types, ", "))
-			}
+			names = []guard.Record{all}
 		}
-		if l.Private && private == "" {
-			private = l.text()
+		for _, r := range names {
+			rules[at.rest] = append(rules[at.rest], fmt.Sprintf("\n  - %-40q  # %s%s", r.Name, count, usage(r)))
 		}
 	}
-	if len(p.names) == 0 {
-		text.WriteString(" []")
-	}
-	if len(p.direct) > 0 {
-		text.WriteString("\ndirect:")
-	}
-	for _, r := range p.direct {
-		addr, _ := netip.ParseAddr(r.Name) // learn has checked it
-		for _, port := range ports(r) {
-			fmt.Fprintf(&text, "\n- %-42q  # %s", netip.AddrPortFrom(addr, port), usage(r))
-		}
-	}
-	if private != "" {
-		fmt.Fprintf(&text, "\nprivate: allow  # %s leads to a private address", private)
-	}
-	return text.String() + "\n"
+	return rules
 }

@@ -79,7 +79,7 @@ type world struct {
 	ip       string // of the agent
 }
 
-// setup sets the script's environment: XDS, UPSTREAM, the addresses DNS and STATUS of the agent, and more patience than
+// setup sets the script's environment: XDS, UPSTREAM, the addresses DNS, STATUS and EGRESS of the agent, and more patience than
 // a nameserver or an agent of the script needs.
 func (w *world) setup(env *testscript.Env) error {
 	run := filepath.Join(env.WorkDir, "run")
@@ -89,7 +89,7 @@ func (w *world) setup(env *testscript.Env) error {
 	for key, value := range map[string]string{
 		"RUNTIME_DIRECTORY": run, // of the agent's private socket
 		"NAMETAP_STATE_DIR": run, // the default may be that of an agent of this machine, which another user may not read
-		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": w.ip + ":25053", "STATUS": w.ip + ":25020",
+		"XDS":               w.xds.Addr(), "UPSTREAM": w.upstream.Addr.String(), "DNS": w.ip + ":25053", "STATUS": w.ip + ":25020", "EGRESS": w.ip + ":25054",
 		"NAMETAP_UPSTREAM_TIMEOUT": patience.String(),
 		// Otherwise the race detector delays the end of each command by a second.
 		"GORACE":   "atexit_sleep_ms=0",

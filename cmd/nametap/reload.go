@@ -243,16 +243,6 @@ func (r *reloader) reloadPolicy() {
 	}
 	r.log.Info("the policy of the guard changed", "file", policy.File, "mode", policy.Mode, "sha256", policy.Hash, "rules", len(policy.Rules))
 	r.guard.Use(policy)
-	used := r.inUse.Load()
-	if used.policy = policy; r.running.installRules {
-		capture, err := used.agentCaptureConfig()
-		if err == nil {
-			err = r.agent().SetCapture(capture)
-		}
-		if err != nil {
-			r.log.Error("capture stays unchanged", "error", err)
-		}
-	}
 }
 
 // pending returns the settings whose new values take effect only after a restart.

@@ -35,6 +35,7 @@ type tailCommand struct {
 	flags    *pflag.FlagSet
 	filter   map[string]*string
 	failed   bool
+	denied   bool
 	lookUp   bool // look up the client of every query
 	limit    time.Duration
 	since    time.Duration
@@ -60,6 +61,7 @@ func (t *tailCommand) declare(flags *pflag.FlagSet) {
 	t.agentCommand.declare(flags)
 	t.flags = flags
 	flags.BoolVar(&t.failed, "failed", false, "only failures and other queries worth a look")
+	flags.BoolVar(&t.denied, "denied", false, "only queries for names that the guard denies, with their clients")
 	t.filter = map[string]*string{}
 	for _, f := range []struct{ param, usage string }{
 		{seen.ParamClient, "only queries of a `client`: an address, a prefix, a uid, a systemd unit or a container"},
@@ -97,6 +99,9 @@ func (t *tailCommand) params(args []string) (url.Values, error) {
 	}
 	if t.failed {
 		params.Set(seen.ParamFailed, "true")
+	}
+	if t.denied {
+		params.Set(seen.ParamDenied, "true")
 	}
 	if t.lookUp || t.by == keyClient {
 		params.Set(seen.ParamWho, "true")

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
@@ -53,6 +54,7 @@ type Guard struct {
 // inUse is a policy with the VIPs of the names that its rules name themselves. It is immutable.
 type inUse struct {
 	policy *Policy
+	since  time.Time
 	vips   map[wire.Name]Pair
 	names  map[netip.Addr]wire.Name
 }
@@ -62,7 +64,8 @@ type Pair struct{ V4, V6 netip.Addr }
 
 // New returns a Guard without a policy. The VIPs of a name depend on the key and on the name only, unless names meet.
 func New(key string) *Guard {
-	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}, recorder: newRecorder()}
+	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}}
+	g.init()
 	g.recent, _ = simplelru.NewLRU(maxRecent, func(_ wire.Name, gone Pair) { // fails only for a size below 1
 		delete(g.names, gone.V4)
 		delete(g.names, gone.V6)
@@ -76,7 +79,7 @@ func (g *Guard) Use(p *Policy) {
 		g.inUse.Store(nil)
 		return
 	}
-	next := &inUse{p, map[wire.Name]Pair{}, map[netip.Addr]wire.Name{}}
+	next := &inUse{p, time.Now(), map[wire.Name]Pair{}, map[netip.Addr]wire.Name{}}
 	for _, name := range p.exact() {
 		next.vips[name] = g.place(name, next.names, nil)
 	}
@@ -92,6 +95,14 @@ func (g *Guard) Policy() *Policy {
 		return u.policy
 	}
 	return nil
+}
+
+// InUse returns since when the policy is in use.
+func (g *Guard) InUse() time.Time {
+	if u := g.inUse.Load(); u != nil {
+		return u.since
+	}
+	return time.Time{}
 }
 
 // VIPs returns the VIPs of a name that the policy allows.

@@ -90,7 +90,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// G2: what is wrong with a policy, and where.
+// G15: what is wrong with a policy, and where.
 func TestParseRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                             "it is empty: want at least mode: enforce",
@@ -116,7 +116,7 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// G3: a name has the same VIPs after a change of the policy, and in another process. Names that meet have different VIPs.
+// G4: a name has the same VIPs after a change of the policy, and in another process. Names that meet have different VIPs.
 func TestVIPs(t *testing.T) {
 	one, two := guard.New("key"), guard.New("key")
 	one.Use(parse(t, example))
@@ -170,7 +170,7 @@ func TestJudgeAllocates(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) { // G2
+func FuzzParse(f *testing.F) { // G15
 	f.Add(example)
 	f.Fuzz(func(t *testing.T, text string) {
 		p, err := guard.Parse("policy.yaml", []byte(text))

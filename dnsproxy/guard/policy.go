@@ -310,6 +310,14 @@ func (p *Policy) ruleOf(name wire.Name) (rule *Rule, exists bool) {
 	return rule, exists
 }
 
+// CountNames returns how many names and wildcards the rules have.
+func (p *Policy) CountNames() (n int) {
+	for _, r := range p.Rules {
+		n += len(r.Names)
+	}
+	return n
+}
+
 // exact returns the names that rules of allow name themselves, sorted.
 func (p *Policy) exact() (names []wire.Name) {
 	for name, c := range p.names {

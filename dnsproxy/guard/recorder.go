@@ -3,12 +3,14 @@ package guard
 import (
 	"hash/maphash"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/dnsproxy/wire"
@@ -25,12 +27,15 @@ const (
 
 // A recorder counts what a workload asks for and reaches. Counting what it knows takes neither a lock nor an allocation.
 type recorder struct {
-	since   time.Time
+	since   atomic.Pointer[time.Time]
 	seed    maphash.Seed
 	records *[sets][setSize]atomic.Pointer[entry]
 	adding  sync.Mutex // held by who adds an entry
 
 	queries, connections [2]atomic.Uint64 // denied and allowed
+
+	answered sync.Mutex
+	byAddr   *simplelru.LRU[netip.Addr, wire.Name] // the name whose answer had an address last; in audit
 }
 
 // An entry is the record of a name.
@@ -47,9 +52,27 @@ type entry struct {
 	ports map[uint16]uint64
 }
 
-// newRecorder returns a recorder without records.
-func newRecorder() recorder {
-	return recorder{since: time.Now(), seed: maphash.MakeSeed(), records: new([sets][setSize]atomic.Pointer[entry])}
+// init makes a recorder without records.
+func (r *recorder) init() {
+	now := time.Now().UTC()
+	r.since.Store(&now)
+	r.seed, r.records = maphash.MakeSeed(), new([sets][setSize]atomic.Pointer[entry])
+	r.byAddr, _ = simplelru.NewLRU[netip.Addr, wire.Name](maxRecent, nil) // fails only for a size below 1
+}
+
+// Answered records that the answer about a name had an address.
+func (r *recorder) Answered(name wire.Name, addr netip.Addr) {
+	r.answered.Lock()
+	defer r.answered.Unlock()
+	r.byAddr.Add(addr.Unmap(), wire.Name(strings.Clone(string(name))))
+}
+
+// NameOf returns the name whose answer had an address last, or the root.
+func (r *recorder) NameOf(addr netip.Addr) wire.Name {
+	r.answered.Lock()
+	defer r.answered.Unlock()
+	name, _ := r.byAddr.Get(addr.Unmap())
+	return name
 }
 
 // A Found says what nameservers have for a question.
@@ -79,8 +102,13 @@ func (r *recorder) Asked(name wire.Name, qtype uint16, rule *Rule, found Found) 
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if at, known := slices.BinarySearch(e.types, qtype); !known && len(e.types) < maxPerName {
-		e.types = slices.Insert(e.types, at, qtype)
+	e.addType(qtype)
+}
+
+// addType adds a type to those of an entry. e.mu must be held.
+func (e *entry) addType(qtype uint16) {
+	if !slices.Contains(e.types, qtype) && len(e.types) < maxPerName {
+		e.types = append(e.types, qtype)
 	}
 }
 
@@ -170,7 +198,7 @@ func (r *recorder) Sweep() {
 // Records returns what was recorded.
 func (r *recorder) Records() Records {
 	r.Sweep()
-	all := Records{Since: r.since}
+	all := Records{Since: *r.since.Load()}
 	for i := range r.records {
 		for j := range r.records[i] {
 			if e := r.records[i][j].Load(); e != nil {
@@ -180,6 +208,41 @@ func (r *recorder) Records() Records {
 	}
 	slices.SortFunc(all.Names, func(a, b Record) int { return strings.Compare(a.Name, b.Name) })
 	return all
+}
+
+// Restore adds records of an earlier process, with the rules of today's policy.
+func (g *Guard) Restore(old Records) {
+	if !old.Since.IsZero() {
+		g.since.Store(&old.Since)
+	}
+	for _, r := range old.Names {
+		name, err := wire.ParseName(r.Name)
+		if err != nil {
+			continue
+		}
+		var rule *Rule
+		if p := g.Policy(); p != nil {
+			_, rule = p.Judge(name, dns.TypeA)
+		}
+		e := g.use(name, rule)
+		if e == nil {
+			continue
+		}
+		e.asked.Add(r.Asked)
+		e.exists.Store(e.exists.Load() || r.Exists)
+		e.mu.Lock()
+		for port, n := range r.Ports {
+			e.ports[port] += n
+		}
+		for _, text := range r.Types {
+			if code, err := wire.ParseType(text); err == nil {
+				e.addType(code)
+			}
+		}
+		e.mu.Unlock()
+		e.last.Store(r.Last.Unix())
+		e.fresh.Store(false)
+	}
 }
 
 // record returns the record of an entry.
@@ -199,6 +262,7 @@ func (e *entry) record() Record {
 	for _, code := range e.types {
 		r.Types = append(r.Types, wire.TypeName(code))
 	}
+	slices.Sort(r.Types)
 	r.Ports = maps.Clone(e.ports)
 	return r
 }

@@ -19,6 +19,7 @@ import (
 type Filter struct {
 	noteworthy bool      // only noteworthy queries
 	failures   bool      // only queries of the kind Failure
+	denied     bool      // only queries for names that the guard denies
 	name       wire.Name // this name and all names below it
 	qtype      *uint16
 	rcode      *uint16
@@ -38,6 +39,7 @@ type Filter struct {
 // The parameters of a filter.
 const (
 	ParamFailed = "failed" // noteworthy queries only
+	ParamDenied = "denied" // names that the guard denies
 	ParamName   = "name"   // a name and all names below it
 	ParamType   = "type"
 	ParamRcode  = "rcode"
@@ -61,7 +63,7 @@ func sources() []string {
 // says which parameter is wrong.
 func ParseFilter(params url.Values) (f *Filter, err error) {
 	f = &Filter{noteworthy: params.Get(ParamFailed) != "", source: params.Get(ParamSource),
-		wantOwner: params.Get(ParamWho) != ""}
+		denied: params.Get(ParamDenied) != "", wantOwner: params.Get(ParamWho) != "" || params.Get(ParamDenied) != ""}
 	if text := params.Get(ParamName); text != "" {
 		if f.name, err = wire.ParseName(text); err != nil {
 			return nil, err
@@ -186,6 +188,7 @@ func (f *Filter) mayWant(q *Query) bool {
 	case f.noteworthy && !q.Kind.noteworthy(),
 		!q.Kind.noteworthy() && q.Source == probe && f.source != probe,
 		f.failures && q.Kind != Failure,
+		f.denied && !q.Denied,
 		f.qtype != nil && q.Type != *f.qtype,
 		f.minTook > 0 && q.Took < f.minTook,
 		f.source != "" && q.Source != f.source,

@@ -50,6 +50,7 @@ type Query struct {
 	Class     uint16
 	Rcode     uint16
 	Truncated bool
+	Denied    bool          // the policy of the guard denies the name; in an audit, it is answered all the same
 	Source    string        // where the answer comes from, as in metrics
 	Server    string        // the nameserver that sent the reply
 	Rows      []string      // the rows of docs/behaviour.md that apply

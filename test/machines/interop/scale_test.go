@@ -24,11 +24,11 @@ import (
 
 // docs/performance.md has the flags for its figures.
 var (
-	services   = flag.Int("interop.services", 2000, "Services of TestScale")
-	editCount  = flag.Int("interop.edits", 100, "edits of each kind that TestScale measures")
-	editRate   = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
-	churnFor   = flag.Duration("interop.churn", 10*time.Second, "how long these last")
-	outageFor  = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
+	services  = flag.Int("interop.services", 2000, "Services of TestScale")
+	editCount = flag.Int("interop.edits", 100, "edits of each kind that TestScale measures")
+	editRate  = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
+	churnFor  = flag.Duration("interop.churn", 10*time.Second, "how long these last")
+	outageFor = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
 )
 
 const (

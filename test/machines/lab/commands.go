@@ -80,10 +80,6 @@ func (m *Machine) Read(path string) string {
 	return m.Run("cat", path)
 }
 
-// Root returns the path of the machine's root directory on the host. Absolute symbolic links in it
-// lead out of the machine.
-func (m *Machine) Root() string { return fmt.Sprintf("/proc/%d/root", m.leader) }
-
 // Property returns a property of a unit, such as "ActiveState".
 func (m *Machine) Property(name, unit string) string {
 	m.tb.Helper()

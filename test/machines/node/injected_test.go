@@ -143,22 +143,6 @@ func (in injection) testJobs(t *testing.T) {
 	})
 }
 
-// testRulesRefused checks that a namespace with the level baseline or restricted refuses a pod of mode
-// rules because of the container that sets the rules, and for nothing else.
-func (c *cluster) testRulesRefused(t *testing.T) {
-	for _, level := range []string{"baseline", "restricted"} {
-		t.Run(level, func(t *testing.T) {
-			s := c.space(t, "pod-security.kubernetes.io/enforce: "+level)
-			var injected corev1.Pod
-			injection{s.cluster, "rules", discoveryAddr, ""}.inject(t, s.name, app(), &injected)
-			err := s.Do(http.MethodPost, s.path("pods")+"?dryRun=All", &injected, nil)
-			if err == nil || !strings.Contains(err.Error(), `"nametap-capture"`) || strings.Contains(err.Error(), `"nametap"`) {
-				t.Errorf("%v, want the container nametap-capture alone", err)
-			}
-		})
-	}
-}
-
 // delayRounds is how often testInjectedDelay creates each pod. docs/performance.md has ten.
 var delayRounds = flag.Int("node.rounds", 5, "how many pods of each kind are timed")
 

@@ -43,7 +43,6 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, I21, K11
 		t.Run("agent hangs", c.testAgentHangs)
 		t.Run("control plane away", c.testControlPlaneAway)
 		t.Run("run as non-root", c.testRunAsNonRoot)
-		t.Run("no rules", c.testNoRules)
 	})
 	t.Run("injected delay", c.testInjectedDelay) // alone, for its figures
 	c.Apply(manifest(t, "webhook"))
@@ -53,7 +52,6 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, I21, K11
 			t.Run(mode, injection{c, mode, discoveryAddr, ""}.test)
 		}
 		t.Run("jobs", injection{c, "resolv", discoveryAddr, ""}.testJobs)
-		t.Run("rules under restricted", c.testRulesRefused)
 		t.Run("egress", c.testEgress)
 		t.Run("guard", c.testGuard)
 	})
@@ -322,54 +320,6 @@ func (c *cluster) testRunAsNonRoot(t *testing.T) {
 	p := s.create(spec)
 	p.ready()
 	p.has("db.example.com", "192.0.2.53")
-}
-
-// testNoRules checks that the container of the rules fails, and that its log says why, where it must not or cannot set
-// rules: on its node's network, also without HOST_IP, without the capability, and beside an agent with another user than
-// the manifest's, as on OpenShift.
-func (c *cluster) testNoRules(t *testing.T) {
-	for name, test := range map[string]struct {
-		change func(spec *corev1.PodSpec)
-		want   string // in the log
-	}{
-		"host network": {func(spec *corev1.PodSpec) { spec.HostNetwork = true }, "hostNetwork"},
-		"host network without HOST_IP": {func(spec *corev1.PodSpec) {
-			spec.HostNetwork = true
-			for i := range spec.InitContainers {
-				spec.InitContainers[i].Env = slices.DeleteFunc(spec.InitContainers[i].Env, func(v corev1.EnvVar) bool { return v.Name == "HOST_IP" })
-			}
-		}, "hostNetwork"},
-		"without net admin": {func(spec *corev1.PodSpec) { spec.InitContainers[1].SecurityContext.Capabilities.Add = nil }, "CAP_NET_ADMIN"},
-		"agent of another user": {func(spec *corev1.PodSpec) {
-			user, group := int64(100650000), int64(0)
-			spec.InitContainers[0].SecurityContext.RunAsUser, spec.InitContainers[0].SecurityContext.RunAsGroup = &user, &group
-		}, "no rules are installed, because the rules would redirect the agent's own queries to itself"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := c.space(t, "")
-			spec := podOf(t, "discovery")
-			test.change(&spec.Spec)
-			if spec.Spec.HostNetwork { // two pods with the same ports do not fit on one node
-				spec.Spec.InitContainers[0].Ports, spec.Spec.InitContainers[0].ReadinessProbe, spec.Spec.InitContainers[0].LivenessProbe = nil, nil, nil
-			}
-			p := s.create(spec)
-			const container = "nametap-capture"
-			p.await(container+" has ended", func(now *corev1.Pod) bool {
-				capture := status(now, container)
-				return capture.State.Terminated != nil || capture.LastTerminationState.Terminated != nil
-			})
-			wait.Until(t, "the log has the reason: "+test.want, func() bool {
-				log, err := p.log(container, status(p.now(), container).State.Terminated == nil)
-				return err == nil && strings.Contains(log, test.want)
-			})
-			for _, tool := range []string{"iptables-save", "ip6tables-save"} {
-				if rules, err := s.Try("", nil, tool); err != nil || strings.Contains(rules, "NAMETAP_") {
-					t.Errorf("the node has rules of nametap: %v\n%s", err, rules)
-				}
-			}
-		})
-	}
 }
 
 // testToken lets kubelet renew the projected token, and checks that the agent connects with

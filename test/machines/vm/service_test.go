@@ -40,9 +40,6 @@ func TestService(t *testing.T) {
 		{"other users", testOtherUsers},
 		{"stops", testStops},
 		{"stops in restarts", testStopsInRestarts}, // V4
-		{"hang", testHang},
-		{"no next agent", testNoNext},
-		{"fail closed", testFailClosed},
 		{"cannot start", testCannotStart},
 		{"tmp is full", testTmpFull},
 		{"conntrack is full", testFullConntrack},
@@ -230,54 +227,6 @@ func testStopsInRestarts(t *testing.T, m *lab.Machine) {
 		m.Run("systemctl", "stop", "nametap.service")
 		wait.Until(t, "no rules are left", func() bool { return !m.Captured() })
 	}
-}
-
-// testHang stops the agent's process by SIGSTOP, under load, until systemd replaces it. V2.
-func testHang(t *testing.T, m *lab.Machine) {
-	tr := startTraffic(t, m)
-	tr.outage(func() { m.Run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "nametap.service") })
-	m.AwaitMesh()
-}
-
-// testNoNext kills the agent while its program is missing, under load. Its rules stay and capture nothing 2 s later. They
-// are gone after a stop. V2, V4.
-func testNoNext(t *testing.T, m *lab.Machine) {
-	before := fresh(m)
-	tr := startTraffic(t, m)
-	remove(m)
-	tr.outage(func() { kill(m) })
-	if !m.Captured() {
-		t.Error("rules that capture nothing are removed, although the program is missing")
-	}
-	restore(m)
-	m.Systemctl("stop")
-	if after := m.Net.Rules(); after != before {
-		t.Errorf("rules and sets after a stop:\n%s\nand before the start:\n%s", after, before)
-	}
-}
-
-// testFailClosed checks that rules that are to stay do: when the agent does not come back, and after a stop. A start takes
-// them over. V2.
-func testFailClosed(t *testing.T, m *lab.Machine) {
-	m.Configure("NAMETAP_CAPTURE_FAIL_OPEN=false")
-	m.Run("systemctl", "restart", "nametap.service")
-	remove(m)
-	kill(m)
-	wait.Until(t, "systemd has tried to start another agent", func() bool {
-		return strings.Contains(m.Journal("nametap.service"), "waiting for 1 s")
-	})
-	if !m.Captured() {
-		t.Error("the rules are removed")
-	}
-	restore(m)
-	m.Run("systemctl", "restart", "nametap.service")
-	m.Run("systemctl", "stop", "nametap.service")
-	if !m.Captured() {
-		t.Error("the rules are removed by the stop")
-	}
-	m.Configure()
-	m.Run("systemctl", "start", "nametap.service")
-	m.AwaitMesh()
 }
 
 // testCannotStart breaks the agent in several ways and restarts it. The host has DNS again within 2 s, without mesh names,

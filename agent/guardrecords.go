@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/nametap/nametap/dnsproxy/guard"
+	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/statedir"
+)
+
+// guardInterval is how often the records of the guard are saved.
+const guardInterval = time.Minute
+
+// keepGuardRecords saves the records of the guard in the state directory, once a minute and at the end. It begins with those
+// of the previous agent.
+func keepGuardRecords(ctx context.Context, c *core) error {
+	g, path := c.config.Guard, c.config.XDS.StateDir
+	if g == nil {
+		return nil
+	}
+	dir := statedir.New(path, "guard.lock")
+	defer dir.Unlock()
+	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil && path != "" {
+		c.log.Warn("the guard's records begin anew", "error", err)
+	}
+	due, stop := c.clock.Poll(clock.Tick, func() bool { return true })
+	defer stop()
+	for saved, ended := time.Now(), false; !ended; {
+		select {
+		case <-due:
+			g.Sweep()
+		case <-ctx.Done():
+			ended = true
+		}
+		if path == "" || !ended && time.Since(saved) < guardInterval {
+			continue
+		}
+		saved = time.Now()
+		text, err := json.Marshal(g.Records())
+		if err == nil {
+			err = dir.Write(guard.RecordsFile, text, []byte("\n"))
+		}
+		if err != nil {
+			c.log.Warn("the guard's records cannot be saved: see --state-dir", "error", err)
+		}
+	}
+	return nil
+}
+
+// readGuardRecords gives a guard the records in a file, if there is one.
+func readGuardRecords(g *guard.Guard, path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	var records guard.Records
+	if err := json.Unmarshal(text, &records); err != nil {
+		return err
+	}
+	g.Restore(records)
+	return nil
+}

@@ -1,0 +1,90 @@
+package guard_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/miekg/dns"
+
+	"github.com/nametap/nametap/dnsproxy/guard"
+)
+
+// G13: what was asked and connected to is counted by name. Another process goes on with it.
+func TestRecords(t *testing.T) {
+	g := guard.New("key")
+	g.Use(parse(t, example))
+	ask := func(text string, qtype uint16, found guard.Found) {
+		_, rule := g.Policy().Judge(name(t, text), qtype)
+		g.Asked(name(t, text), qtype, rule, found)
+	}
+	for range 3 {
+		ask("api.example.com", dns.TypeA, guard.Nothing)
+		ask("mail.example.com", dns.TypeTXT, guard.Answers)
+	}
+	ask("mail.example.com", dns.TypeMX, guard.Answers)
+	ask("mail.example.com", dns.TypeSRV, guard.Exists)
+	ask("leak.example.com", dns.TypeA, guard.Nothing)
+	_, rule := g.Policy().Judge(name(t, "api.example.com"), dns.TypeA)
+	g.Connected(name(t, "api.example.com"), 443, rule, true)
+	g.Connected(name(t, "api.example.com"), 22, rule, false)
+	g.Connected("", 22, nil, false)
+	text, err := json.Marshal(g.Records())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records guard.Records
+	if err := json.Unmarshal(text, &records); err != nil {
+		t.Fatal(err)
+	}
+	next := guard.New("key")
+	next.Use(parse(t, example))
+	next.Restore(records)
+	for _, g := range []*guard.Guard{g, next} {
+		lines := new(strings.Builder)
+		for _, r := range g.Records().Names {
+			fmt.Fprintln(lines, r.Name, r.Verdict, r.Rule, r.Asked, r.Exists, r.Types, r.Ports)
+		}
+		got := lines.String()
+		if want := `api.example.com allowed policy.yaml:4 3 false [] map[22:1 443:1]
+leak.example.com denied  1 false [] map[]
+mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[]
+`; got != want || g.Records().Names[0].Last.IsZero() {
+			t.Errorf("%s\nwant\n%s", got, want)
+		}
+	}
+	queries, connections := g.Counts()
+	if got := fmt.Sprint(queries, connections); got != "map[allowed:8 denied:1] map[allowed:1 denied:2]" {
+		t.Error(got)
+	}
+}
+
+// G13: there is room for 4,096 names. Names that were used since the last sweep do not give way, others do.
+func TestRecordsGiveWay(t *testing.T) {
+	g := guard.New("key")
+	var asking sync.WaitGroup
+	for worker := range 4 {
+		asking.Go(func() {
+			for i := range 10_000 {
+				g.Asked(name(t, fmt.Sprintf("n%d-%d.example.com", worker, i)), dns.TypeA, nil, guard.Nothing)
+			}
+		})
+	}
+	asking.Wait()
+	if n := len(g.Records().Names); n < 4000 || n > 4096 { // Records sweeps
+		t.Errorf("%d names", n)
+	}
+	late := name(t, "late.example.com")
+	if allocs := testing.AllocsPerRun(100, func() { g.Asked(late, dns.TypeA, nil, guard.Nothing) }); allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+	found := false
+	for _, r := range g.Records().Names {
+		found = found || r.Name == "late.example.com" && r.Asked == 101
+	}
+	if !found {
+		t.Error("a name that is asked for after a sweep is not recorded")
+	}
+}
