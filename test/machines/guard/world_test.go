@@ -38,7 +38,6 @@ const (
 	shared   = "203.0.113.20" // the address of several names, as of a CDN
 	sshHost  = "git.example.com"
 	sshIP    = "203.0.113.22"
-	agentID  = 1337 // the agent's user
 )
 
 // hosts are the names of the servers, and the directory of each below the directory of the network. All but one have the
@@ -194,12 +193,10 @@ func (w *world) guard(policy string) {
 	if w.agent != nil {
 		w.agent.End(syscall.SIGTERM)
 	}
-	w.Runtime = w.Mkdir("runtime", agentID)
+	w.Runtime = w.Mkdir("runtime", lab.AgentID)
 	agent := w.AgentCommand("client", "shop", "--capture", "--guard", w.Write("policy.yaml", policy), "--instance-ip", "10.0.0.1", "--xds-addr", "127.0.0.1:1", "--xds-plaintext",
-		"--drain", "0s", "--state-dir", w.Mkdir("state", agentID), "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n"))
-	const netAdmin = 12 // CAP_NET_ADMIN
-	agent.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: agentID, Gid: agentID}, AmbientCaps: []uintptr{netAdmin}, Setsid: true}
-	w.agent = w.Spawn("agent", agent)
+		"--drain", "0s", "--state-dir", w.Mkdir("state", lab.AgentID), "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n"))
+	w.agent = w.Spawn("agent", lab.Unprivileged(agent))
 	w.agent.Await("the host is guarded", func() bool {
 		rules, err := w.Try("", nil, "iptables-save")
 		return err == nil && strings.Contains(rules, "NAMETAP_GUARD") && strings.Contains(rules, "--to-ports 15053")
