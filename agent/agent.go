@@ -83,7 +83,7 @@ func New(ctx context.Context, cfg Config) (*Agent, error) {
 		}
 		a.capture.registrar = newRegistrar(a.core, a.capture, cfg.Capture.Config.Interval)
 	}
-	registry.MustRegister(captureMetrics{a.capture})
+	registry.MustRegister(captureMetrics{a.capture}, guardMetrics{a.core})
 	if a.vips, err = newVIPCarrier(ctx, a.core); err != nil {
 		return nil, err
 	}

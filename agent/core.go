@@ -28,7 +28,6 @@ type core struct {
 
 	started  time.Time
 	clock    *clock.Clock
-	guarded  *guardRecords
 	draining atomic.Bool
 	refusals atomic.Pointer[[]probe.Refusal] // what the last packets of observeGuard have shown
 	silent   atomic.Pointer[[]string]        // why listeners have not answered the last probes of watchListeners

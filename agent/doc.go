@@ -18,6 +18,7 @@
 //	capturestatus.go  the state of capture, as status and metrics
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
+//	guardstatus.go    the state of the guard, as status and metrics
 //	guardrecords.go   the guard's records, in the state directory
 //	dump.go           responses that grow with the table and the cache, entry by entry
 //	tail.go           /debug/tail, which sends queries to its readers as the queries are answered

@@ -22,9 +22,9 @@ const (
 
 var (
 	// rowNumber matches a row's number: the letter of its section and a number.
-	rowNumber = regexp.MustCompile(`\b(?:[NAFCKRVIPDE][1-9][0-9]?|I0)\b`)
+	rowNumber = regexp.MustCompile(`\b(?:[NAFCKRVIPDEG][1-9][0-9]?|I0)\b`)
 	// tableRow matches a line of behaviour.md's tables: anchor, number, what and why.
-	tableRow = regexp.MustCompile(`^\| (?:<a id="(\w+)"></a>)?([NAFCKRVIPDE][1-9][0-9]?|I0) \|(.*)\|$`)
+	tableRow = regexp.MustCompile(`^\| (?:<a id="(\w+)"></a>)?([NAFCKRVIPDEG][1-9][0-9]?|I0) \|(.*)\|$`)
 	testName = regexp.MustCompile(`^(Test|Fuzz|Benchmark|Example)`)
 )
 

@@ -79,7 +79,7 @@ func (r *route) reach() reach {
 // record records for the guard whether the connection is carried. In audit, what enforce would refuse is not.
 func (r *route) record(carried bool) {
 	if r.guard != nil {
-		r.guard.Connected(r.name, r.vip.Port(), r.rule, carried && r.denied == nil)
+		r.guard.Connected(r.name, r.vip, r.rule, carried && r.denied == nil)
 	}
 }
 

@@ -199,7 +199,7 @@ func (c *policyCheck) print(w io.Writer) {
 
 // readRecords reads files with records, and returns a record for each name, sorted by name.
 func readRecords(files []string) ([]guard.Record, error) {
-	var all []guard.Records
+	var all []guard.Record
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
@@ -212,7 +212,7 @@ func readRecords(files []string) ([]guard.Record, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: want %s of a state directory, or the output of nametap guard status --output json: %w", file, guard.RecordsFile, err)
 		}
-		all = append(all, records)
+		all = append(all, records.Names...)
 	}
-	return guard.Merge(all...).Names, nil
+	return mergeRecords(all), nil
 }

@@ -64,6 +64,28 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 	return command
 }
 
+// mergeRecords returns one record for each name, sorted by name.
+func mergeRecords(all []guard.Record) []guard.Record {
+	byName := map[string]guard.Record{}
+	for _, r := range all {
+		m := byName[r.Name]
+		r.Asked += m.Asked
+		r.Exists, r.Private = r.Exists || m.Exists, r.Private || m.Private
+		r.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Types, m.Types))))
+		for port, n := range m.Ports {
+			if r.Ports == nil {
+				r.Ports = map[uint16]uint64{}
+			}
+			r.Ports[port] += n
+		}
+		if m.Last.After(r.Last) {
+			r.Verdict, r.Rule, r.Last = m.Verdict, m.Rule, m.Last
+		}
+		byName[r.Name] = r
+	}
+	return slices.SortedFunc(maps.Values(byName), func(a, b guard.Record) int { return strings.Compare(a.Name, b.Name) })
+}
+
 // wanted reports whether a workload needs a name: it exists, or was connected to. Other names come from search lists.
 // Reverse lookups are left out: programs make them for their logs.
 func wanted(r guard.Record) bool {

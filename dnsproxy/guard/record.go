@@ -1,12 +1,6 @@
 package guard
 
-import (
-	"cmp"
-	"maps"
-	"slices"
-	"strings"
-	"time"
-)
+import "time"
 
 // RecordsFile is the name of the file of records in the state directory. It has one [Records] in JSON.
 const RecordsFile = "guard.json"
@@ -47,40 +41,3 @@ const (
 	VerdictAllowed = "allowed"
 	VerdictDenied  = "denied"
 )
-
-// maxRecords is how many names [Merge] returns at most.
-const maxRecords = 4096
-
-// Merge returns the records of several agents, or of several runs of one.
-func Merge(all ...Records) Records {
-	merged, byName := Records{Names: []Record{}}, map[string]Record{}
-	for _, records := range all {
-		if merged.Since.IsZero() || !records.Since.IsZero() && records.Since.Before(merged.Since) {
-			merged.Since = records.Since
-		}
-		for _, r := range records.Names {
-			m, found := byName[r.Name]
-			if !found || r.Last.After(m.Last) {
-				m.Name, m.Verdict, m.Rule, m.Last = r.Name, r.Verdict, r.Rule, r.Last
-			}
-			m.Asked += r.Asked
-			m.Exists, m.Private = m.Exists || r.Exists, m.Private || r.Private
-			m.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(m.Types, r.Types))))
-			ports := maps.Clone(r.Ports)
-			for port, n := range m.Ports {
-				if ports == nil {
-					ports = map[uint16]uint64{}
-				}
-				ports[port] += n
-			}
-			m.Ports = ports
-			byName[r.Name] = m
-		}
-	}
-	merged.Names = slices.SortedFunc(maps.Values(byName), func(a, b Record) int {
-		return cmp.Or(b.Last.Compare(a.Last), strings.Compare(a.Name, b.Name))
-	})
-	merged.Names = merged.Names[:min(len(merged.Names), maxRecords)]
-	slices.SortFunc(merged.Names, func(a, b Record) int { return strings.Compare(a.Name, b.Name) })
-	return merged
-}

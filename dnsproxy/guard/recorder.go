@@ -50,6 +50,8 @@ type entry struct {
 	mu    sync.Mutex
 	types []uint16
 	ports map[uint16]uint64
+
+	private bool // guarded by mu
 }
 
 // init makes a recorder without records.
@@ -112,9 +114,9 @@ func (e *entry) addType(qtype uint16) {
 	}
 }
 
-// Connected records a connection to a port of a name, and the rule that [Policy.Judge] has returned for the name. carried
+// Connected records a connection to a VIP of a name or, in audit, to an address of the name, and the rule that [Policy.Judge] has returned for the name. carried
 // reports whether the connection was made.
-func (r *recorder) Connected(name wire.Name, port uint16, rule *Rule, carried bool) {
+func (r *recorder) Connected(name wire.Name, to netip.AddrPort, rule *Rule, carried bool) {
 	count(&r.connections, carried)
 	e := r.use(name, rule)
 	if e == nil {
@@ -122,9 +124,11 @@ func (r *recorder) Connected(name wire.Name, port uint16, rule *Rule, carried bo
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, known := e.ports[port]; known || len(e.ports) < maxPerName {
-		e.ports[port]++
+	if _, known := e.ports[to.Port()]; known || len(e.ports) < maxPerName {
+		e.ports[to.Port()]++
 	}
+	addr := to.Addr().Unmap()
+	e.private = e.private || addr.IsPrivate() || netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(addr) // RFC 6598
 }
 
 // count counts in one of two counters.
@@ -231,6 +235,7 @@ func (g *Guard) Restore(old Records) {
 		e.asked.Add(r.Asked)
 		e.exists.Store(e.exists.Load() || r.Exists)
 		e.mu.Lock()
+		e.private = e.private || r.Private
 		for port, n := range r.Ports {
 			e.ports[port] += n
 		}
@@ -263,7 +268,7 @@ func (e *entry) record() Record {
 		r.Types = append(r.Types, wire.TypeName(code))
 	}
 	slices.Sort(r.Types)
-	r.Ports = maps.Clone(e.ports)
+	r.Ports, r.Private = maps.Clone(e.ports), e.private
 	return r
 }
 

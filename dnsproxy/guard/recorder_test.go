@@ -3,6 +3,7 @@ package guard_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -28,9 +29,9 @@ func TestRecords(t *testing.T) {
 	ask("mail.example.com", dns.TypeSRV, guard.Exists)
 	ask("leak.example.com", dns.TypeA, guard.Nothing)
 	_, rule := g.Policy().Judge(name(t, "api.example.com"), dns.TypeA)
-	g.Connected(name(t, "api.example.com"), 443, rule, true)
-	g.Connected(name(t, "api.example.com"), 22, rule, false)
-	g.Connected("", 22, nil, false)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:443"), rule, true)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), rule, false)
+	g.Connected("", netip.MustParseAddrPort("10.0.0.1:22"), nil, false)
 	text, err := json.Marshal(g.Records())
 	if err != nil {
 		t.Fatal(err)
@@ -45,12 +46,12 @@ func TestRecords(t *testing.T) {
 	for _, g := range []*guard.Guard{g, next} {
 		lines := new(strings.Builder)
 		for _, r := range g.Records().Names {
-			fmt.Fprintln(lines, r.Name, r.Verdict, r.Rule, r.Asked, r.Exists, r.Types, r.Ports)
+			fmt.Fprintln(lines, r.Name, r.Verdict, r.Rule, r.Asked, r.Exists, r.Types, r.Ports, r.Private)
 		}
 		got := lines.String()
-		if want := `api.example.com allowed policy.yaml:4 3 false [] map[22:1 443:1]
-leak.example.com denied  1 false [] map[]
-mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[]
+		if want := `api.example.com allowed policy.yaml:4 3 false [] map[22:1 443:1] true
+leak.example.com denied  1 false [] map[] false
+mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[] false
 `; got != want || g.Records().Names[0].Last.IsZero() {
 			t.Errorf("%s\nwant\n%s", got, want)
 		}
