@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -129,10 +129,11 @@ func awaitListeners(ctx context.Context, rules iptables.Config, log *slog.Logger
 // [Config.ReadyTimeout]. It returns the agent's "uid:gid" from [userHeader], and says why the agent is not ready; nil if
 // it is. transport connects to the agent.
 func AskHealth(ctx context.Context, transport http.RoundTripper, addr string) (user string, says, err error) {
-	if host, port, err := net.SplitHostPort(addr); err == nil && (host == "" || host == "localhost") {
-		addr = net.JoinHostPort("127.0.0.1", port)
+	to, err := listen.Reachable(addr)
+	if err != nil {
+		return "", nil, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+probe.Reachable(addr)+"/healthz/ready", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+to+"/healthz/ready", http.NoBody)
 	if err != nil {
 		return "", nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/egress"
 )
 
-// GuardStatus is the state of a guard, as `nametap guard status` shows it.
+// GuardStatus is the state of a guard.
 type GuardStatus struct {
 	Mode        guard.Mode `json:"mode"`
 	File        string     `json:"file"`
@@ -28,21 +28,26 @@ type GuardStatus struct {
 	// Queries and Connections are numbers since the start of the agent, by [guard.Record].Verdict.
 	Queries     map[string]uint64 `json:"queries"`
 	Connections map[string]uint64 `json:"connections"`
+}
+
+// A GuardReport has what `nametap guard status` shows.
+type GuardReport struct {
+	GuardStatus
 	// Refused has why connections to VIPs, also those of the mesh, were refused.
 	Refused []egress.RefusalStatus `json:"refused,omitempty"`
 	guard.Records
 }
 
-func (s *statusServer) handleGuard(w http.ResponseWriter, _ *http.Request) {
-	c := s.core
-	p := c.config.Guard.Policy()
+// guardStatus returns the state of the guard, or nil without one.
+func (c *core) guardStatus() *GuardStatus {
+	g := c.config.Guard
+	p := g.Policy()
 	if p == nil {
-		http.Error(w, "the agent has no guard: it runs without --guard", http.StatusNotFound)
-		return
+		return nil
 	}
-	status := GuardStatus{
-		Mode: p.Mode, File: p.File, Hash: p.Hash, InUse: c.config.Guard.InUse(), PolicyNames: p.CountNames(), PolicyRules: len(p.Rules), Private: p.Private,
-		Enforced: c.enforced(), Records: c.config.Guard.Records(),
+	status := &GuardStatus{
+		Mode: p.Mode, File: p.File, Hash: p.Hash, InUse: g.InUse(), PolicyNames: p.CountNames(), PolicyRules: len(p.Rules),
+		Private: p.Private, Enforced: c.enforced(),
 	}
 	for _, d := range p.Direct {
 		status.Direct = append(status.Direct, d.String())
@@ -50,11 +55,21 @@ func (s *statusServer) handleGuard(w http.ResponseWriter, _ *http.Request) {
 	if found := c.refusals.Load(); found != nil {
 		status.Kernel = *found
 	}
-	if c.vips != nil {
-		status.Refused = c.vips.Status().Refused
+	status.Queries, status.Connections = g.Counts()
+	return status
+}
+
+func (s *statusServer) handleGuard(w http.ResponseWriter, _ *http.Request) {
+	status := s.core.guardStatus()
+	if status == nil {
+		http.Error(w, "the agent has no guard: it runs without --guard", http.StatusNotFound)
+		return
 	}
-	status.Queries, status.Connections = c.config.Guard.Counts()
-	writeJSON(w, status)
+	report := GuardReport{GuardStatus: *status, Records: s.core.config.Guard.Records()}
+	if s.core.vips != nil {
+		report.Refused = s.core.vips.Status().Refused
+	}
+	writeJSON(w, report)
 }
 
 // guardMetrics are the metrics of a guard. Without a guard there are none.

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/dnsproxy"
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // newRegistrar returns the registrar that registers the agent with systemd-resolved.
@@ -42,7 +42,8 @@ func domains(proxy *dnsproxy.Server) []string {
 func loopbackListener(listeners []dnsproxy.Addr) netip.AddrPort {
 	var found netip.AddrPort
 	for _, l := range listeners {
-		address, err := netip.ParseAddrPort(probe.Reachable(l.Address))
+		reachable, _ := listen.Reachable(l.Address) // fails for no address of a listener
+		address, err := netip.ParseAddrPort(reachable)
 		if err == nil && l.Network == "udp" && (!found.IsValid() || found.Addr().Is6()) {
 			found = netip.AddrPortFrom(address.Addr().Unmap(), address.Port())
 		}

@@ -285,9 +285,8 @@ type Status struct {
 	// Redirected is for an agent whose rules another process installs, as in a pod. It says whether queries are
 	// redirected to the agent. It is nil if Capture or OnlyNameserverOf is set.
 	Redirected []probe.Result `json:"redirected,omitempty"`
-	// Refusals says whether the kernel refuses what the policy of a guard does not allow. It is empty unless the policy is
-	// enforced.
-	Refusals []probe.Refusal `json:"refusals,omitempty"`
+	// Guard is the state of the guard; nil without one.
+	Guard *GuardStatus `json:"guard,omitempty"`
 	// Egress is the state of connections to automatic VIPs; nil if the agent carries none.
 	Egress *egress.Status `json:"egress,omitempty"`
 }
@@ -348,9 +347,7 @@ func (s *statusServer) handleStatus(w http.ResponseWriter, r *http.Request) {
 		carried := c.vips.Status()
 		status.Egress = &carried
 	}
-	if found := c.refusals.Load(); found != nil {
-		status.Refusals = *found
-	}
+	status.Guard = c.guardStatus()
 	writeJSON(w, status)
 }
 

@@ -18,8 +18,8 @@ import (
 // tellEvery bounds how often the log gets another reason why the server is not ready.
 const tellEvery = 5 * time.Second
 
-// maxLines is how many lines about objects are logged at once. Further lines follow with later readings, one a second:
-// the owner of a namespace can cause any number of lines.
+// maxLines is how many lines about objects are logged at once, and then one a second: the owner of a namespace can cause
+// any number of lines.
 const maxLines = 100
 
 // A report has the state of the sources and of the served tables, for operators. It logs what is new.
@@ -31,7 +31,6 @@ type report struct {
 	logged        map[string]bool // errors that were logged and have not ended
 	unread        logonce.Failure // why the configuration directory could not be read
 	last          noted           // what log has looked at last
-	missed        bool            // lines about a part of last were not logged
 	errs          []object.Error
 	waiting       string         // why the server is not ready; "" once it is
 	loggedWaiting string         // the last value of waiting that was logged
@@ -122,18 +121,6 @@ func hiddenMessage(h hosts.Hidden) string {
 		"use fewer hosts or addresses, or show them to fewer namespaces (exportTo)", h.Size>>10, why)
 }
 
-// logLine logs a line about an object. It reports false if there are too many lines.
-func (r *report) logLine(log func()) bool {
-	if !r.lines.Allow() {
-		r.beyond.Do(func() {
-			r.logger.Warn("there are too many lines about objects to log them all: see /debug/errors")
-		})
-		return false
-	}
-	log()
-	return true
-}
-
 // noted has lists that may be long, and seldom change.
 type noted struct {
 	errs, problems []object.Error
@@ -152,15 +139,17 @@ func (r *report) log(all source.Reading, u hosts.Update) {
 	r.last = noted{all.Errors, u.Problems, all.Notes, u.Hidden}
 	unchanged := same(before.errs, all.Errors) && same(before.problems, u.Problems) && same(before.notes, all.Notes) &&
 		same(before.hidden, u.Hidden)
-	if unchanged && (!r.missed || r.lines.Tokens() < 1) {
+	if unchanged {
 		return // otherwise each change of an object would cost as much as all errors
 	}
-	r.missed = false
 	logged := map[string]bool{}
 	logNew := func(id string, log func()) {
-		if logged[id] = r.logged[id] || r.logLine(log); !logged[id] {
-			delete(logged, id)
-			r.missed = true
+		switch logged[id] = true; {
+		case r.logged[id]:
+		case r.lines.Allow():
+			log()
+		default:
+			r.beyond.Do(func() { r.logger.Warn("there are too many lines about objects to log them all: see /debug/errors") })
 		}
 	}
 	// The namespace must not be able to hide this line behind others.

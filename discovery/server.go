@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"runtime/debug"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -32,7 +31,6 @@ type Server struct {
 	certificate *auth.Server // nil without TLS
 	ads         *adsServer
 	inputs      *inputs
-	proxies     atomic.Value // the map of ProxyMetadata
 
 	*report
 }
@@ -57,7 +55,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s.push = push.New(push.Config{
 		Hosts: cfg.newHosts(len(s.inputs.all)), FirstRead: s.inputs.read, AckTimeout: cfg.AckTimeout,
-		Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
+		Waiting: func() string { return s.waitingFor() }, Check: s.ads.checkNode, Logger: cfg.Logger, Replica: cfg.Identity,
 		Room: func() error { return s.ads.memory.check(tableShare, nil) },
 	})
 	s.ads.push, s.ads.memory = s.push, newMemoryLimit(cfg.MemoryLimit, s.push.NoMemory, cfg.Logger)
@@ -94,8 +92,7 @@ func (s *Server) Problem() error {
 
 // ProxyMetadata returns the environment variables that all proxies of the mesh have (defaultConfig.proxyMetadata).
 func (s *Server) ProxyMetadata() map[string]string {
-	variables, _ := s.proxies.Load().(map[string]string)
-	return variables
+	return s.push.ProxyMetadata()
 }
 
 // Replica returns the name of this replica.
@@ -192,7 +189,13 @@ func (s *Server) publish(all source.Reading) {
 	}
 	s.setErrors(all.Errors) // before a client gets a table of this reading
 	waits := !s.isServing() && all.Waiting != ""
-	s.setMissing(all.Missing)
+	// A cluster is missing until its objects are applied. So while changes are applied, clusters that were missing before, or
+	// will be missing afterwards, count as missing.
+	either := map[string]string{}
+	maps.Copy(either, all.Missing)
+	maps.Copy(either, s.inputs.missing)
+	s.push.SetMissing(either)
+	s.inputs.missing = all.Missing
 	s.push.Update(all.Changes, func(u hosts.Update, n hosts.Counts) {
 		if waits { // what is wrong with hosts may be right when all is read
 			u = hosts.Update{}
@@ -201,31 +204,14 @@ func (s *Server) publish(all source.Reading) {
 		}
 		s.log(all, u)
 	})
-	s.proxies.Store(s.push.ProxyMetadata())
 	s.push.SetMissing(all.Missing)
 	switch {
 	case waits:
-		s.waitFor(all.Waiting)
+		s.setWaiting(all.Waiting)
 	case !s.isServing():
-		s.waitFor("")
+		s.setWaiting("")
 		s.logger.Info("serving name tables", "address", s.addr.String(), "sources", s.inputs.names())
 		close(s.ready)
 		debug.FreeOSMemory() // the texts of all lists are garbage now, and Go would keep their memory for minutes
 	}
-}
-
-// waitFor sets the reason why no table is served; empty if tables are served.
-func (s *Server) waitFor(reason string) {
-	s.push.WaitFor(reason)
-	s.setWaiting(reason)
-}
-
-// setMissing sets which clusters are missing. A cluster is missing until its objects are applied. So while changes are
-// applied, clusters that were missing before, or will be missing afterwards, count as missing.
-func (s *Server) setMissing(missing map[string]string) {
-	either := map[string]string{}
-	maps.Copy(either, missing)
-	maps.Copy(either, s.inputs.missing)
-	s.push.SetMissing(either)
-	s.inputs.missing = missing
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
@@ -59,6 +60,12 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	e.Why = explainDecision(d, q.Name, e.Host)
 	if d.action == actTarget && d.target != q.Name {
 		e.Why += ", as " + strings.TrimSuffix(d.target.String(), ".")
+	}
+	if policy := s.config.Guard.Policy(); policy != nil && d.source() == sourceUpstream {
+		e.Why += "; " + policy.Reason(policy.Judge(d.outside(q.Name), code))
+		if policy.Mode == guard.Audit {
+			e.Why += " (only audited)"
+		}
 	}
 	return e, nil
 }

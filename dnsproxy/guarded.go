@@ -97,6 +97,7 @@ func (h *handler) judgeResult(t *task, found *forward.Result) (guarded bool) {
 	}
 	name := d.outside(t.query.Name)
 	verdict, rule := policy.Judge(name, t.query.Type)
+	d.policy, d.verdict, d.rule = policy, verdict, rule // for [handler.observe]
 	if policy.Enforces() && verdict == guard.Carried && name == t.query.Name && found.Exists() {
 		*d = decision{action: actGuarded, match: table.Match{Rule: table.RuleNone}, policy: policy, verdict: verdict, rule: rule}
 		return true

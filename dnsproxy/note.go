@@ -107,7 +107,7 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Denied: t.decision.action == actGuarded && t.decision.verdict == guard.Denied, Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
+		Denied: t.decision.policy != nil && t.decision.verdict == guard.Denied, Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
@@ -131,11 +131,10 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 	reason = found.Failure()
 	if found.Err == nil && (reason != "" || slow) {
 		switch others := upstream.Others(found.Attempts()); {
-		case others == "":
-		case reason == "":
-			return []string{"F4"}, others
-		default:
+		case others != "" && reason != "":
 			reason += "; " + others
+		case others != "":
+			return []string{"F4"}, others
 		}
 	}
 	switch {
@@ -179,8 +178,8 @@ func (h *handler) explain(q *seen.Query, t *task, missing bool) {
 	switch {
 	case q.Truncated && q.TCP && t.found != nil:
 		q.Rows, q.Reason = []string{"F2"}, "truncated also over TCP: no nameserver has sent the whole reply"
-	case d.action == actGuarded:
-		q.Reason = d.policy.Reason(d.verdict, d.rule)
+	case d.action == actGuarded, q.Denied:
+		q.Reason = t.decision.policy.Reason(t.decision.verdict, t.decision.rule)
 	case q.Kind == seen.Failure && d.reason != nil:
 		q.Reason = d.reason.Error()
 	case missing:

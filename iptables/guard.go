@@ -182,7 +182,7 @@ func (s saved) guardState() GuardState {
 	return GuardAudits
 }
 
-// guardCounts returns how many packets of each protocol the rules of a guard have refused or, in an audit, let pass.
+// guardCounts returns how many packets of each protocol, which the policy does not have, the rules of an audit have let pass.
 func (s saved) guardCounts() map[string]uint64 {
 	counts := make(map[string]uint64)
 	for _, r := range s[filterTable].rules {

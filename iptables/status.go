@@ -28,8 +28,8 @@ type FamilyStatus struct {
 	// Lease is the state of the lease of the rules, which capture only while the lease has time left. It is "" if
 	// the rules have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
-	// Guard says what the rules of a guard do; "" without such rules. Guarded has how many packets of each protocol they
-	// have refused or, in an audit, let pass.
+	// Guard says what the rules of a guard do; "" without such rules. In an audit, Guarded has how many packets of each
+	// protocol were not in the policy.
 	Guard   GuardState        `json:"guard,omitempty"`
 	Guarded map[string]uint64 `json:"guarded,omitempty"`
 	// Without describes what the rules lack.
@@ -123,7 +123,7 @@ func (r *report) status(ctx context.Context, m machine) (Status, error) {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
 			r.state(&fs, s.saved[f])
-			if fs.Guard = s.saved[f].guardState(); fs.Guard != "" {
+			if fs.Guard = s.saved[f].guardState(); fs.Guard == GuardAudits {
 				counted, _ := s.tools[f].read(ctx, "-c") // was readable a moment ago
 				fs.Guarded = counted.guardCounts()
 			}

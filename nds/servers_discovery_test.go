@@ -25,8 +25,8 @@ func newDiscovery() controlPlane {
 	close(read)
 	d := &discovery{Service: push.New(push.Config{
 		Hosts: meshhosts.New("cluster.local", 1), FirstRead: read, AckTimeout: time.Minute, Logger: slog.New(slog.DiscardHandler),
+		Waiting: func() string { return "" },
 	})}
-	d.WaitFor("")
 	ctx, end := context.WithCancel(context.Background())
 	d.end = end
 	go d.Run(ctx)

@@ -9,14 +9,18 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	agentpkg "github.com/nametap/nametap/agent"
+	"github.com/nametap/nametap/dnsproxy/guard"
+	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -128,7 +132,7 @@ func describe(packet []byte) string {
 	return fmt.Sprintf("protocol %d %s", protocol, to)
 }
 
-// settle returns when all packets that have left before are noted.
+// settle returns when all packets that have left before are noted. It sends one packet, which direct allows.
 func (g *guardVM) settle() {
 	g.tb.Helper()
 	to := netip.AddrPortFrom(netip.MustParseAddr(named), settlePort).String()
@@ -141,6 +145,28 @@ func (g *guardVM) settle() {
 		defer g.mu.Unlock()
 		return g.left["udp "+to] >= g.mark
 	})
+}
+
+// forget forgets the packets that have left.
+func (g *guardVM) forget() {
+	g.tb.Helper()
+	g.settle()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.left, g.mark = map[string]int{}, 0
+}
+
+// noneLeft checks that no packet has left whose description has one of the texts, but those of open connections.
+func (g *guardVM) noneLeft(texts ...string) {
+	g.tb.Helper()
+	g.settle()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for found, n := range g.left {
+		if !strings.HasPrefix(found, "tcp ") && slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(found, text) }) {
+			g.tb.Errorf("%d packets have left: %s", n, found)
+		}
+	}
 }
 
 // send sends a packet over a socket with options.
@@ -253,22 +279,14 @@ func bypasses() []bypass {
 // refuses tries all bypasses.
 func (g *guardVM) refuses() {
 	g.tb.Helper()
-	g.settle()
-	g.mu.Lock()
-	g.left, g.mark = map[string]int{}, 0
-	g.mu.Unlock()
+	g.forget()
 	for _, b := range bypasses() {
 		if err := b.try(g); !errors.Is(err, b.want) {
 			g.tb.Errorf("%s: %v, want %v", b.name, err, b.want)
 		}
 	}
-	g.settle()
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	for _, b := range bypasses() {
-		if n := g.left[b.to]; n > 0 {
-			g.tb.Errorf("%s: %d packets have left: %s", b.name, n, b.to)
-		}
+		g.noneLeft(b.to)
 	}
 }
 
@@ -456,13 +474,177 @@ func TestGuardAudits(t *testing.T) {
 		if status := g.root(g.args("status")...); status.code != 0 || !strings.Contains(status.stdout, "guard: audit (packets not in the policy: 0 tcp, 1 udp, 0 others)") {
 			g.tb.Errorf("%+v", status)
 		}
-		wait.Until(g.tb, "the agent gets a connection", func() bool {
-			_ = g.send("tcp4", serverB+":443")
-			return strings.Contains(g.get("/debug/status"), serverB)
-		})
+		for _, to := range []string{serverA, server6A} { // as without a guard, but through the agent
+			if text := g.greeting(to, "443"); text != "220 "+strings.Trim(net.JoinHostPort(to, ""), ":") {
+				g.tb.Errorf("a connection to %s: %s", to, text)
+			}
+		}
+		if status := g.root(g.args("status")...); !strings.Contains(status.stdout, "0 tcp") {
+			g.tb.Errorf("connections were not redirected: %+v", status)
+		}
 		a.end(terminate)
 		if g.captured() || strings.Contains(g.Rules(), "NAMETAP") {
 			g.tb.Errorf("rules are left:\n%s", g.Rules())
+		}
+	}, "mode: audit")
+}
+
+// G6, G10: an allowed name is carried, over both families. While agents are killed in the middle of connects and queries, and
+// others follow, nothing leaves but what the agents send.
+func TestGuardKilled(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		g.resolve("api.example.org", serverA)
+		a := g.capture()
+		vips := []string{g.vip("A"), g.vip("AAAA")}
+		for _, vip := range vips {
+			if text := g.greeting(vip, "443"); text != "220 "+serverA {
+				g.tb.Errorf("the name at %s: %s", vip, text)
+			}
+			if text := g.greeting(vip, "22"); !strings.Contains(text, "reset") {
+				g.tb.Errorf("another port of %s: %s", vip, text)
+			}
+		}
+		end, ended := make(chan struct{}), make(chan struct{})
+		var tried atomic.Int64
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				for _, vip := range vips {
+					_ = g.send("tcp", net.JoinHostPort(vip, "443"))
+				}
+				_ = g.send("tcp4", serverB+":443")
+				_ = g.send("udp4", other+":53")
+				_ = g.send("udp6", "["+named6+"]:53")
+				tried.Add(1)
+			}
+		}()
+		for range 3 {
+			n := tried.Load()
+			wait.Until(g.tb, "there were more attempts", func() bool { return tried.Load() > n+20 })
+			a.end(syscall.SIGKILL)
+			n = tried.Load()
+			wait.Until(g.tb, "there were attempts without an agent", func() bool { return tried.Load() > n+20 })
+			a = g.capture()
+		}
+		close(end)
+		<-ended
+		g.noneLeft(serverB, " 240.", "2001:2:", other+":53", named6)
+	}, "private: allow", "allow:", "- names: [api.example.org]")
+}
+
+// vip returns the VIP of the name api.example.org.
+func (g *guardVM) vip(qtype string) string {
+	g.tb.Helper()
+	vip := strings.TrimSpace(g.Exec("dig", "+short", "+tries=1", "@"+named, "api.example.org", qtype))
+	if addr, err := netip.ParseAddr(vip); err != nil || !guard.IsVIP(addr) {
+		g.tb.Fatalf("%s: %q", qtype, vip)
+	}
+	return vip
+}
+
+// G9: what a container sends through a virtual interface is refused, too, except to VIPs and direct.
+func TestGuardContainer(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		container := netns.New(g.tb)
+		netns.Connect(
+			netns.End{NS: g.NS, Name: "docker0", Addrs: []string{"172.17.0.1/24", "fd17::1/64"}},
+			netns.End{NS: container, Name: "eth0", Addrs: []string{"172.17.0.2/24", "fd17::2/64"}},
+		)
+		container.Exec("ip", "route", "add", "default", "via", "172.17.0.1")
+		container.Exec("ip", "-6", "route", "add", "default", "via", "fd17::1")
+		g.Exec("sysctl", "-qw", "net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
+		g.net.Exec("ip", "route", "add", "172.17.0.0/24", "via", self)
+		g.net.Exec("ip", "-6", "route", "add", "fd17::/64", "via", self6)
+		g.resolve("api.example.org", serverA)
+		inside := &egressVM{vm: &vm{host: &host{NS: container, tb: g.tb}}}
+		if text := inside.greeting(serverA, "443"); text != "220 "+serverA {
+			g.tb.Fatalf("without the guard: %s", text)
+		}
+		g.capture("--dns-addr", ":15053", "--egress-addr", ":"+egressPort, "--capture-virtual-interface", "docker0")
+		if text := inside.greeting(g.vip("A"), "443"); text != "220 "+serverA {
+			g.tb.Errorf("the name: %s", text)
+		}
+		if text := inside.greeting(serverB, "22"); text != "220 "+serverB {
+			g.tb.Errorf("direct: %s", text)
+		}
+		g.forget()
+		for _, to := range []string{serverB, server6A, named6} {
+			for _, port := range []string{"443", "853"} {
+				if text := inside.greeting(to, port); !strings.Contains(text, "refused") {
+					g.tb.Errorf("%s port %s: %s", to, port, text)
+				}
+			}
+			if err := inside.sendUDP(to); !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EACCES) {
+				g.tb.Errorf("UDP to %s: %v", to, err)
+			}
+		}
+		g.noneLeft(serverB, server6A, named6)
+	}, "private: allow", fmt.Sprintf("direct: [\"%s:22\", \"%s:%d\"]", serverB, named, settlePort), "allow:", "- names: [api.example.org]")
+}
+
+// G10: while the rules are replaced again and again, by other settings and by other policies, nothing leaves.
+func TestGuardReplaced(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		if r := g.root(g.args("apply")...); r.code != 0 {
+			g.tb.Fatalf("%+v", r)
+		}
+		end, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				_ = g.send("tcp4", serverA+":443")
+				_ = g.send("tcp6", "["+server6A+"]:443")
+				_ = g.send("udp4", serverB+":443")
+				_ = g.send("udp4", other+":53")
+			}
+		}()
+		for n := range 5 {
+			g.setPolicy(fmt.Sprintf("direct: [\"10.%d.0.0/16\", \"%s:%d\"]", 96+n, named, settlePort))
+			if r := g.root(g.args("apply", "--capture-exclude-uid", strconv.Itoa(1000+n))...); r.code != 0 {
+				g.tb.Errorf("%+v", r)
+			}
+		}
+		close(end)
+		<-ended
+		g.noneLeft(serverA, serverB, server6A, other+":53")
+	})
+}
+
+// G11, G12: a change of the mode. In an audit, the rules end with the agent, also one that is killed; afterwards, they stay.
+func TestGuardModes(t *testing.T) {
+	t.Parallel()
+	guardVMs(t, func(g *guardVM) {
+		a := g.capture()
+		g.connects(serverA+":443", true)
+		a.end(syscall.SIGKILL)
+		g.becomes(named, namedIP)
+		g.connects(serverA+":443", true)
+		a = g.capture()
+		g.setPolicy("mode: enforce")
+		g.connects(serverA+":443", false)
+		g.connects("["+server6A+"]:443", false)
+		g.refuses()
+		a.end(syscall.SIGKILL)
+		g.refuses()
+		g.setPolicy("mode: audit")
+		g.capture()
+		g.connects(serverA+":443", true)
+		g.connects("["+server6A+"]:443", true)
+		if n := strings.Count(g.Rules(), "REJECT --reject-with tcp-reset"); n > 0 {
+			g.tb.Errorf("an audit with rules that refuse:\n%s", g.Rules())
 		}
 	}, "mode: audit")
 }

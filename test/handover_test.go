@@ -268,33 +268,6 @@ func TestHandOverAndDrain(t *testing.T) { // V1, V4
 	}
 }
 
-// TestHandOverWithoutResolvConf hands over and kills while resolv.conf is empty or missing, as while
-// a program rewrites it. The next agent keeps the search list and the nameservers of before.
-func TestHandOverWithoutResolvConf(t *testing.T) { // V1, F5, V6
-	t.Parallel()
-	v := newUnitVM(t)
-	const text = "search cluster.local\nnameserver " + named + "\n"
-	v.write("resolv.conf", text)
-	a := v.held(v.start())
-	check := func(want string) {
-		t.Helper()
-		for name, want := range map[string]string{"web.shop.cluster.local": meshIP, "www.example.org": want} {
-			v.digs(want, "-p", "15053", "@127.0.0.1", name)
-		}
-	}
-	check(namedIP)
-	a = v.handsOver(a, func() { v.write("resolv.conf", "") })
-	check(namedIP)
-	v.write("resolv.conf", strings.Replace(text, named, other, 1))
-	wait.Until(t, "the change is in use", func() bool { return a.log.Count("resolv.conf has changed") > 0 })
-	if err := os.Remove(v.resolvConf); err != nil {
-		t.Fatal(err)
-	}
-	a.end(syscall.SIGKILL)
-	v.start()
-	check(otherIP)
-}
-
 // TestKillsUnderLoad kills the agent several times while applications send queries. Almost no query for
 // a mesh name is lost: over UDP the agent answers one before it reads the next. None is answered by a nameserver.
 func TestKillsUnderLoad(t *testing.T) { // V1

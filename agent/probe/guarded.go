@@ -57,7 +57,7 @@ func Guarded(ctx context.Context, f family.Family) Refusal {
 		found.State = NoRoute
 		return found
 	case err != nil && !errors.Is(err, unix.EPERM):
-		found.State, found.Error = Untested, reason(err)
+		found.State, found.Error = Untested, err.Error()
 		return found
 	}
 	permitted := err == nil
@@ -67,7 +67,7 @@ func Guarded(ctx context.Context, f family.Family) Refusal {
 	}
 	switch refused := errors.Is(err, unix.ECONNREFUSED); {
 	case listen.OutOfDescriptors(err), ctx.Err() != nil && !refused:
-		found.State, found.Error = Untested, reason(err)
+		found.State, found.Error = Untested, err.Error()
 	case permitted, !refused:
 		found.State = Passed
 	}

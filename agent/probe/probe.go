@@ -112,7 +112,8 @@ func All(ctx context.Context, queries ...Query) []Result {
 func Listeners(ctx context.Context, listeners ...dnsproxy.Addr) []Result {
 	queries := make([]Query, 0, len(listeners))
 	for _, l := range listeners {
-		queries = append(queries, Query{Network: l.Network, To: Reachable(l.Address)})
+		to, _ := listen.Reachable(l.Address) // fails for no address of a listener
+		queries = append(queries, Query{Network: l.Network, To: to})
 	}
 	return All(ctx, queries...)
 }
@@ -138,16 +139,6 @@ func Redirections(ctx context.Context, families []family.Family) []Result {
 		queries = append(queries, q)
 	}
 	return All(ctx, queries...)
-}
-
-// Reachable returns the address at which a listener on address is reached on this host. A listener on all addresses is
-// reached on loopback, which needs no route.
-func Reachable(address string) string {
-	host, port, err := net.SplitHostPort(address)
-	if ip, parseErr := netip.ParseAddr(host); err == nil && parseErr == nil && ip.IsUnspecified() {
-		host = family.Of(ip).Loopback().String()
-	}
-	return net.JoinHostPort(host, port)
 }
 
 // Ask sends the query. It sends it again every [Repeat] over UDP until there is an answer.

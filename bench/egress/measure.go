@@ -34,7 +34,7 @@ func measure(ctx context.Context, o options) (err error) {
 	}
 	// The streams are first because the agent drops conntrack entries for 30 s after a change of its rules.
 	stream := func(p *proxy) (time.Duration, error) { return download(p.addrs[sourcePort], o.bytes) }
-	if err := compare(o, fmt.Sprintf("One stream of %.1f GB", float64(o.bytes)/1e9), 1, proxies, stream); err != nil {
+	if err := o.compare(fmt.Sprintf("One stream of %.1f GB", float64(o.bytes)/1e9), 1, proxies, stream); err != nil {
 		return err
 	}
 	for _, kind := range []struct {
@@ -47,7 +47,7 @@ func measure(ctx context.Context, o options) (err error) {
 		{"A new connection to the first byte, with SNI", helloPort, hello, []*proxy{proxies[0], proxies[len(proxies)-1]}},
 	} {
 		connect := func(p *proxy) (time.Duration, error) { return o.firstBytes(p.addrs[kind.port], kind.first) }
-		if err := compare(o, kind.title, o.connects, kind.proxies, connect); err != nil {
+		if err := o.compare(kind.title, o.connects, kind.proxies, connect); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func measure(ctx context.Context, o options) (err error) {
 
 // compare prints what f returns for each proxy, and the processor time that the proxy takes for each of the n things that f
 // does: medians of the rounds, in which the proxies take turns.
-func compare(o options, title string, n int, proxies []*proxy, f func(*proxy) (time.Duration, error)) error {
+func (o options) compare(title string, n int, proxies []*proxy, f func(*proxy) (time.Duration, error)) error {
 	took, used := report.Figures{}, report.Figures{}
 	for round := range o.rounds {
 		for i := range proxies {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -44,6 +45,9 @@ func newStage(ctx context.Context) (*stage, error) {
 	if err != nil {
 		return s, err
 	}
+	if err := server.Await(ctx, lab.StartLimit, func(context.Context) error { return apart(server.Pid) }); err != nil {
+		return s, err
+	}
 	inServer := "nsenter --net --target " + strconv.Itoa(server.Pid) + " "
 	for _, line := range []string{
 		"ip link set lo up",
@@ -62,6 +66,19 @@ func newStage(ctx context.Context) (*stage, error) {
 		}
 	}
 	return s, server.Await(ctx, lab.StartLimit, accepts(fmt.Sprintf("%s:%d", serverIP, echoPort)))
+}
+
+// apart returns an error while a process is in the network namespace of this one.
+func apart(pid int) error {
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return err
+	}
+	other, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err == nil && own == other {
+		err = errors.New("it is in the same network namespace")
+	}
+	return err
 }
 
 // accepts returns a function that returns an error unless a process accepts connections at an address.

@@ -25,6 +25,7 @@ import (
 	"github.com/nametap/nametap/discovery/push"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/httpguard"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -130,7 +131,7 @@ func newAgents(stdout io.Writer) *cobra.Command {
 
 // run requests the agents and prints them.
 func (c *agentsCommand) run(ctx context.Context) error {
-	address, err := settings.Reachable(c.server.httpAddr)
+	address, err := listen.Reachable(c.server.httpAddr)
 	if err != nil {
 		return usageError{fmt.Errorf("--http-addr=%q: %w", c.server.httpAddr, err)}
 	}

@@ -321,9 +321,12 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 			text += ", ends with the agent, or captures nothing: a firewall drops packets to loopback, UDP port 4, and maybe " +
 				"those that renew the lease (ports 1 to 3)"
 		}
-		if f.Guard != "" {
-			text += fmt.Sprintf(", guard: %s (packets not in the policy: %d tcp, %d udp, %d others)",
-				f.Guard, f.Guarded["tcp"], f.Guarded["udp"], f.Guarded["other"])
+		switch f.Guard {
+		case iptables.GuardEnforces:
+			text += ", guard: enforce"
+		case iptables.GuardAudits:
+			text += fmt.Sprintf(", guard: audit (packets not in the policy: %d tcp, %d udp, %d others)",
+				f.Guarded["tcp"], f.Guarded["udp"], f.Guarded["other"])
 		}
 		if f.OtherBackend {
 			text += ", with rules of nametap in the other backend too"

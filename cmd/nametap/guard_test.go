@@ -182,6 +182,9 @@ allow:
 - names:
   - "mail.example"                            # asked 2 times, last 0s ago
   types: [MX, TXT]
+deny:
+- names:
+  - "bad.example"                             # connected to, last 0s ago
 direct:
 - "10.96.0.1:443"                             # connected to, last 0s ago
 private: allow  # git.example leads to a private address

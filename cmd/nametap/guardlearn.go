@@ -41,7 +41,7 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			}
 			seen, err := readRecords(args)
 			if err == nil && len(args) == 0 {
-				var agent agent.GuardStatus
+				var agent agent.GuardReport
 				err = status.get(command.Context(), "/debug/guard", nil, &agent)
 				seen = agent.Names
 			}
@@ -111,18 +111,23 @@ func usage(r guard.Record) string {
 // leastFolded is how many names below one parent become a wildcard.
 const leastFolded = 5
 
-// learn returns a policy that allows what was recorded; "" if there is nothing.
+// learn returns a policy that allows what was recorded; "" if there is nothing. It denies what a rule has denied, since a
+// wildcard may have it now.
 func learn(seen []guard.Record) string {
 	byPlace := map[place][]guard.Record{}
-	var direct, private strings.Builder
+	var denied, direct, private strings.Builder
 	for _, r := range seen {
-		_, err := wire.ParseHostname(r.Name)
-		deniedByRule := r.Verdict == guard.VerdictDenied && r.Rule != ""
-		if addr, noAddr := netip.ParseAddr(r.Name); noAddr == nil {
+		addr, noAddr := netip.ParseAddr(r.Name)
+		_, noName := wire.ParseHostname(r.Name)
+		switch {
+		case noAddr == nil:
 			for _, port := range ports(r) {
 				fmt.Fprintf(&direct, "\n- %-42q  # %s", netip.AddrPortFrom(addr, port), usage(r))
 			}
-		} else if err == nil && wanted(r) && !deniedByRule {
+		case noName != nil || !wanted(r):
+		case r.Verdict == guard.VerdictDenied && r.Rule != "":
+			fmt.Fprintf(&denied, "\n  - %-40q  # %s", r.Name, usage(r))
+		default:
 			at := placeOf(r)
 			byPlace[at] = append(byPlace[at], r)
 			if r.Private {
@@ -136,10 +141,13 @@ func learn(seen []guard.Record) string {
 	for _, rest := range slices.Sorted(maps.Keys(rules)) {
 		text.WriteString("\n- names:" + strings.Join(slices.Sorted(slices.Values(rules[rest])), "") + rest)
 	}
-	switch {
-	case text.Len()+direct.Len() == 0:
+	if text.Len()+direct.Len() == 0 {
 		return ""
-	case direct.Len() > 0:
+	}
+	if denied.Len() > 0 {
+		text.WriteString("\ndeny:\n- names:" + denied.String())
+	}
+	if direct.Len() > 0 {
 		text.WriteString("\ndirect:" + direct.String())
 	}
 	return "# Written by nametap guard learn.\nmode: enforce\nallow:" + text.String() + private.String() + "\n"

@@ -31,7 +31,7 @@ used ones first. Without --all there are %d. nametap tail --denied shows the cli
 denied names as they ask.`, shownRecords),
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
-			var status agent.GuardStatus
+			var status agent.GuardReport
 			if err := c.status.get(command.Context(), "/debug/guard", nil, &status); err != nil {
 				return err
 			}
@@ -43,20 +43,16 @@ denied names as they ask.`, shownRecords),
 	return command
 }
 
-func printGuard(w io.Writer, status agent.GuardStatus, all bool) {
+func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	fmt.Fprintf(w, "mode\t%s, since %s\n", status.Mode, timeOfDay(status.InUse))
 	fmt.Fprintf(w, "policy\t%s: %d names in %d rules, sha256 %s\n", status.File, status.PolicyNames, status.PolicyRules, status.Hash)
 	if len(status.Direct) > 0 {
 		fmt.Fprintf(w, "direct\t%s\n", strings.Join(status.Direct, ", "))
 	}
 	fmt.Fprintf(w, "private addresses\t%s\n", map[bool]string{true: "allowed", false: "refused"}[status.Private])
-	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(status))
-	for _, counts := range []struct {
-		name string
-		by   map[string]uint64
-	}{{"queries", status.Queries}, {"connections", status.Connections}} {
-		fmt.Fprintf(w, "%s\t%d allowed, %d denied\n", counts.name, counts.by[guard.VerdictAllowed], counts.by[guard.VerdictDenied])
-	}
+	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(&status.GuardStatus))
+	fmt.Fprintf(w, "queries\t%d allowed, %d denied\n", status.Queries[guard.VerdictAllowed], status.Queries[guard.VerdictDenied])
+	fmt.Fprintf(w, "connections\t%d allowed, %d denied\n", status.Connections[guard.VerdictAllowed], status.Connections[guard.VerdictDenied])
 	for _, r := range status.Refused {
 		fmt.Fprintf(w, "refused\t%d for %s, last %s: %s\n", r.Count, r.Reason, timeOfDay(r.Last), oneLine(r.Error))
 	}
@@ -78,26 +74,15 @@ func printGuard(w io.Writer, status agent.GuardStatus, all bool) {
 }
 
 // describeKernel says whether the kernel enforces the policy.
-func describeKernel(status agent.GuardStatus) string {
+func describeKernel(status *agent.GuardStatus) string {
 	if status.Mode != guard.Enforce {
 		return "refuses nothing in mode " + string(status.Mode)
 	}
-	var tried []string
+	texts := []string{map[bool]string{true: "enforces the policy", false: "is not known to enforce the policy"}[status.Enforced]}
 	for _, r := range status.Kernel {
-		text := fmt.Sprintf("%s to %s: %s", r.Family, r.To.Addr(), r.State)
-		if r.Error != "" {
-			text += ", " + r.Error
-		}
-		tried = append(tried, text)
+		texts = append(texts, strings.TrimSuffix(fmt.Sprintf("packets over %s to %s: %s, %s", r.Family, r.To.Addr(), r.State, r.Error), ", "))
 	}
-	label := "does not enforce the policy"
-	if status.Enforced {
-		label = "enforces the policy"
-	}
-	if len(tried) == 0 {
-		return label + ": not tried yet"
-	}
-	return label + ": packets over " + strings.Join(tried, "; ")
+	return strings.Join(texts, "; ")
 }
 
 // portTexts returns ports as a text of a list.

@@ -68,6 +68,9 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 	printNameserver(w, status.OnlyNameserverOf)
 	printRedirections(w, status.Redirected)
 	printEgress(w, status.Egress)
+	if g := status.Guard; g != nil {
+		fmt.Fprintf(w, "guard\t%s of %s; the kernel %s\n", g.Mode, g.File, describeKernel(g))
+	}
 }
 
 // printProblems prints a line for each problem, and one for each suspected problem, which has not lasted long

@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/condition"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -81,10 +82,9 @@ func (c *statusClient) dnsAddr() (string, error) {
 	return reachable(dnsAddrFlag, c.options.agent.DNS.Addr)
 }
 
-// reachable returns the address to connect to if an agent listens on addr. flag is the name of the setting that has the
-// value addr.
+// reachable returns the address to connect to if an agent listens on addr, the value of the setting flag.
 func reachable(flag, addr string) (string, error) {
-	to, err := settings.Reachable(addr)
+	to, err := listen.Reachable(addr)
 	if err != nil {
 		return "", usageError{fmt.Errorf("--%s=%q: %w", flag, addr, err)}
 	}

@@ -488,6 +488,3 @@ func (m *mesh) put(old, current object.Object) bool {
 	}
 	return true
 }
-
-// ProxyMetadata returns the environment variables that all proxies have.
-func (h *Hosts) ProxyMetadata() map[string]string { return h.mesh.ProxyMetadata }

@@ -30,6 +30,9 @@ func (s *Scene) Sidecar(namespace string, labels Labels) Limit {
 	return s.sidecars.find(s.settings.RootNamespace, nil)
 }
 
+// ProxyMetadata returns the environment variables that all proxies have.
+func (s *Scene) ProxyMetadata() map[string]string { return s.settings.ProxyMetadata }
+
 // IsRoot reports whether the Sidecars of a namespace may limit the clients of all namespaces.
 func (s *Scene) IsRoot(namespace string) bool { return namespace == s.settings.RootNamespace }
 

@@ -35,6 +35,8 @@ const (
 type Config struct {
 	// Hosts are the hosts to send. The service owns them.
 	Hosts *hosts.Hosts
+	// Waiting returns why no table can be served yet, or "": clients that request one are sent this reason.
+	Waiting func() string
 	// FirstRead is closed when all sources have been read for the first time.
 	FirstRead <-chan struct{}
 	// AckTimeout is how long a client may take to request its table, and to acknowledge a push, before its stream ends.
@@ -68,21 +70,12 @@ type Service struct {
 	rejections rate.Sometimes // limits the log lines about clients that reject a push
 }
 
-// New returns a service that serves no table until [Service.WaitFor] permits it, and sends changes only while
-// [Service.Run] runs.
+// New returns a service that sends changes only while [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts), rounds: &broadcaster{nonEmpty: make(chan struct{}, 1)}, streams: &streams{open: map[*session]struct{}{}}, metrics: newMetrics()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts, cfg.Waiting), rounds: &broadcaster{nonEmpty: make(chan struct{}, 1)}, streams: &streams{open: map[*session]struct{}{}}, metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s
-}
-
-// WaitFor sets the reason why no table can be served yet. Clients that request a table are sent
-// this reason. If the reason is empty, tables are served.
-func (s *Service) WaitFor(reason string) {
-	s.tables.mu.Lock()
-	defer s.tables.mu.Unlock()
-	s.tables.waiting = reason
 }
 
 // SetMissing sets which clusters have no objects, and why. The clients in these clusters are sent no table, because
@@ -104,9 +97,9 @@ func (s *Service) Update(changes []hosts.Change, report func(hosts.Update, hosts
 
 // ProxyMetadata returns the environment variables that all proxies of the mesh have.
 func (s *Service) ProxyMetadata() map[string]string {
-	s.tables.building.Lock()
-	defer s.tables.building.Unlock()
-	return s.tables.hosts.ProxyMetadata()
+	s.tables.mu.Lock()
+	defer s.tables.mu.Unlock()
+	return s.tables.scene.ProxyMetadata()
 }
 
 // Run sends changes until ctx ends or the service is stopped. At the end of ctx it stops the service.

@@ -18,12 +18,10 @@ import (
 func newService() *Service {
 	read := make(chan struct{})
 	close(read)
-	s := New(Config{
+	return New(Config{
 		Hosts: hosts.New("cluster.local", 1), FirstRead: read, AckTimeout: time.Minute,
-		Logger: slog.New(slog.DiscardHandler),
+		Waiting: func() string { return "" }, Logger: slog.New(slog.DiscardHandler),
 	})
-	s.WaitFor("")
-	return s
 }
 
 // D43: a client that connects before the first reading waits for it instead of being refused, but

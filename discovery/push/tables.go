@@ -16,7 +16,8 @@ import (
 // tables has the hosts, the tables of the views, and the sessions of the clients. Its locks are taken in the order of the
 // fields.
 type tables struct {
-	began time.Time
+	began   time.Time
+	waiting func() string // see [Config]
 
 	// building is held while changes are applied to hosts, and while the result is reported.
 	building sync.Mutex
@@ -30,7 +31,6 @@ type tables struct {
 
 	// mu guards the fields below. It is never held while something is read or written, or is made from many hosts.
 	mu      sync.Mutex
-	waiting string            // why no table is served yet; empty if tables are served
 	missing map[string]string // why the objects of a cluster are missing, by name
 	scene   *hosts.Scene      // making is held, too, while it is replaced
 	bases   map[hosts.Base]*base
@@ -59,10 +59,10 @@ type view struct {
 	unused   bool // it had no sessions at the last sweep, and has had none since
 }
 
-func newTables(all *hosts.Hosts) *tables {
+func newTables(all *hosts.Hosts, waiting func() string) *tables {
 	return &tables{
 		began: time.Now(), hosts: all, shards: new(hosts.Shards), special: hosts.NewSpecial(), scene: all.Scene,
-		waiting: "no object has been read yet", bases: map[hosts.Base]*base{},
+		waiting: waiting, bases: map[hosts.Base]*base{},
 	}
 }
 
@@ -221,11 +221,11 @@ func (t *tables) moveLocked(affected []*view, woken []*session) []*session {
 
 // join gives a session its view. It returns an error if there is no table yet.
 func (t *tables) join(s *session) error {
+	if why := t.waiting(); why != "" {
+		return status.Error(codes.Unavailable, "no table has been built yet: "+why)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.waiting != "" {
-		return status.Error(codes.Unavailable, "no table has been built yet: "+t.waiting)
-	}
 	if why := t.missing[s.said().cluster]; why != "" {
 		return status.Error(codes.Unavailable, "there is no table for the client's cluster yet: "+why)
 	}

@@ -170,33 +170,34 @@ func (e *entry) aging(now time.Duration) bool {
 	return e.expires-now < (e.expires-e.stored)/refreshTenth
 }
 
-// A lifetime says how long a reply is kept.
-type lifetime struct {
-	received    time.Duration // when the reply was received
-	ttl         time.Duration // how long the reply is fresh; 0 if it must not be kept
-	maxTTL      time.Duration // the longest TTL that clients get
-	provisional bool
-}
-
-// putReply stores a reply. If the reply is an answer that must not be kept, putReply removes the previous reply. A
-// failure such as SERVFAIL does not replace an answer that can still be used, fresh or stale. It only counts as a
-// failed attempt to ask.
-func (s *shard) putReply(hash uint64, k Key, v Value, life lifetime) {
+// putReply stores a reply that was received at the time now. If the reply is an answer that must not be kept, putReply
+// removes the previous reply. A failure such as SERVFAIL does not replace an answer that can still be used, fresh or
+// stale. It only counts as a failed attempt to ask.
+func (s *shard) putReply(hash uint64, k Key, v Value, now time.Duration) {
 	const noError, nxDomain = 0, 3
 	r, rcode := v.Reply, v.Reply.Rcode()
 	isAnswer := rcode == noError || rcode == nxDomain
+	longest := maxTTL
+	if r.Negative() {
+		longest = maxNegativeTTL
+	}
+	if v.MaxTTL > 0 {
+		longest = min(longest, v.MaxTTL)
+	}
+	ttl, _ := r.TTL()
+	ttl = min(ttl, longest)
 	old := s.find(hash, k)
 	switch {
-	case life.ttl <= 0:
+	case ttl <= 0:
 		if old != nil && isAnswer && !r.Truncated() {
 			s.remove(old)
 		}
-	case !isAnswer && old != nil && old.isAnswer && life.received < old.usableUntil:
-		s.fail(old, life.received, v.Failure)
+	case !isAnswer && old != nil && old.isAnswer && now < old.usableUntil:
+		s.fail(old, now, v.Failure)
 	default:
 		e := &entry{
-			reply: r, server: v.Server, isAnswer: isAnswer, provisional: life.provisional,
-			stored: life.received, expires: life.received + life.ttl, maxTTL: uint32(life.maxTTL / time.Second),
+			reply: r, server: v.Server, isAnswer: isAnswer, provisional: v.Provisional,
+			stored: now, expires: now + ttl, maxTTL: uint32(longest / time.Second),
 		}
 		e.usableUntil = s.endOf(e)
 		s.put(hash, k, e)

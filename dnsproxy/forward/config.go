@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"sort"
 	"syscall"
 	"time"
 
@@ -90,11 +89,7 @@ func (c *Config) SetDefaults() {
 
 // Validate returns the error that [New] returns if a setting is wrong.
 func (c Config) Validate() error {
-	_, err := newSettings(c)
-	return err
-}
-
-func (c *Config) validate() error {
+	c.SetDefaults()
 	switch {
 	case c.MaxInflight < 1:
 		return fmt.Errorf("limit of %d queries in flight: want 1 or more", c.MaxInflight)
@@ -104,6 +99,9 @@ func (c *Config) validate() error {
 	for _, r := range c.Routes {
 		if len(r.Servers) == 0 {
 			return fmt.Errorf("route for %q: want a nameserver", r.Suffix)
+		}
+		if _, err := wire.ParseHostname(r.Suffix); err != nil {
+			return fmt.Errorf("upstream for %q: want a domain name: %w", r.Suffix, err)
 		}
 	}
 	if err := new(Order).UnmarshalText([]byte(c.Order)); err != nil {
@@ -148,48 +146,12 @@ type Route struct {
 	Servers []upstream.Spec
 }
 
-// settings are a Config that is valid and has its defaults set. They never change.
-type settings struct {
-	Config
-	routes []suffixRoute // Routes, parsed
-}
-
-// newSettings returns the settings of cfg, or an error if one of them is wrong.
-func newSettings(cfg Config) (settings, error) {
-	cfg.SetDefaults()
-	if err := cfg.validate(); err != nil {
-		return settings{}, err
-	}
-	routes, err := parseRoutes(cfg.Routes)
-	return settings{cfg, routes}, err
-}
-
 // client returns the settings of the upstream client.
-func (s *settings) client() upstream.Config {
-	return upstream.Config{TLSRootsFile: s.RootCA, Timeout: s.Timeout}
+func (c *Config) client() upstream.Config {
+	return upstream.Config{TLSRootsFile: c.RootCA, Timeout: c.Timeout}
 }
 
 // limits returns the settings of the cache.
-func (s *settings) limits() cache.Config {
-	return cache.Config{MaxBytes: int64(max(s.CacheSize, 0)), Stale: max(s.ServeStale, 0)}
-}
-
-// A suffixRoute is a [Route] of the configuration with its suffix in wire form.
-type suffixRoute struct {
-	suffix  wire.Name
-	servers []upstream.Spec
-}
-
-// parseRoutes parses routes and sorts them, the longest suffix first.
-func parseRoutes(configured []Route) ([]suffixRoute, error) {
-	var routes []suffixRoute
-	for _, r := range configured {
-		suffix, err := wire.ParseHostname(r.Suffix)
-		if err != nil {
-			return nil, fmt.Errorf("upstream for %q: want a domain name: %w", r.Suffix, err)
-		}
-		routes = append(routes, suffixRoute{suffix: suffix, servers: r.Servers})
-	}
-	sort.SliceStable(routes, func(i, j int) bool { return len(routes[i].suffix) > len(routes[j].suffix) })
-	return routes, nil
+func (c *Config) limits() cache.Config {
+	return cache.Config{MaxBytes: int64(max(c.CacheSize, 0)), Stale: max(c.ServeStale, 0)}
 }

@@ -51,11 +51,11 @@
 // and not served stale, because the earlier nameserver may know the name, and may recover soon. If a client wants
 // signatures and the nameserver was queried without EDNS, the reply is not cached.
 //
-// When resolv.conf or the settings name other nameservers for some questions, the replies to these
-// questions are flushed from the cache. Replies that are on their way at this moment may come from the previous
-// nameservers. They are not cached, and clients that ask from now on do not wait for them. To recognise such replies,
-// the cache counts its flushes; this count is its generation. Before the nameservers for a question are chosen, the
-// generation is noted. If it has changed when the reply comes, the reply is not cached.
+// When resolv.conf or the settings name other nameservers for some questions, the cache is flushed. Replies that are on
+// their way at this moment may come from the previous nameservers. They are not cached, and clients that ask from now
+// on do not wait for them. To recognise such replies, the cache counts its flushes; this count is its generation.
+// Before the nameservers for a question are chosen, the generation is noted. If it has changed when the reply comes,
+// the reply is not cached.
 //
 // # Bounds
 //

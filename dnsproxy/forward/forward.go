@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,49 +23,56 @@ import (
 // A Forwarder answers queries from the cache or by asking nameservers. Make one with
 // [New] and start it with [Forwarder.Run]. Its methods are safe for concurrent use.
 type Forwarder struct {
-	*router
+	config    Config // what New got, with defaults; what Configure changes is in the field settings
 	client    *upstream.Client
 	cache     *cache.Cache
 	flights   *flights
 	longBytes atomic.Int64 // how many bytes ReserveMemory has reserved for long queries
 	metrics   *metrics
 	clock     *clock.Clock
+	routing   atomic.Pointer[routing]
+
+	mu              sync.Mutex       // held while the routing is made
+	settings        Config           // guarded by mu
+	listeners       []netip.AddrPort // guarded by mu
+	resolvedDomains []wire.Name      // see SetReturned; guarded by mu
 }
 
 // New checks cfg and reads its resolv.conf. If the file cannot be read, New logs this and returns
 // no error: mesh names can be answered without nameservers.
 func New(cfg Config) (*Forwarder, error) {
-	next, err := newSettings(cfg)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	cfg = next.Config
-	f := &Forwarder{metrics: newMetrics(), clock: cfg.Clock}
-	client := next.client()
+	cfg.SetDefaults()
+	f := &Forwarder{config: cfg, settings: cfg, metrics: newMetrics(), clock: cfg.Clock, cache: cache.New(cfg.limits())}
+	client := cfg.client()
 	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
 	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
 	f.client = upstream.NewClient(client)
-	f.cache = cache.New(next.limits())
 	f.flights = newFlights(cfg.MaxInflight, f.receive)
-	f.router = newRouter(next, f.client, f.flush, f.metrics.resolvConfErrors.Inc)
-	f.metrics.register(cfg.Registerer, f.flights.count, newCollector(f.Status, f.cache.Stats))
+	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
 	f.readResolvConf()
 	return f, nil
 }
 
 // Configure changes Upstreams, Routes, Order, RootCA, Timeout, CacheSize and ServeStale, and ignores the other
 // fields of cfg. Queries that arrive after it has returned are answered by the new settings. If a question now goes to
-// other nameservers than before, the replies to it are removed from the cache. On an error nothing changes.
+// other nameservers than before, the cache is flushed. On an error nothing changes.
 func (f *Forwarder) Configure(cfg Config) error {
-	next, err := newSettings(cfg)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	f.configure(next, func(previous *settings) {
-		if limits := next.limits(); limits != previous.limits() {
-			f.cache.Configure(limits, f.clock.Now())
-		}
-	})
+	cfg.SetDefaults()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	previous := f.settings
+	f.settings = cfg
+	f.client.Configure(cfg.client())
+	if limits := cfg.limits(); limits != previous.limits() {
+		f.cache.Configure(limits, f.clock.Now())
+	}
+	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
 	return nil
 }
 
@@ -387,7 +396,7 @@ func (f *Forwarder) FlushCache(selection CacheSelection) (int, error) {
 	return total, nil
 }
 
-// flush removes from the cache the replies to the questions for which match returns true.
+// flush removes from the cache the replies to the questions for which match returns true, or all if match is nil.
 // Clients that ask from now on do not join flights that have begun. They begin new flights, and these ask the
 // nameservers that are in use now, because the nameservers of a flight are chosen after its first client has joined.
 func (f *Forwarder) flush(match func(cache.Key) bool) {

@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -73,92 +72,54 @@ func (m *metrics) register(registry prometheus.Registerer, inflight func() int, 
 type collector struct {
 	status func() []upstream.Status
 	stats  func() cache.Stats
-
-	requests, failures                          *prometheus.Desc // named as in Istio's agent
-	sent, unanswered, wrong, hedges, rtt, state *prometheus.Desc // by nameserver
-	responses                                   *prometheus.Desc // by nameserver and response code
-	hits, misses, stale, failed                 *prometheus.Desc // questions, by what the cache had for them
-	evictions, entries, memory                  *prometheus.Desc // of the cache
 }
 
-func newCollector(status func() []upstream.Status, stats func() cache.Stats) *collector {
-	desc := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
-	return &collector{
-		status: status, stats: stats,
-		requests: desc("istio_agent_dns_upstream_requests_total",
-			"DNS requests sent to nameservers, retries included."),
-		failures: desc("istio_agent_dns_upstream_failures_total",
-			"DNS requests to nameservers that got no reply."),
-		sent: desc("nametap_upstream_requests_total",
-			"DNS requests sent to a nameserver, retries included.", "upstream"),
-		unanswered: desc("nametap_upstream_failures_total",
-			"DNS requests to a nameserver that got no reply.", "upstream"),
-		wrong: desc("nametap_upstream_wrong_replies_total",
-			"Packets from a nameserver's address that do not reply to a query in flight: late, forged or malformed.",
-			"upstream"),
-		hedges: desc("nametap_upstream_hedges_total",
-			"DNS requests sent to a nameserver because a reply was late, its own or another one's.", "upstream"),
-		responses: desc("nametap_upstream_responses_total",
-			"Replies of a nameserver to queries, by response code.", "upstream", "rcode"),
-		rtt: desc("nametap_upstream_rtt_seconds",
-			"Smoothed time until a nameserver's reply.", "upstream"),
-		state: desc("nametap_upstream_state",
-			"1 for the state that a nameserver is in: up, down or looping.", "upstream", "state"),
-		hits:      desc("nametap_cache_hits_total", "Questions that the cache answered with a reply that had not expired."),
-		misses:    desc("nametap_cache_misses_total", "Questions for which the cache had no reply."),
-		stale:     desc("nametap_cache_stale_total", "Questions for which the cache had only a reply that had expired."),
-		failed:    desc("nametap_cache_failures_total", "Questions that the cache answered with a failure of a moment ago."),
-		evictions: desc("nametap_cache_evictions_total", "Replies that the cache evicted to make room."),
-		entries:   desc("nametap_cache_entries", "Replies and failures in the cache."),
-		memory:    desc("nametap_cache_bytes", "Memory that the cache uses."),
-	}
-}
-
-// Describe sends the descriptions of all metrics.
-func (c *collector) Describe(descs chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		c.requests, c.failures, c.sent, c.unanswered, c.wrong, c.responses, c.hedges, c.rtt, c.state,
-		c.hits, c.misses, c.stale, c.failed, c.evictions, c.entries, c.memory,
-	} {
-		descs <- d
-	}
-}
+// Describe sends nothing: the nameservers, and so the series, are not known beforehand.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends the current values.
 func (c *collector) Collect(metrics chan<- prometheus.Metric) {
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) {
-		metrics <- prometheus.MustNewConstMetric(d, kind, value, labels...)
-	}
 	const counted, measured = prometheus.CounterValue, prometheus.GaugeValue
+	send := func(kind prometheus.ValueType, value float64, name, help string, labels prometheus.Labels) {
+		metrics <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, nil, labels), kind, value)
+	}
 	var requests, failures uint64
 	for _, s := range c.status() {
 		server := s.Spec.String()
+		of := prometheus.Labels{"upstream": server}
 		requests += s.Requests
 		failures += s.Failures
-		send(c.sent, counted, float64(s.Requests), server)
-		send(c.unanswered, counted, float64(s.Failures), server)
-		send(c.wrong, counted, float64(s.Wrong+s.Malformed), server)
+		send(counted, float64(s.Requests), "nametap_upstream_requests_total",
+			"DNS requests sent to a nameserver, retries included.", of)
+		send(counted, float64(s.Failures), "nametap_upstream_failures_total",
+			"DNS requests to a nameserver that got no reply.", of)
+		send(counted, float64(s.Wrong+s.Malformed), "nametap_upstream_wrong_replies_total",
+			"Packets from a nameserver's address that do not reply to a query in flight: late, forged or malformed.", of)
 		for code, n := range s.Responses {
-			// Each server has the series of the usual codes, and of other codes that it has sent.
-			if n > 0 || slices.Contains([]string{"NOERROR", "NXDOMAIN", "SERVFAIL"}, code) {
-				send(c.responses, counted, float64(n), server, code)
-			}
+			send(counted, float64(n), "nametap_upstream_responses_total",
+				"Replies of a nameserver to queries, by response code.", prometheus.Labels{"upstream": server, "rcode": code})
 		}
-		send(c.hedges, counted, float64(s.Hedges), server)
-		send(c.rtt, measured, s.RTT.Seconds(), server)
-		send(c.state, measured, 1, server, s.State.String())
+		send(counted, float64(s.Hedges), "nametap_upstream_hedges_total",
+			"DNS requests sent to a nameserver because a reply was late, its own or another one's.", of)
+		send(measured, s.RTT.Seconds(), "nametap_upstream_rtt_seconds",
+			"Smoothed time until a nameserver's reply.", of)
+		send(measured, 1, "nametap_upstream_state",
+			"1 for the state that a nameserver is in: up, down or looping.", prometheus.Labels{"upstream": server, "state": s.State.String()})
 	}
-	send(c.requests, counted, float64(requests))
-	send(c.failures, counted, float64(failures))
+	send(counted, float64(requests), "istio_agent_dns_upstream_requests_total",
+		"DNS requests sent to nameservers, retries included.", nil) // named as in Istio's agent
+	send(counted, float64(failures), "istio_agent_dns_upstream_failures_total",
+		"DNS requests to nameservers that got no reply.", nil)
 
 	stats := c.stats()
-	send(c.hits, counted, float64(stats.Hits))
-	send(c.misses, counted, float64(stats.Misses))
-	send(c.stale, counted, float64(stats.Stale))
-	send(c.failed, counted, float64(stats.Failures))
-	send(c.evictions, counted, float64(stats.Evictions))
-	send(c.entries, measured, float64(stats.Entries))
-	send(c.memory, measured, float64(stats.Bytes))
+	send(counted, float64(stats.Hits), "nametap_cache_hits_total",
+		"Questions that the cache answered with a reply that had not expired.", nil)
+	send(counted, float64(stats.Misses), "nametap_cache_misses_total", "Questions for which the cache had no reply.", nil)
+	send(counted, float64(stats.Stale), "nametap_cache_stale_total",
+		"Questions for which the cache had only a reply that had expired.", nil)
+	send(counted, float64(stats.Failures), "nametap_cache_failures_total",
+		"Questions that the cache answered with a failure of a moment ago.", nil)
+	send(counted, float64(stats.Evictions), "nametap_cache_evictions_total", "Replies that the cache evicted to make room.", nil)
+	send(measured, float64(stats.Entries), "nametap_cache_entries", "Replies and failures in the cache.", nil)
+	send(measured, float64(stats.Bytes), "nametap_cache_bytes", "Memory that the cache uses.", nil)
 }

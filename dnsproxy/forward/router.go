@@ -6,83 +6,49 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// A router makes the routing, and makes it again when the settings, resolv.conf or the addresses of this host change.
-// Its methods are safe for concurrent use.
-type router struct {
-	config  Config // the Config that New got; settings that Configure changes are in the field settings
-	client  *upstream.Client
-	failed  func()                           // called when resolv.conf becomes unusable
-	changed func(match func(cache.Key) bool) // called when the nameservers for some questions change: see useLocked
-	routing atomic.Pointer[routing]
-
-	mu              sync.Mutex       // held while the routing is made
-	settings        settings         // guarded by mu
-	listeners       []netip.AddrPort // guarded by mu
-	resolvedDomains []wire.Name      // see SetReturned; guarded by mu
-}
-
-// newRouter returns a router without a routing. The caller must call readResolvConf before any other method.
-func newRouter(s settings, client *upstream.Client, changed func(match func(cache.Key) bool), failed func()) *router {
-	return &router{config: s.Config, settings: s, client: client, changed: changed, failed: failed}
-}
-
 // readResolvConf makes the first routing.
-func (r *router) readResolvConf() {
-	conf, err := r.files().Read()
+func (f *Forwarder) readResolvConf() {
+	conf, err := f.files().Read()
 	if err != nil {
-		r.config.Logger.Warn(
+		f.config.Logger.Warn(
 			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
-			"path", r.config.ResolvConf, "error", err)
+			"path", f.config.ResolvConf, "error", err)
 		conf = resolvconf.Parse(nil)
 	}
-	r.logIgnored(conf)
-	r.useResolvConf(conf)
+	f.logIgnored(conf)
+	f.useResolvConf(conf)
 }
 
-func (r *router) files() resolvconf.Files { return resolvconf.Files{Path: r.config.ResolvConf} }
+func (f *Forwarder) files() resolvconf.Files { return resolvconf.Files{Path: f.config.ResolvConf} }
 
 // useResolvConf makes the routing from a resolv.conf and uses it.
-func (r *router) useResolvConf(conf *resolvconf.Config) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.useLocked(conf, r.readLocalLocked())
-}
-
-// configure changes the settings. Before it uses the new routing, it calls prepare with the previous settings.
-func (r *router) configure(next settings, prepare func(previous *settings)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	previous := r.settings
-	r.settings = next
-	r.client.Configure(next.client())
-	prepare(&previous)
-	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
+func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.useLocked(conf, f.readLocalLocked())
 }
 
 // SetListeners sets the addresses on which the agent listens. A nameserver with such an
 // address is the agent itself, and is not asked.
-func (r *router) SetListeners(listeners []netip.AddrPort) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listeners = listeners
-	r.useLocked(r.routing.Load().conf, r.readLocalLocked())
+func (f *Forwarder) SetListeners(listeners []netip.AddrPort) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listeners = listeners
+	f.useLocked(f.routing.Load().conf, f.readLocalLocked())
 }
 
 // SetReturned sets the domains for which systemd-resolved queries the agent. Names below them are not
 // forwarded to systemd-resolved's stub, because it would send these queries back.
-func (r *router) SetReturned(domains []string) {
+func (f *Forwarder) SetReturned(domains []string) {
 	names := make([]wire.Name, 0, len(domains))
 	for _, domain := range domains {
 		if name, err := wire.ParseHostname(domain); err == nil {
@@ -90,21 +56,21 @@ func (r *router) SetReturned(domains []string) {
 		}
 	}
 	slices.SortFunc(names, func(x, y wire.Name) int { return len(y) - len(x) })
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.resolvedDomains = names
-	next := *r.routing.Load()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.resolvedDomains = names
+	next := *f.routing.Load()
 	next.resolvedDomains = names
-	r.routing.Store(&next)
+	f.routing.Store(&next)
 }
 
 // Search returns the search list of resolv.conf without the root. The caller must not
 // change it.
-func (r *router) Search() []wire.Name { return r.routing.Load().search }
+func (f *Forwarder) Search() []wire.Name { return f.routing.Load().search }
 
 // Suffixes returns the suffixes that have nameservers of their own.
-func (r *router) Suffixes() []wire.Name {
-	routes := r.routing.Load().routes
+func (f *Forwarder) Suffixes() []wire.Name {
+	routes := f.routing.Load().routes
 	suffixes := make([]wire.Name, len(routes))
 	for i, route := range routes {
 		suffixes[i] = route.suffix
@@ -114,54 +80,50 @@ func (r *router) Suffixes() []wire.Name {
 
 // TrustAD reports whether responses to clients have the AD bit of nameservers' replies (trust-ad in
 // resolv.conf(5)).
-func (r *router) TrustAD() bool { return r.routing.Load().conf.TrustAD }
+func (f *Forwarder) TrustAD() bool { return f.routing.Load().conf.TrustAD }
 
 // Upstreams returns the nameservers that queries are forwarded to, except the nameservers of
 // routes.
-func (r *router) Upstreams() []upstream.Spec {
-	return slices.Clone(r.routing.Load().fallback.servers)
+func (f *Forwarder) Upstreams() []upstream.Spec {
+	return slices.Clone(f.routing.Load().fallback.servers)
 }
 
 // Self returns the nameservers that are left out because they are this agent.
-func (r *router) Self() []upstream.Spec { return slices.Clone(r.routing.Load().self) }
+func (f *Forwarder) Self() []upstream.Spec { return slices.Clone(f.routing.Load().self) }
 
 // Elsewhere reports whether a captured query is forwarded to its original destination, and not to the nameservers of
 // resolv.conf. It reports false if original is not valid.
-func (r *router) Elsewhere(original netip.AddrPort) bool {
-	return original.IsValid() && !r.routing.Load().standsFor(original)
+func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
+	return original.IsValid() && !f.routing.Load().standsFor(original)
 }
 
 // watch applies changes of resolv.conf and of the addresses of this host, until ctx ends.
-func (r *router) watch(ctx context.Context) error {
+func (f *Forwarder) watch(ctx context.Context) error {
+	watcher := &resolvconf.Watcher{
+		Files: f.files(), Clock: f.config.Clock, Current: f.routing.Load().conf,
+		Changed: func(conf *resolvconf.Config) {
+			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
+				"nameservers", conf.Servers, "search", conf.Search)
+			f.logIgnored(conf)
+			f.useResolvConf(conf)
+		},
+		Failed: func(err error) {
+			f.metrics.resolvConfErrors.Inc()
+			f.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
+				"path", f.config.ResolvConf, "error", err)
+		},
+	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return r.watcher().Run(ctx) })
+	group.Go(func() error { return watcher.Run(ctx) })
 	group.Go(func() error {
-		r.followAddresses(ctx)
+		f.followAddresses(ctx)
 		return nil
 	})
 	return group.Wait()
 }
 
-// watcher returns a watcher of resolv.conf.
-func (r *router) watcher() *resolvconf.Watcher {
-	return &resolvconf.Watcher{
-		Files: r.files(), Clock: r.config.Clock, Current: r.routing.Load().conf,
-		Changed: func(conf *resolvconf.Config) {
-			r.config.Logger.Info("resolv.conf has changed", "path", r.config.ResolvConf,
-				"nameservers", conf.Servers, "search", conf.Search)
-			r.logIgnored(conf)
-			r.useResolvConf(conf)
-		},
-		Failed: func(err error) {
-			r.failed()
-			r.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
-				"path", r.config.ResolvConf, "error", err)
-		},
-	}
-}
-
 // logIgnored logs the values of a resolv.conf that are ignored, and what the option rotate means.
-func (r *router) logIgnored(conf *resolvconf.Config) {
+func (f *Forwarder) logIgnored(conf *resolvconf.Config) {
 	ignored := slices.Clone(conf.Ignored)
 	for _, domain := range conf.Search {
 		if _, err := wire.ParseHostname(domain); err != nil && domain != "." {
@@ -169,10 +131,10 @@ func (r *router) logIgnored(conf *resolvconf.Config) {
 		}
 	}
 	for _, value := range ignored {
-		r.config.Logger.Warn("resolv.conf: a value is left out", "path", r.config.ResolvConf, "value", value)
+		f.config.Logger.Warn("resolv.conf: a value is left out", "path", f.config.ResolvConf, "value", value)
 	}
 	if conf.Rotate {
-		r.config.Logger.Info("resolv.conf: options rotate means upstream-order fastest", "path", r.config.ResolvConf)
+		f.config.Logger.Info("resolv.conf: options rotate means upstream-order fastest", "path", f.config.ResolvConf)
 	}
 }
 
@@ -181,12 +143,12 @@ const addressInterval = 12 * clock.Tick
 
 // followAddresses makes the routing again when the addresses of this host change, until ctx ends. The address of a
 // nameserver may be among the new addresses; then the nameserver may be the agent itself.
-func (r *router) followAddresses(ctx context.Context) {
-	recheck, stop := r.config.Clock.Poll(addressInterval, func() bool { return true })
+func (f *Forwarder) followAddresses(ctx context.Context) {
+	recheck, stop := f.config.Clock.Poll(addressInterval, func() bool { return true })
 	defer stop()
 	for {
 		select {
-		case <-r.config.AddressesChanged:
+		case <-f.config.AddressesChanged:
 		case <-recheck:
 		case <-ctx.Done():
 			return
@@ -195,55 +157,56 @@ func (r *router) followAddresses(ctx context.Context) {
 		if err != nil {
 			continue // the addresses are read again later
 		}
-		r.mu.Lock()
-		if current := r.routing.Load(); !slices.Equal(local, current.local) {
-			r.useLocked(current.conf, local)
+		f.mu.Lock()
+		if current := f.routing.Load(); !slices.Equal(local, current.local) {
+			f.useLocked(current.conf, local)
 		}
-		r.mu.Unlock()
+		f.mu.Unlock()
 	}
 }
 
 // useLocked makes the routing from a resolv.conf, the settings and the addresses of this host, and
-// uses it. If this changes the nameservers for some questions, it calls changed with a function that selects these
-// questions, or with nil if it changes them for all questions. The replies to these questions are then removed from the
-// cache, and replies in flight are not cached.
-func (r *router) useLocked(conf *resolvconf.Config, local []netip.Addr) {
+// uses it. If this changes the nameservers for some questions, the cache is flushed, and replies in flight are not cached.
+func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 	next := &routing{
-		conf: conf, resolvedDomains: r.resolvedDomains, local: local,
-		ownDomains: r.settings.OwnDomains, ownTTL: r.settings.OwnTTL,
+		conf: conf, resolvedDomains: f.resolvedDomains, local: local,
+		ownDomains: f.settings.OwnDomains, ownTTL: f.settings.OwnTTL,
 	}
 	next.readSearch()
-	servers := r.settings.Upstreams
+	servers := f.settings.Upstreams
 	if len(servers) == 0 {
 		for _, addr := range conf.Servers {
 			servers = append(servers, upstream.Spec{Addr: addr})
 		}
 	}
 	options := upstream.Options{
-		Fastest: r.settings.Order == OrderFastest || conf.Rotate, UseVC: conf.UseVC,
+		Fastest: f.settings.Order == OrderFastest || conf.Rotate, UseVC: conf.UseVC,
 		Timeout: conf.Timeout, Attempts: conf.Attempts,
 	}
 	newRoute := func(suffix wire.Name, servers []upstream.Spec) route {
-		servers, self := r.withoutSelfLocked(servers, local)
+		servers, self := f.withoutSelfLocked(servers, local)
 		next.self = append(next.self, self...)
-		made := route{suffix: suffix, group: r.client.Group(servers, options), servers: servers}
+		made := route{suffix: suffix, group: f.client.Group(servers, options), servers: servers}
 		if slices.ContainsFunc(servers, isStub) {
-			made.others = r.client.Group(slices.DeleteFunc(slices.Clone(servers), isStub), options)
+			made.others = f.client.Group(slices.DeleteFunc(slices.Clone(servers), isStub), options)
 		}
 		return made
 	}
 	next.fallback = newRoute(wire.Root, servers)
-	for _, sr := range r.settings.routes {
-		next.routes = append(next.routes, newRoute(sr.suffix, sr.servers))
+	for _, r := range f.settings.Routes {
+		if suffix, err := wire.ParseHostname(r.Suffix); err == nil { // validate has checked it
+			next.routes = append(next.routes, newRoute(suffix, r.Servers))
+		}
 	}
-	if len(next.fallback.servers) == 0 && r.listeners != nil {
-		r.config.Logger.Warn(
+	slices.SortStableFunc(next.routes, func(x, y route) int { return len(y.suffix) - len(x.suffix) })
+	if len(next.fallback.servers) == 0 && f.listeners != nil {
+		f.config.Logger.Warn(
 			"there is no nameserver: only names of the mesh are answered; name one in resolv.conf or with --upstream",
-			"path", r.config.ResolvConf)
+			"path", f.config.ResolvConf)
 	}
-	previous := r.routing.Swap(next)
+	previous := f.routing.Swap(next)
 	if previous != nil && !previous.answersLike(next) {
-		r.changed(previous.changedQuestions(next))
+		f.flush(nil)
 	}
 }
 
@@ -252,11 +215,11 @@ func isStub(server upstream.Spec) bool { return resolvconf.IsStub(server.Addr) }
 
 // withoutSelfLocked divides nameservers into nameservers that are other programs, and nameservers that are this
 // agent.
-func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
+func (f *Forwarder) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (others, agent []upstream.Spec) {
 	for _, spec := range specs {
-		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, r.listeners, local)
+		_, self := resolvconf.WithoutSelf([]netip.AddrPort{spec.Addr}, f.listeners, local)
 		for _, reason := range self {
-			r.config.Logger.Warn("a nameserver is left out", "reason", reason)
+			f.config.Logger.Warn("a nameserver is left out", "reason", reason)
 		}
 		if len(self) == 0 {
 			others = append(others, spec)
@@ -268,13 +231,13 @@ func (r *router) withoutSelfLocked(specs []upstream.Spec, local []netip.Addr) (o
 }
 
 // readLocalLocked returns the addresses of this host or, after an error, the previous addresses.
-func (r *router) readLocalLocked() []netip.Addr {
+func (f *Forwarder) readLocalLocked() []netip.Addr {
 	local, err := localAddrs()
 	if err == nil {
 		return local
 	}
-	r.config.Logger.Warn("the addresses of this host cannot be read now and are read again", "error", err)
-	if previous := r.routing.Load(); previous != nil {
+	f.config.Logger.Warn("the addresses of this host cannot be read now and are read again", "error", err)
+	if previous := f.routing.Load(); previous != nil {
 		return previous.local
 	}
 	return nil

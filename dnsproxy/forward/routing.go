@@ -139,15 +139,3 @@ func (r *routing) answersLike(other *routing) bool {
 	return same(r.fallback, other.fallback) && slices.EqualFunc(r.routes, other.routes, same) &&
 		r.conf.TrustAD == other.conf.TrustAD
 }
-
-// changedQuestions returns a function that reports whether the two routings ask different nameservers for a question.
-// It returns nil if the answers to all questions may differ.
-func (r *routing) changedQuestions(other *routing) func(cache.Key) bool {
-	if r.conf.TrustAD != other.conf.TrustAD {
-		return nil
-	}
-	return func(k cache.Key) bool {
-		name := wire.Name(k.Name)
-		return !slices.Equal(r.route(name).servers, other.route(name).servers)
-	}
-}

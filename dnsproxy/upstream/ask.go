@@ -99,11 +99,15 @@ type question struct {
 
 	mu       sync.Mutex
 	query    []byte // each attempt has another ID
-	room     [96]byte
 	slot     uint32 // selects the UDP socket of the next attempt
 	timer    *time.Timer
 	servers  []candidate // in the order of configuration
 	attempts []*attempt  // all that was sent
+
+	// Memory for query, servers and attempts.
+	queryRoom   [96]byte
+	serverRoom  [2]candidate
+	attemptRoom [2]*attempt
 
 	lateAt   time.Time // when the server asked last will be late and the next one is asked
 	movesOn  bool      // a server has failed: the next one is asked at once
@@ -159,21 +163,20 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 		verbatim: mode&Verbatim != 0, once: !isQuery(query), retryTCP: how != UDPOnly,
 		slot: rand.Uint32(),
 	}
-	q.query = append(q.room[:0], query...)
+	q.query, q.servers, q.attempts = append(q.queryRoom[:0], query...), q.serverRoom[:0], q.attemptRoom[:0]
 	q.text, q.edns = q.query[wire.HeaderLen:end], !q.verbatim && wire.EndsInOPT(query)
-	q.servers = make([]candidate, len(g.servers))
-	for i, s := range g.servers {
+	for _, s := range g.servers {
 		only := s.udp == nil || g.options.UseVC
-		q.servers[i] = candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
+		c := candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
+		q.servers = append(q.servers, c)
 	}
-	q.proceed(nil, outcome{})
+	q.proceed(now, nil, outcome{})
 	return Call{q}
 }
 
 // proceed takes the next step of a question: at its start, when an attempt has ended, and when the timer has fired. It
 // passes the answer to the receiver if there is one.
-func (q *question) proceed(ended *attempt, o outcome) {
-	now := time.Now()
+func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	q.mu.Lock()
 	if q.over.Load() {
 		q.mu.Unlock()
@@ -182,7 +185,7 @@ func (q *question) proceed(ended *attempt, o outcome) {
 	if ended != nil {
 		q.take(ended, o, now)
 	}
-	answer, err, over := q.step(now)
+	answer, over, err := q.step(now)
 	if over {
 		q.ended, answer.Call = now, Call{q}
 		q.end()
@@ -202,27 +205,27 @@ func (q *question) end() {
 }
 
 // step sends what is due, until the question is over or there is nothing to do but to wait.
-func (q *question) step(now time.Time) (answer Answer, err error, over bool) {
+func (q *question) step(now time.Time) (answer Answer, over bool, err error) {
 	if q.answer == nil {
 		q.look(now)
 	}
 	for {
 		switch {
 		case q.answer != nil:
-			return q.win(q.answer), nil, true
+			return q.win(q.answer), true, nil
 		case !now.Before(q.deadline), !q.cutUntil.IsZero() && !now.Before(q.cutUntil):
 			answer, err = q.giveUp(ErrTimeout)
-			return answer, err, true
+			return answer, true, err
 		case q.held != nil && !q.outranked(q.held.at):
-			return q.win(q.held), nil, true
+			return q.win(q.held), true, nil
 		case q.settled(now):
 			answer, err = q.giveUp(nil)
-			return answer, err, true
+			return answer, true, err
 		}
 		i, repeated := q.due(now)
 		if i < 0 {
 			q.wait(now)
-			return Answer{}, nil, false
+			return Answer{}, false, nil
 		}
 		q.send(i, repeated, now)
 	}
@@ -238,7 +241,7 @@ func (q *question) wait(now time.Time) {
 		at = earlier(at, q.cutUntil)
 	}
 	if q.timer == nil {
-		q.timer = time.AfterFunc(at.Sub(now), func() { q.proceed(nil, outcome{}) })
+		q.timer = time.AfterFunc(at.Sub(now), func() { q.proceed(time.Now(), nil, outcome{}) })
 		return
 	}
 	q.timer.Reset(at.Sub(now))
@@ -344,7 +347,6 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		patience: c.standing.lateAfter, opcode: opcode(q.query), text: q.text, failedForOthers: q.failedForOthers(i),
 	}
 	if repeated {
-		c.hedges.Add(1)
 		a.patience = min(c.standing.lateAfter<<min(c.sends, 8), maxWait)
 	}
 	if c.sends == 0 {
@@ -358,10 +360,10 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 	if a.plain = q.edns && (c.plain || c.sends >= plainFrom && !wire.WantsDNSSEC(q.query)); a.plain {
 		packet = wire.CutOPT(slices.Clone(packet))
 	}
-	c.sent(now)
+	c.sent(now, repeated)
 	c.owes.Add(1)
 	if err := c.carrier(a.stream).send(a, packet); err != nil {
-		q.take(a, a.judge(nil, err), now)
+		q.take(a, a.judge(now, nil, err), now)
 	}
 }
 
@@ -389,7 +391,8 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 		q.fail(c)
 	case r.err != nil:
 		c.err = fmt.Errorf("%w: %w", ErrMalformed, r.err)
-		c.noteMalformed(c.err)
+		c.stray(true)
+		c.setLastError(c.err.Error())
 		q.fail(c)
 	case r.rejectsEDNS() && !a.plain && q.edns:
 		c.again = c.again || !c.plain
@@ -544,7 +547,7 @@ func (q *question) describe() []Attempt {
 			Sent: seconds(a.sent.Sub(q.attempts[0].sent)), Usual: seconds(a.server.rtt()), Patience: seconds(a.patience),
 		}
 		if made.Took = seconds(now.Sub(a.sent)); !a.ended.IsZero() {
-			made.Took, made.Result = seconds(a.ended.Sub(a.sent)), a.outcome.String()
+			made.Took, made.Result = seconds(a.ended.Sub(a.sent)), a.String()
 		}
 		all = append(all, made)
 	}

@@ -23,8 +23,7 @@ type attempt struct {
 	patience        time.Duration // how long the question waits for the outcome before it asks the next server
 	failedForOthers bool          // see question.failedForOthers; if true, a failure does not count for refusals
 
-	probe     probeQuestion // which question it asks, if it is a probe of rule 2; otherwise noProbe
-	loopProbe *loopProbe    // nil if the attempt is no loop probe
+	loopProbe *loopProbe // nil if the attempt is no loop probe
 
 	opcode  byte   // the opcode as it is in the header
 	text    []byte // the question in wire form
@@ -76,14 +75,15 @@ func (a *attempt) expired(now time.Time) bool {
 
 // end ends the attempt with a reply or an error. It does not copy the reply.
 func (a *attempt) end(reply []byte, err error) {
-	o := a.judge(reply, err)
+	now := time.Now()
+	o := a.judge(now, reply, err)
 	if a.question != nil {
-		a.question.proceed(a, o)
+		a.question.proceed(now, a, o)
 	}
 }
 
 // judge reads the reply to the attempt, and notes in the server's history that it has come, or that there is none.
-func (a *attempt) judge(reply []byte, err error) outcome {
+func (a *attempt) judge(now time.Time, reply []byte, err error) outcome {
 	if errors.Is(err, net.ErrClosed) && a.server.evicted.Load() {
 		err = ErrCrowded
 	}
@@ -95,7 +95,7 @@ func (a *attempt) judge(reply []byte, err error) outcome {
 	case err == nil && a.loopProbe != nil && !a.server.loopProbeAnswered(a.loopProbe):
 	case err == nil:
 		o.reading = read(reply, a.server.client.config.Check)
-		a.server.replied(a, time.Now(), o.reading)
+		a.server.replied(a, now, o.reading)
 	default:
 		a.server.failed(a, err)
 	}

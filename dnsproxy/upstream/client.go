@@ -1,11 +1,10 @@
 package upstream
 
 import (
-	"container/list"
 	"context"
 	"crypto/tls"
-	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -24,9 +23,10 @@ type Client struct {
 	context context.Context        //nolint:containedctx // for dialling; ends with Close
 	cancel  context.CancelFunc
 	tickets tls.ClientSessionCache
-	dialTCP func(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error)
+	dialTCP func(ctx context.Context, network, addr string) (net.Conn, error)
 
-	buffers       sync.Pool
+	buffers       sync.Pool    // of *[dns.MaxMsgSize]byte
+	writes        sync.Pool    // of *udpWrite
 	open          atomic.Int64 // how many sockets and connections are open
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
 	transfers     atomic.Int64 // how many zone transfers are running
@@ -36,7 +36,7 @@ type Client struct {
 	closed    bool
 	sweeping  bool
 	servers   map[Spec]*server
-	elsewhere elsewhere
+	elsewhere map[netip.AddrPort]*server // the servers of Elsewhere that are not in servers
 	probes    map[[probeLen]byte]*loopProbe
 }
 
@@ -49,10 +49,10 @@ func NewClient(config Config) *Client {
 		config.Clock = clock.New()
 	}
 	c := &Client{
-		config: config, tickets: tls.NewLRUClientSessionCache(0), dialTCP: dialTCP, servers: make(map[Spec]*server),
-		elsewhere: elsewhere{byAddr: make(map[netip.AddrPort]*list.Element), recent: list.New()},
-		probes:    make(map[[probeLen]byte]*loopProbe),
+		config: config, tickets: tls.NewLRUClientSessionCache(0), servers: make(map[Spec]*server),
+		elsewhere: make(map[netip.AddrPort]*server), probes: make(map[[probeLen]byte]*loopProbe),
 	}
+	c.dialTCP = (&net.Dialer{Control: config.Control}).DialContext
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
 	return c
@@ -95,6 +95,7 @@ func (c *Client) spawn(f func()) bool {
 // newServer returns a server without history.
 func (c *Client) newServer(spec Spec) *server {
 	s := &server{spec: spec, name: spec.String(), client: c}
+	s.known.Responses = map[string]uint64{"NOERROR": 0, "NXDOMAIN": 0, "SERVFAIL": 0} // of others once they come
 	s.stream = newStreams(s)
 	if !spec.TLS {
 		s.udp = newUDPSockets(s)
@@ -102,24 +103,16 @@ func (c *Client) newServer(spec Spec) *server {
 	return s
 }
 
-func (c *Client) serversLocked() []*server {
-	servers := make([]*server, 0, len(c.servers))
-	for _, s := range c.servers {
-		servers = append(servers, s)
-	}
-	return servers
-}
-
 // allLocked returns the servers that were ever in a group, and the servers of Elsewhere.
 func (c *Client) allLocked() []*server {
-	return append(c.serversLocked(), c.elsewhere.servers()...)
+	return slices.AppendSeq(slices.Collect(maps.Values(c.servers)), maps.Values(c.elsewhere))
 }
 
 // Status returns the status of each server that was ever in a group, sorted by
 // [Spec.String].
 func (c *Client) Status() []Status {
 	c.mu.Lock()
-	servers := c.serversLocked()
+	servers := slices.Collect(maps.Values(c.servers))
 	c.mu.Unlock()
 	now := time.Now()
 	all := make([]Status, 0, len(servers))
@@ -206,54 +199,6 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 	return g
 }
 
-// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
-// the first server of the group that accepts a connection. It calls send with each message of the
-// response except the last message, and returns the last one. Messages are as the server sent them. Each message
-// must arrive within Config.Timeout. Transfer may fail after it has called send.
-func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
-	c := g.client
-	if c.transfers.Add(1) > maxTransfers {
-		c.transfers.Add(-1)
-		return Answer{}, errTransfers
-	}
-	defer c.transfers.Add(-1)
-	tracker, err := newTransferEnd(query)
-	if err != nil {
-		return Answer{}, err
-	}
-	conn, server, err := g.dialAny()
-	if err != nil {
-		return Answer{}, err
-	}
-	defer conn.Close()
-	last.Server = server.name
-	if last.Reply, err = relayTransfer(conn, query, tracker, transferRelay{send, c.latest.Load().Timeout}); err != nil {
-		err = fmt.Errorf("%s: %w", server.name, cause(err))
-	}
-	return last, err
-}
-
-// dialAny connects to the first server that can be connected to.
-func (g *Group) dialAny() (net.Conn, *server, error) {
-	now := time.Now()
-	servers := slices.Clone(g.servers)
-	slices.SortStableFunc(servers,
-		func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
-	err := ErrNoServers
-	for _, s := range servers {
-		if s.standing(now).state == Looping {
-			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
-			continue
-		}
-		var conn net.Conn
-		if conn, err = s.dial(); err == nil {
-			return conn, s, nil
-		}
-		err = fmt.Errorf("%s: %w", s.name, cause(err))
-	}
-	return nil, nil, err
-}
-
 // Down reports whether all servers are down or looping (rule 2).
 func (g *Group) Down() bool {
 	now := time.Now()
@@ -285,45 +230,6 @@ const (
 	maxElsewhereSockets = 512
 )
 
-// elsewhere holds the servers of [Client.Elsewhere]. The client's mutex guards it.
-type elsewhere struct {
-	byAddr map[netip.AddrPort]*list.Element
-	recent *list.List // of *Group; the group asked last is at the front
-}
-
-// serverOf returns the server of an element of the list.
-func serverOf(e *list.Element) *server {
-	return e.Value.(*Group).servers[0] //nolint:forcetypeassert // no other type is put in
-}
-
-func (e *elsewhere) servers() []*server {
-	servers := make([]*server, 0, e.recent.Len())
-	for element := e.recent.Front(); element != nil; element = element.Next() {
-		servers = append(servers, serverOf(element))
-	}
-	return servers
-}
-
-// evict makes room for another server, and returns the server that it has removed for that, if any. This is the server
-// that was asked least recently of those that have never replied or, if all have, of all. The caller must close it.
-func (e *elsewhere) evict() *server {
-	if e.recent.Len() < maxElsewhere {
-		return nil
-	}
-	victim := e.recent.Back()
-	for element := victim; element != nil; element = element.Prev() {
-		if !serverOf(element).hasReplied() {
-			victim = element
-			break
-		}
-	}
-	s := serverOf(victim)
-	e.recent.Remove(victim)
-	delete(e.byAddr, s.spec.Addr)
-	s.evicted.Store(true)
-	return s
-}
-
 // Elsewhere returns a group with one server, at an address that a client of the agent chose. If the
 // server was ever in a group of [Client.Group], it keeps its history. All other servers, and their sockets, are bounded
 // in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
@@ -340,26 +246,36 @@ func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
 func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *server) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s, known := c.servers[Spec{Addr: addr}]; known {
-		if s.single == nil {
-			s.single = c.singleGroup(s)
+	s := c.servers[Spec{Addr: addr}]
+	if s == nil {
+		s = c.elsewhere[addr]
+	}
+	if s == nil {
+		if len(c.elsewhere) >= maxElsewhere {
+			evicted = c.leastLocked()
+			delete(c.elsewhere, evicted.spec.Addr)
+			evicted.evicted.Store(true)
 		}
-		return s.single, nil
+		s = c.newServer(Spec{Addr: addr})
+		s.elsewhere = true
+		c.elsewhere[addr] = s
 	}
-	e := &c.elsewhere
-	if element, known := e.byAddr[addr]; known {
-		e.recent.MoveToFront(element)
-		return element.Value.(*Group), nil //nolint:forcetypeassert // no other type is put in
+	if s.single == nil {
+		s.single = &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 	}
-	evicted = e.evict()
-	s := c.newServer(Spec{Addr: addr})
-	s.elsewhere = true
-	group = c.singleGroup(s)
-	e.byAddr[addr] = e.recent.PushFront(group)
-	return group, evicted
+	s.asked = time.Now()
+	return s.single, evicted
 }
 
-// singleGroup returns a group of one server.
-func (c *Client) singleGroup(s *server) *Group {
-	return &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
+// leastLocked returns the server that is not configured and was asked least recently of those that have never replied
+// or, if all have, of all.
+func (c *Client) leastLocked() (least *server) {
+	leastReplied := false
+	for _, s := range c.elsewhere {
+		replied := s.hasReplied()
+		if least == nil || leastReplied && !replied || leastReplied == replied && s.asked.Before(least.asked) {
+			least, leastReplied = s, replied
+		}
+	}
+	return least
 }

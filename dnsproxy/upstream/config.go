@@ -83,8 +83,8 @@ type Status struct {
 	// Heard is when the last reply came, and Unanswered when the last [Client.Ask] ended without one; zero for never.
 	Heard, Unanswered time.Time
 
-	// Responses are replies to queries by response code: NOERROR, NXDOMAIN, SERVFAIL and REFUSED, and
-	// "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
+	// Responses are replies to queries by response code: NOERROR, NXDOMAIN and SERVFAIL, and if they have come REFUSED,
+	// and "other" for the rest, because there are 4,096 codes. Replies to probes do not count.
 	Responses map[string]uint64
 	// Refusing is true if all recent replies to queries were failures: at least ten in a row, for names of at least
 	// three domains. A failure does not count if another server failed for the same query before, and that server

@@ -8,9 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // dial opens a connection, with TLS if the server is asked over TLS.
@@ -18,7 +15,7 @@ func (s *server) dial() (net.Conn, error) {
 	client := s.client
 	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
 	defer cancel()
-	conn, err := client.dialTCP(ctx, &net.Dialer{Control: client.config.Control}, s.spec.Addr.String())
+	conn, err := client.dialTCP(ctx, "tcp", s.spec.Addr.String())
 	if err != nil || !s.spec.TLS {
 		return conn, err
 	}
@@ -38,30 +35,6 @@ func (s *server) dial() (net.Conn, error) {
 		return nil, err
 	}
 	return secure, nil
-}
-
-// unackedTimeout is how long the peer's kernel may leave sent data unacknowledged before this host's kernel ends the
-// connection: by then a NAT has forgotten the flow, or the peer is gone. A server that is slow to answer acknowledges
-// at once, so its connection stays. The timeout leaves time to retry over another connection.
-const unackedTimeout = 2 * time.Second
-
-// dialTCP opens a connection, and then sets unackedTimeout (tcp(7), TCP_USER_TIMEOUT).
-func dialTCP(ctx context.Context, dialer *net.Dialer, addr string) (net.Conn, error) {
-	conn, err := dialer.DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	raw, err := conn.(*net.TCPConn).SyscallConn() //nolint:forcetypeassert // it was dialled as one
-	if err == nil {
-		err = raw.Control(func(fd uintptr) { // Linux has this option, so setting it does not fail
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unackedTimeout.Milliseconds()))
-		})
-	}
-	if err != nil {
-		_ = conn.Close() // it was never used
-		return nil, err
-	}
-	return conn, nil
 }
 
 // ReadRoots reads a PEM file with certificates of certificate authorities.

@@ -10,9 +10,9 @@
 //     slower than in RFC 6298. So a server that takes long for one query in fifty is rarely late.
 //
 //  2. Any reply, to a query or a probe, shows that a server lives. A server is probed if it has been late
-//     for a query and has sent nothing since the query was sent. A probe asks one question that the server can
-//     answer itself: id.server or localhost. If a probe is unanswered, the other one is asked after 250 ms, and
-//     after three, the next one after 1 s. A server that is down is probed only while queries come. With
+//     for a query and has sent nothing since the query was sent. A probe asks two questions that the server can
+//     answer itself: id.server and localhost. If a probe is unanswered, the next one is sent after 250 ms, and
+//     after three, after 1 s. A server that is down is probed only while queries come. With
 //     Options.Fastest, a server is also probed if nothing has come from it for 30 s.
 //
 //     A server is down after three unanswered probes or refused connections, but not earlier than 1 s after the
@@ -83,9 +83,8 @@
 // was suspended; all other times do not. When the peer closes a connection over which a reply
 // has come before, the queries that are unanswered are sent once more on another connection. While a
 // connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
-// forgotten the first one. A connection ends when the peer's kernel acknowledges nothing for 2 s
-// (TCP_USER_TIMEOUT). If a query times out, and nothing at all was received over the connection since it was sent, the
-// connection takes no more queries.
+// forgotten the first one. If a query times out, and nothing at all was received over the connection since it was sent,
+// the connection takes no more queries.
 //
 // If a query has an OPT record, and the reply says that the server does not support EDNS, the server is asked again
 // without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT

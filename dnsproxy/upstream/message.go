@@ -33,12 +33,6 @@ func rcode(msg []byte) int { return int(msg[wire.FlagsOffset+1] & wire.RcodeMask
 
 func truncated(msg []byte) bool { return msg[wire.FlagsOffset]&wire.TC != 0 }
 
-// usable reports whether a reply is an answer and not a server's failure to give
-// one. For opcodes other than QUERY, every response code is an answer.
-func usable(reply []byte) bool {
-	return !isQuery(reply) || rcode(reply) == dns.RcodeSuccess || rcode(reply) == dns.RcodeNameError
-}
-
 // betterFailure reports whether the response code of a failure tells a client more than the code other.
 func betterFailure(code, other int) bool {
 	weight := [wire.RcodeMask + 1]int{
@@ -56,7 +50,7 @@ func replies(response []byte, op byte, question []byte) bool {
 		return false
 	}
 	if !hasQuestion(response) {
-		return len(question) == 0 || !usable(response) || !isQuery(response)
+		return len(question) == 0 || !isQuery(response) || rcode(response) != dns.RcodeSuccess && rcode(response) != dns.RcodeNameError
 	}
 	end, ok := questionEnd(response)
 	return ok && wire.EqualQuestions(response[wire.HeaderLen:end], question)

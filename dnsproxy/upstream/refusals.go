@@ -42,22 +42,11 @@ func (f *refusals) add(question []byte) {
 // questionTail is the length of what follows the name's labels in a question: the root label, the type and the class.
 const questionTail = 5
 
-// rcodes is the number of keys of Status.Responses.
-const rcodes = 5
-
-// rcodeNames returns the keys of Status.Responses.
-func rcodeNames() [rcodes]string {
-	return [...]string{"NOERROR", "NXDOMAIN", "SERVFAIL", "REFUSED", "other"}
-}
-
-// rcodeIndex returns the index of a response code in rcodeNames.
-func rcodeIndex(code int) int {
-	for i, named := range [...]int{
-		dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused,
-	} {
-		if code == named {
-			return i
-		}
+// rcodeKey returns the key of a response code in Status.Responses.
+func rcodeKey(code int) string {
+	switch code {
+	case dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused:
+		return wire.RcodeName(code)
 	}
-	return rcodes - 1
+	return "other"
 }

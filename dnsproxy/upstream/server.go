@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -38,28 +39,18 @@ type server struct {
 
 	elsewhere bool         // it is not configured; never changes
 	single    *Group       // the group of this server alone; guarded by the client's mutex
+	asked     time.Time    // when Elsewhere last returned single; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
-	open      atomic.Int64 // sockets and connections
 	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
-	requests, failures, wrong, malformed, hedges atomic.Uint64
-
-	strayed atomic.Pointer[time.Time] // when the last packet came that was no reply to a query in flight; nil for never
-
 	mu             sync.Mutex
+	known          Status    // its counters, and its last errors
+	strayed        time.Time // when the last packet came that was no reply to a query in flight
 	history        history
-	options        Options        // options of the group that the server was put into last
-	nextProbe      probeQuestion  // question of the next probe
-	responses      [rcodes]uint64 // by the index of the response code in rcodeNames
+	options        Options // options of the group that the server was put into last
 	refused        refusals
-	refusedAt      time.Time // when refused last grew
 	refusalsLogged time.Time // when a change of refused.all was last logged
-	unanswered     time.Time // see Status.Unanswered
-	lastError      string
-	lastErrorAt    time.Time
-	barred         bool // see Status.Barred
-	tcp            TCPStatus
-	loggedDown     bool // the last line in the log reports it as down
+	loggedDown     bool      // the last line in the log reports it as down
 
 	loopProbed time.Time // when the last loop probe was sent
 	redirected int       // loop probes in a row that the kernel redirected to the agent
@@ -95,7 +86,6 @@ func (s *server) reserveSocket() error {
 			return ErrCrowded
 		}
 	}
-	s.open.Add(1)
 	c.open.Add(1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +98,6 @@ func (s *server) reserveSocket() error {
 
 // releaseSocket ends the counting of a socket that was closed, or could not be opened.
 func (s *server) releaseSocket() {
-	s.open.Add(-1)
 	s.client.open.Add(-1)
 	if s.elsewhere {
 		s.client.elsewhereOpen.Add(-1)
@@ -130,8 +119,8 @@ func (s *server) standing(now time.Time) standing {
 	due := s.history.probeDue(now, s.options.Fastest)
 	fell := st.state == Down && !s.loggedDown
 	s.loggedDown = s.loggedDown || fell
-	silence, lastError := s.history.silence(now), s.lastError
-	if s.lastErrorAt.Before(s.history.silentSince) {
+	silence, lastError := s.history.silence(now), s.known.LastError
+	if s.known.LastErrorAt.Before(s.history.silentSince) {
 		lastError = ErrTimeout.Error()
 	}
 	s.mu.Unlock()
@@ -173,11 +162,14 @@ func (s *server) hasReplied() bool {
 	return s.history.srtt != 0
 }
 
-// sent notes a query.
-func (s *server) sent(now time.Time) {
-	s.requests.Add(1)
+// sent notes a query. repeated is true if it is sent because a server is late.
+func (s *server) sent(now time.Time, repeated bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.known.Requests++
+	if repeated {
+		s.known.Hedges++
+	}
 	s.history.sent(now)
 }
 
@@ -185,22 +177,19 @@ func (s *server) sent(now time.Time) {
 func (s *server) replied(a *attempt, now time.Time, r reading) {
 	rtt := now.Sub(a.sent)
 	s.mu.Lock()
-	s.barred = false
+	s.known.Barred = false
 	if a.stream {
-		s.tcp = TCPStatus{Heard: now}
+		s.known.TCP = TCPStatus{Heard: now}
 	}
 	s.history.replied(now, rtt, r)
-	if a.probe != noProbe {
-		s.nextProbe = a.probe
-	}
 	rose := s.loggedDown
 	s.loggedDown = false
-	changed := a.probe == noProbe && a.loopProbe == nil && !r.other && s.countLocked(a, r) &&
+	changed := a.question != nil && !r.other && s.countLocked(a, r) &&
 		now.Sub(s.refusalsLogged) >= refusalsLogEvery
 	if changed {
 		s.refusalsLogged = now
 	}
-	refusing, lastError := s.refused.all(), s.lastError
+	refusing, lastError := s.refused.all(), s.known.LastError
 	s.mu.Unlock()
 	switch {
 	case rose:
@@ -223,35 +212,36 @@ const refusalsLogEvery = time.Minute
 func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 	before := s.refused.all()
 	if r.err == nil {
-		s.responses[rcodeIndex(r.code)]++
+		s.known.Responses[rcodeKey(r.code)]++
 	}
 	if r.usable() {
 		s.refused = refusals{domains: s.refused.domains[:0]}
 	} else if !a.failedForOthers {
 		s.refused.add(a.text)
-		s.refusedAt = time.Now()
+		s.known.RefusedAt = time.Now()
 	}
 	return s.refused.all() != before
 }
 
 // failed notes an attempt that got no reply.
 func (s *server) failed(a *attempt, err error) {
-	s.failures.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.known.Failures++
 	if errors.Is(err, net.ErrClosed) { // the socket was retired
 		return
 	}
 	now := time.Now()
-	s.lastError, s.lastErrorAt, s.barred = err.Error(), now, errors.Is(err, syscall.EPERM)
+	s.known.LastError, s.known.LastErrorAt, s.known.Barred = err.Error(), now, errors.Is(err, syscall.EPERM)
 	if a.stream && s.udp != nil {
-		if s.tcp.Since.IsZero() {
-			s.tcp.Since = now
+		tcp := &s.known.TCP
+		if tcp.Since.IsZero() {
+			tcp.Since = now
 		}
-		s.tcp.LastError, s.tcp.LastErrorAt = err.Error(), now
+		tcp.LastError, tcp.LastErrorAt = err.Error(), now
 	}
 	// A server that does not accept connections may still answer over UDP.
-	if refuses(err) && (!a.stream || s.udp == nil) && a.probe == noProbe {
+	if refuses(err) && (!a.stream || s.udp == nil) && a.question != nil {
 		s.history.refused(a.sent)
 	}
 }
@@ -263,72 +253,62 @@ func (s *server) refuses() bool {
 	return s.refused.all()
 }
 
-// stray counts a packet that is no reply to a query in flight.
-func (s *server) stray(counter *atomic.Uint64) {
-	counter.Add(1)
-	now := time.Now()
-	s.strayed.Store(&now)
+// stray notes a packet that is no reply to a query in flight. malformed is true if it is no response at all.
+func (s *server) stray(malformed bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.strayed = time.Now()
+	if malformed {
+		s.known.Malformed++
+	} else {
+		s.known.Wrong++
+	}
 }
 
-// strayedSince reports whether a packet that stray counts has come after start.
+// strayedSince reports whether a packet that stray notes has come after start.
 func (s *server) strayedSince(start time.Time) bool {
-	last := s.strayed.Load()
-	return last != nil && last.After(start)
-}
-
-// noteMalformed notes a malformed reply.
-func (s *server) noteMalformed(err error) {
-	s.malformed.Add(1)
-	s.setLastError(err.Error())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.strayed.After(start)
 }
 
 // setLastError sets the last error, for Status.
 func (s *server) setLastError(text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lastError, s.lastErrorAt = text, time.Now()
+	s.known.LastError, s.known.LastErrorAt = text, time.Now()
 }
-
-const (
-	noProbe    probeQuestion = iota
-	probeID                  // the server's identity (RFC 4892)
-	probeLocal               // the address of localhost (RFC 6761, section 6.3)
-)
 
 // If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
 // nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
 // once, whatever other nameservers do.
 //
-// There are two questions, because no question is answered at once by all servers. If their own nameservers are
-// dead, dnsmasq 2.90 and unbound 1.17 still answer both questions. Neither answers ". NS", which CoreDNS's
-// health check asks. CoreDNS itself answers at once for all classes other than IN.
-
-// A probeQuestion selects the question of a probe.
-type probeQuestion uint8
-
-// question returns the question in wire form.
-func (p probeQuestion) question() []byte {
-	if p == probeLocal {
-		return wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET)
+// A probe asks two questions, because no question is answered at once by all servers. If their own nameservers are
+// dead, dnsmasq 2.90 and unbound 1.17 still answer both. Neither answers ". NS", which CoreDNS's health check asks.
+// CoreDNS itself answers at once for all classes other than IN.
+func probeQuestions() [2][]byte {
+	return [...][]byte{
+		wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS), // the server's identity (RFC 4892)
+		wire.AppendQuestion(nil, wire.Localhost, dns.TypeA, dns.ClassINET),        // RFC 6761, section 6.3
 	}
-	return wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS)
 }
 
-// sendProbe sends a probe (rule 2). It asks the question of the last probe that the server has answered; if the last
-// probe has no answer, it asks the other one. Probes go over TCP only with use-vc or TLS: a server that answers
-// over UDP is alive, even if TCP to it is blocked.
+// sendProbe sends a probe (rule 2). Probes go over TCP only with use-vc or TLS: a server that answers over UDP is alive,
+// even if TCP to it is blocked.
 func (s *server) sendProbe(now time.Time) {
 	s.mu.Lock()
-	asks := max(s.nextProbe, probeID)
-	s.nextProbe = asks%probeLocal + 1
-	question, useVC := asks.question(), s.options.UseVC
+	stream := s.udp == nil || s.options.UseVC
 	s.mu.Unlock()
-	s.sendAttempt(&attempt{server: s, probe: asks, sent: now, stream: s.udp == nil || useVC, text: question})
+	for _, question := range probeQuestions() {
+		s.sendAttempt(&attempt{server: s, sent: now, stream: stream, text: question})
+	}
 }
 
 // sendAttempt sends the question of a probe.
 func (s *server) sendAttempt(a *attempt) {
-	s.requests.Add(1)
+	s.mu.Lock()
+	s.known.Requests++
+	s.mu.Unlock()
 	if err := s.carrier(a.stream).send(a, wire.NewQuery(a.text)); err != nil {
 		a.end(nil, err)
 	}
@@ -353,9 +333,9 @@ func (s *server) ask(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.unanswered = time.Now()
-	if s.lastErrorAt.Before(began) {
-		s.lastError, s.lastErrorAt = ErrTimeout.Error(), s.unanswered
+	s.known.Unanswered = time.Now()
+	if s.known.LastErrorAt.Before(began) {
+		s.known.LastError, s.known.LastErrorAt = ErrTimeout.Error(), s.known.Unanswered
 	}
 }
 
@@ -377,17 +357,10 @@ func (s *server) logs(level slog.Level, text string, attrs ...slog.Attr) {
 func (s *server) status(now time.Time) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	responses := make(map[string]uint64, rcodes)
-	for i, name := range rcodeNames() {
-		responses[name] = s.responses[i]
-	}
-	return Status{
-		TCP: s.tcp, Spec: s.spec, State: s.history.standing(now).state, RTT: s.history.srtt,
-		Requests: s.requests.Load(), Failures: s.failures.Load(), Wrong: s.wrong.Load(),
-		Malformed: s.malformed.Load(), Hedges: s.hedges.Load(), LastError: s.lastError,
-		LastErrorAt: s.lastErrorAt, Barred: s.barred, Responses: responses, Refusing: s.refused.all(), RefusedAt: s.refusedAt,
-		Heard: s.history.heard, Unanswered: s.unanswered,
-	}
+	known := s.known
+	known.Spec, known.State, known.RTT = s.spec, s.history.standing(now).state, s.history.srtt
+	known.Heard, known.Refusing, known.Responses = s.history.heard, s.refused.all(), maps.Clone(known.Responses)
+	return known
 }
 
 // sweep sweeps the server's sockets. If the server owes replies and is not down, sweep reports true. In this case it

@@ -135,7 +135,8 @@ func group(c *Client, options Options, does ...behaviour) (*Group, []*virtual) {
 	for i, does := range does {
 		spec := Spec{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 53)}
 		v := &virtual{does: does, random: rand.New(rand.NewPCG(uint64(i), 3)), start: time.Now()}
-		c.servers[spec] = &server{spec: spec, name: spec.String(), client: c, udp: v, stream: v}
+		c.servers[spec] = c.newServer(spec)
+		c.servers[spec].udp, c.servers[spec].stream = v, v
 		specs, all = append(specs, spec), append(all, v)
 	}
 	return c.Group(specs, options), all

@@ -116,7 +116,7 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 // isResponse reports whether a message can be a reply. It counts every other message as malformed.
 func (s *socket) isResponse(message []byte) bool {
 	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
-		s.server.stray(&s.server.malformed)
+		s.server.stray(true)
 		return false
 	}
 	return true
@@ -129,7 +129,7 @@ func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
 	if a == nil || !replies(response, a.opcode, a.text) {
-		s.server.stray(&s.server.wrong)
+		s.server.stray(false)
 		return nil
 	}
 	delete(s.pending, id)

@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/nametap/nametap/internal/chans"
@@ -54,71 +56,45 @@ func newStreams(s *server) *streams {
 	return p
 }
 
-// A load is what a connection that takes queries has to do.
-type load struct {
-	stream  *stream
-	queries int           // in flight
-	silence time.Duration // since when it has had queries and received nothing
-	stale   bool          // it has been silent for too long
-}
-
-// before reports whether a query rather uses this connection than another one.
-func (l load) before(other load) bool {
-	switch {
-	case other.stream == nil || l.stale != other.stale:
-		return !l.stale || other.stream == nil
-	case l.stale:
-		return l.silence < other.silence
-	}
-	return l.queries < other.queries
-}
-
-// chooseLocked returns the connection with the fewest queries, or a new one if all have many. A server gets at most
+// chooseLocked returns the newest connection that has few queries, or a new one if all have many. A server gets at most
 // maxStreams.
 //
 // A connection that has been silent for too long is avoided, because it may be dead. Too long means longer than the
 // server usually takes to reply. For a query that was sent to the server before, it means longer than minLate. If
-// all connections have been silent for too long, a new one takes the place of the one that has been silent the
-// longest. This happens at most once in maxLate, because the reason for the silence may be slow names.
+// all connections have been silent for too long, a new one takes the place of the oldest. This happens at most once in
+// maxLate, because the reason for the silence may be slow names.
 func (p *streams) chooseLocked(a *attempt) (*stream, error) {
 	now, patience := time.Now(), minLate
 	if a.sends <= 1 {
 		patience = p.server.lateAfter()
 	}
-	var best, stalest load
-	var youngest time.Time
-	open := 0
-	for _, s := range p.all {
-		l, ok := s.load(now, patience)
-		if !ok {
+	var open []*stream // the newest first
+	stale := 0
+	for _, s := range slices.Backward(p.all) {
+		queries, silence, ok := s.load(now)
+		switch {
+		case !ok:
 			continue
+		case silence > patience:
+			stale++
+		case queries < streamQueries:
+			return s, nil
 		}
-		open++
-		if s.born.After(youngest) {
-			youngest = s.born
-		}
-		if l.before(best) {
-			best = l
-		}
-		if stalest.stream == nil || l.silence > stalest.silence {
-			stalest = l
-		}
+		open = append(open, s)
 	}
 	room := len(p.all) < 2*maxStreams
 	switch {
-	case best.stream != nil && !best.stale && (best.queries < streamQueries || open >= maxStreams):
-		return best.stream, nil
-	case room && open < maxStreams:
-	case room && best.stale && now.Sub(youngest) > maxLate:
-		stalest.stream.retire()
-	case best.stream != nil:
-		return best.stream, nil
+	case room && len(open) < maxStreams:
+	case room && stale == len(open) && now.Sub(open[0].born) > maxLate:
+		open[len(open)-1].retire()
+	case len(open) > 0:
+		return open[rand.IntN(len(open))], nil
 	default:
 		return nil, errTooManyQueries
 	}
 	s, err := p.openLocked(now)
-	if err != nil && best.stream != nil {
-		return best.stream, nil
+	if err != nil && len(open) > 0 {
+		return open[0], nil
 	}
 	return s, err
 }
@@ -138,16 +114,15 @@ func (p *streams) openLocked(now time.Time) (*stream, error) {
 	return s, nil
 }
 
-// load returns the load of the connection. It reports false if the connection takes no more queries.
-func (s *stream) load(now time.Time, patience time.Duration) (l load, ok bool) {
+// load returns how many queries the connection has and for how long it has been silent: for how long it has had queries
+// and received nothing. It reports false if the connection takes no more queries.
+func (s *stream) load(now time.Time) (queries int, silence time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l = load{stream: s, queries: len(s.pending)}
 	if !s.waiting.IsZero() {
-		l.silence = now.Sub(s.waiting)
+		silence = now.Sub(s.waiting)
 	}
-	l.stale = l.silence > patience
-	return l, !s.retired && len(s.pending) < maxPending && len(s.queue) < maxQueued && !s.idleLocked()
+	return len(s.pending), silence, !s.retired && len(s.pending) < maxPending && len(s.queue) < maxQueued && !s.idleLocked()
 }
 
 // idleLocked reports whether the connection has had no query for streamIdle. The time while

@@ -1,10 +1,10 @@
 package upstream
 
 import (
-	"encoding/binary"
 	"errors"
-	"io"
+	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/miekg/dns"
@@ -17,42 +17,52 @@ const maxTransfers = 16
 // errTransfers is the error when too many zone transfers are running.
 var errTransfers = errors.New("too many zone transfers are running")
 
-// A transferRelay says where the messages of a transfer are sent, and how long the relay waits for one message.
-type transferRelay struct {
-	send    func(message []byte) error
-	timeout time.Duration
+// Transfer asks for a zone (AXFR, RFC 5936; IXFR, RFC 1995) over a connection of its own to
+// the first server of the group that accepts a connection. It calls send with each message of the
+// response except the last message, and returns the last one. Messages are as the server sent them. Each message
+// must arrive within Config.Timeout. Transfer may fail after it has called send.
+func (g *Group) Transfer(query []byte, send func(message []byte) error) (last Answer, err error) {
+	c := g.client
+	if c.transfers.Add(1) > maxTransfers {
+		c.transfers.Add(-1)
+		return Answer{}, errTransfers
+	}
+	defer c.transfers.Add(-1)
+	end, err := newTransferEnd(query)
+	if err != nil {
+		return Answer{}, err
+	}
+	conn, server, err := g.dialAny()
+	if err != nil {
+		return Answer{}, err
+	}
+	defer conn.Close()
+	last.Server = server.name
+	if last.Reply, err = end.relay(conn, query, send, c.latest.Load().Timeout); err != nil {
+		err = fmt.Errorf("%s: %w", server.name, cause(err))
+	}
+	return last, err
 }
 
-// relayTransfer sends the query and relays the messages of the response. It does not relay the last message, but
-// returns it.
-func relayTransfer(conn net.Conn, query []byte, tracker *transferEnd, to transferRelay) (last []byte, err error) {
-	if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
-		return nil, err
+// dialAny connects to the first server that can be connected to.
+func (g *Group) dialAny() (net.Conn, *server, error) {
+	now := time.Now()
+	servers := slices.Clone(g.servers)
+	slices.SortStableFunc(servers,
+		func(a, b *server) int { return int(a.standing(now).state) - int(b.standing(now).state) })
+	err := ErrNoServers
+	for _, s := range servers {
+		if s.standing(now).state == Looping {
+			err = fmt.Errorf("%s: %w", s.name, ErrLoop)
+			continue
+		}
+		var conn net.Conn
+		if conn, err = s.dial(); err == nil {
+			return conn, s, nil
+		}
+		err = fmt.Errorf("%s: %w", s.name, cause(err))
 	}
-	framed := binary.BigEndian.AppendUint16(nil, uint16(len(query))) //nolint:gosec // a message
-	if _, err := conn.Write(append(framed, query...)); err != nil {
-		return nil, err
-	}
-	for {
-		if err := conn.SetDeadline(time.Now().Add(to.timeout)); err != nil {
-			return nil, err
-		}
-		var frame [frameLen]byte
-		if _, err := io.ReadFull(conn, frame[:]); err != nil {
-			return nil, err
-		}
-		message := make([]byte, binary.BigEndian.Uint16(frame[:]))
-		if _, err := io.ReadFull(conn, message); err != nil {
-			return nil, err
-		}
-		ended, err := tracker.isLast(message)
-		if err != nil || ended {
-			return message, err
-		}
-		if err := to.send(message); err != nil {
-			return nil, err
-		}
-	}
+	return nil, nil, err
 }
 
 // A transferEnd finds the last message of a zone transfer. The records of a transfer begin and end with the zone's
@@ -82,6 +92,33 @@ func newTransferEnd(query []byte) (*transferEnd, error) {
 		}
 	}
 	return t, nil
+}
+
+// relay sends the query and relays the messages of the response. It does not relay the last message, but returns it.
+func (t *transferEnd) relay(conn net.Conn, query []byte, send func([]byte) error, timeout time.Duration) ([]byte, error) {
+	framed := &dns.Conn{Conn: conn}
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
+	if _, err := framed.Write(query); err != nil {
+		return nil, err
+	}
+	for {
+		message, err := framed.ReadMsgHeader(nil)
+		if err != nil {
+			return nil, err
+		}
+		ended, err := t.isLast(message)
+		if err != nil || ended {
+			return message, err
+		}
+		if err := send(message); err != nil {
+			return nil, err
+		}
+		if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // isLast reports whether a message is the last one of the transfer.

@@ -226,12 +226,28 @@ func (s *udpSocket) receive(packet []byte) (idle bool) {
 // write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
 // reports no error: a packet may be lost on the network, too.
 func (s *udpSocket) write(packet []byte) error {
-	var errno unix.Errno
-	err := s.raw.Control(func(fd uintptr) { _, errno = transfer(unix.SYS_WRITE, fd, packet) })
-	if err == nil && errno != 0 && errno != unix.EAGAIN && errno != unix.ENOBUFS {
-		err = errno
+	pool := &s.server.client.writes
+	w, ok := pool.Get().(*udpWrite)
+	if !ok {
+		w = new(udpWrite)
+		w.call = func(fd uintptr) { _, w.errno = transfer(unix.SYS_WRITE, fd, w.packet) }
 	}
+	w.packet, w.errno = packet, 0
+	err := s.raw.Control(w.call)
+	if err == nil && w.errno != 0 && w.errno != unix.EAGAIN && w.errno != unix.ENOBUFS {
+		err = w.errno
+	}
+	w.packet = nil
+	pool.Put(w)
 	return err
+}
+
+// A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function call, so
+// that a call allocates nothing.
+type udpWrite struct {
+	packet []byte
+	errno  unix.Errno
+	call   func(fd uintptr)
 }
 
 // read reads the socket until it is closed or fails, and then ends its attempts. Its buffer has room for any

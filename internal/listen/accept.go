@@ -4,7 +4,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,8 +15,8 @@ import (
 // closed, shut down or not a listening socket. All other errors are temporary, such as a lack
 // of descriptors or memory, or an error of one client.
 func Dead(err error) bool {
-	permanent := []error{net.ErrClosed, unix.EBADF, unix.EINVAL, unix.ENOTSOCK, unix.EOPNOTSUPP}
-	return slices.ContainsFunc(permanent, func(target error) bool { return errors.Is(err, target) })
+	return errors.Is(err, net.ErrClosed) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL) ||
+		errors.Is(err, unix.ENOTSOCK) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // OutOfDescriptors reports whether err means that this process, or the whole system, has

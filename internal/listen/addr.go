@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nametap/nametap/internal/family"
 )
 
 // SplitAddr returns the IP addresses and the port of addr, a host:port to listen on. The host localhost means 127.0.0.1
@@ -34,6 +36,25 @@ func SplitAddr(name, addr string) (hosts []netip.Addr, port uint16, err error) {
 		return nil, 0, fmt.Errorf("%s %q: want an IP address, localhost or nothing before the port", name, addr)
 	}
 	return []netip.Addr{ip.Unmap()}, port, nil
+}
+
+// Reachable returns the address at which programs of this host reach a server that listens on addr, a host:port. A server on
+// all addresses is reached on loopback, which needs no route. The result has no name that would need a nameserver.
+func Reachable(addr string) (string, error) {
+	host, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return "", errors.New("want host:port")
+	}
+	switch ip, err := netip.ParseAddr(host); {
+	case host == "", host == "localhost":
+		host = "127.0.0.1"
+	case err == nil && ip.IsUnspecified():
+		host = family.Of(ip).Loopback().String()
+	}
+	return net.JoinHostPort(host, port), nil
 }
 
 // An Addr is the address of a socket.

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -284,20 +282,4 @@ func (l *list[T]) read(texts []string) ([]T, error) {
 		values = append(values, v)
 	}
 	return values, nil
-}
-
-// Reachable returns the address at which clients reach a server that listens on addr, a host:port. The host of the
-// address is localhost if the server listens on all addresses.
-func Reachable(addr string) (string, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if err != nil {
-		return "", errors.New("want host:port")
-	}
-	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
-		host = "localhost"
-	}
-	return net.JoinHostPort(host, port), nil
 }

@@ -13,15 +13,9 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-const (
-	// watchSettle is how long the files must be unchanged before a change counts. A file that
-	// is written in place is empty for a moment. A change is noticed after at most
-	// [clock.Tick] plus watchSettle, which is 0.9 s.
-	watchSettle = 100 * time.Millisecond
-	// emptySettle replaces watchSettle if a file that had text is empty or absent now. A command whose output goes to
-	// a file empties the file first, and writes to it later.
-	emptySettle = 5 * time.Second
-)
+// emptySettle is how long a file that had text must be empty or absent before that counts. A command whose output goes to
+// a file empties the file first, and writes to it later.
+const emptySettle = 5 * time.Second
 
 // Files returns the files that settings come from. They may be absent.
 func Files(flags *pflag.FlagSet) []string {
@@ -74,19 +68,23 @@ func (w *Watcher) Note() {
 	w.used = now
 }
 
-// Run sends a value after every change until ctx ends.
+// Run sends a value after every change until ctx ends. A change counts when two looks have found it, because a program may
+// still be writing: at most two [clock.Tick] later.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	if w.Clock == nil {
 		w.Clock = clock.New()
 	}
+	last, since := readFiles(w.files), time.Now()
 	look := func() bool {
-		_, changed := w.compare(readFiles(w.files))
-		return changed
+		now := readFiles(w.files)
+		if !maps.Equal(now, last) {
+			last, since = now, time.Now()
+			return false
+		}
+		return w.changed(now, time.Since(since))
 	}
 	for w.Clock.Await(ctx, clock.Tick, look) {
-		if !w.settle(ctx) {
-			continue
-		}
+		w.Note()
 		select {
 		case changes <- struct{}{}:
 		case <-ctx.Done():
@@ -94,45 +92,16 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	}
 }
 
-// settle waits until the files have been unchanged for a while, because a program may still be writing them. Then it
-// reports whether they differ from the last report.
-func (w *Watcher) settle(ctx context.Context) bool {
-	last, since := readFiles(w.files), time.Now()
-	timer := time.NewTimer(watchSettle)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-timer.C:
-		}
-		now := readFiles(w.files)
-		if !maps.Equal(now, last) {
-			last, since = now, time.Now()
-		}
-		settle, changed := w.compare(now)
-		if !changed {
-			return false
-		}
-		if time.Since(since) >= settle {
-			w.Note()
-			return true
-		}
-		timer.Reset(watchSettle)
-	}
-}
-
-// compare reports whether texts differ from the last report, and how long the difference must last before it is
-// reported.
-func (w *Watcher) compare(texts map[string]string) (settle time.Duration, changed bool) {
+// changed reports whether texts, which have lasted for a while, differ from the last report.
+func (w *Watcher) changed(texts map[string]string, lasted time.Duration) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for path, used := range w.used {
 		if used != "" && texts[path] == "" {
-			return emptySettle, true
+			return lasted >= emptySettle
 		}
 	}
-	return watchSettle, !maps.Equal(texts, w.used)
+	return !maps.Equal(texts, w.used)
 }
 
 // readFiles returns the texts of the regular files. Files that cannot be read are left out.

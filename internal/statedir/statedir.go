@@ -42,12 +42,7 @@ func Check(path string) error {
 // Passing reports whether an error of [Check] may go away without a change of the settings, because the disk is
 // full or faulty.
 func Passing(err error) bool {
-	for _, passing := range []error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.ESTALE} {
-		if errors.Is(err, passing) {
-			return true
-		}
-	}
-	return false
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) || errors.Is(err, unix.ESTALE)
 }
 
 // A Dir is a state directory. Make one with [New]. Its methods are safe for concurrent

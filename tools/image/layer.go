@@ -11,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -29,6 +30,29 @@ type file struct {
 	link    string
 	mode    int64
 	owner   int // user and group
+}
+
+// readFiles returns the files and links below a directory, as files of root.
+func readFiles(dir string) (files, error) {
+	all := files{}
+	err := filepath.WalkDir(dir, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		f := file{mode: int64(info.Mode().Perm())}
+		if entry.Type() == fs.ModeSymlink {
+			f.link, err = os.Readlink(name)
+		} else {
+			f.content, err = os.ReadFile(name)
+		}
+		all[strings.TrimPrefix(name, dir+"/")] = f
+		return err
+	})
+	return all, err
 }
 
 // withParents returns the files and the directories above them.

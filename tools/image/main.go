@@ -2,8 +2,8 @@
 // and without a base image. Equal inputs give equal bytes.
 //
 // Every image is for all architectures of the binaries. The images agent and discovery have one static program, and run
-// as the user 1337. The image init also has iptables, from packages of Debian, and runs as the user that the pod gives
-// it.
+// as the user 1337. The image init also has the tools of iptables that tools/debian-root writes, and runs as the user that the
+// pod gives it.
 //
 // With -roots it writes the files of images below a directory instead, for an engine that follows the
 // Dockerfile.
@@ -33,17 +33,17 @@ const user = 1337
 
 // options are the flags.
 type options struct {
-	bin, debs, out string
-	roots          string
-	image, tag     string
-	arches         string
-	created        time.Time
+	bin, tools, out string
+	roots           string
+	image, tag      string
+	arches          string
+	created         time.Time
 }
 
 func main() {
 	var o options
 	flag.StringVar(&o.bin, "bin", "bin", "`directory` with linux-ARCH/nametap and linux-ARCH/nametap-discovery")
-	flag.StringVar(&o.debs, "debs", "bin/debs", "`directory` with ARCH/*.deb, whose tools the init image gets")
+	flag.StringVar(&o.tools, "tools", "bin/tools", "`directory` with ARCH, whose files the init image gets")
 	flag.StringVar(&o.out, "out", "bin/images", "`directory` to write")
 	flag.StringVar(&o.roots, "roots", "", "`directory` to write the files of the images to, in place of images; the arguments are images: agent, init, discovery")
 	flag.StringVar(&o.image, "image", "nametap", "`name` of the agent's image; the others have -init and -discovery behind it")
@@ -147,7 +147,7 @@ func (o options) content(suffix, arch string) (v1.Config, []files, error) {
 		}}
 	case "-init":
 		program, config.Cmd = "nametap", []string{"capture", "apply"}
-		tools, err := toolsOf(filepath.Join(o.debs, arch))
+		tools, err := readFiles(filepath.Join(o.tools, arch))
 		if err != nil {
 			return v1.Config{}, nil, err
 		}

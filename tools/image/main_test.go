@@ -116,16 +116,16 @@ func TestImages(t *testing.T) {
 // licenses, and the packages and the Debian that scanners look for.
 func TestTools(t *testing.T) {
 	o := fakeBinaries(t)
-	o.debs = "../../bin/debs" // of `make image`
+	o.tools = "../../bin/tools" // of `make image`
 	list, err := os.ReadFile("debian.list")
 	if err != nil {
 		t.Fatal(err)
 	}
-	debs, err := os.ReadDir(o.debs)
+	arches, err := os.ReadDir(o.tools)
 	if err != nil {
-		t.Fatalf("this test needs the packages of Debian: run make image: %v", err)
+		t.Fatalf("this test needs the tools of Debian: run make image: %v", err)
 	}
-	for _, arch := range debs {
+	for _, arch := range arches {
 		t.Run(arch.Name(), func(t *testing.T) { checkTools(t, o, arch.Name(), string(list)) })
 	}
 }
@@ -164,7 +164,7 @@ func checkTools(t *testing.T, o options, arch, list string) {
 			t.Errorf("%s has %q", name, listed[name])
 		}
 	}
-	tools, err := toolsOf(filepath.Join(o.debs, arch))
+	tools, err := readFiles(filepath.Join(o.tools, arch))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -26,8 +26,8 @@ func server(name int) (number int, address string) {
 }
 
 // TestConnects looks names up and connects to them at once, and checks that each attempt reaches the server of its name,
-// which speaks first. G1.
-func TestConnects(t *testing.T) {
+// which speaks first.
+func TestConnects(t *testing.T) { // G4, G6
 	w := newWorld(t)
 	for number := range 8 {
 		_, address := server(number)

@@ -7,9 +7,11 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -48,7 +50,7 @@ var hosts = []string{
 }
 
 func TestMain(m *testing.M) {
-	os.Exit(lab.Main(m, "ip", "iptables", "unshare", "apt-get", "dpkg-deb", "dpkg-scanpackages", "python3", "npm", "node", "go", "cargo", "git", "ssh", "ssh-keygen", "sshd", "curl", "java", "keytool"))
+	os.Exit(lab.Main(m, "ip", "iptables", "unshare", "apt-get", "dpkg-deb", "dpkg-scanpackages", "python3", "npm", "node", "go", "cargo", "git", "ssh", "ssh-keygen", "sshd", "curl", "chromium", "java", "keytool"))
 }
 
 // A world is a host with an agent, and the network around it.
@@ -56,6 +58,7 @@ type world struct {
 	*lab.Place // the host
 	network    *lab.Place
 	ca         string // the file of the authority
+	key        string // the hash of the servers' key
 	agent      *lab.Process
 
 	mu       sync.Mutex
@@ -106,7 +109,10 @@ func (w *world) serve() {
 		w.mu.Lock()
 		w.requests[host]++
 		w.mu.Unlock()
-		to.Header().Set("Alt-Svc", `h3=":443"`)
+		to.Header().Set("Alt-Svc", `h3=":443"; ma=86400`) // nobody listens there: clients have to fall back
+		if r.URL.RawQuery != "" {
+			to.Header().Set("Connection", "close") // the next request needs another connection
+		}
 		path := filepath.Join(w.network.Path(host), filepath.Clean("/"+r.URL.Path))
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			path = filepath.Join(path, "index.html")
@@ -156,6 +162,10 @@ func (w *world) authority() tls.Certificate {
 	fail(err)
 	leafText, err := x509.CreateCertificate(rand.Reader, leaf, root, &leafKey.PublicKey, rootKey)
 	fail(err)
+	public, err := x509.MarshalPKIXPublicKey(&leafKey.PublicKey)
+	fail(err)
+	sum := sha256.Sum256(public)
+	w.key = base64.StdEncoding.EncodeToString(sum[:])
 	w.ca = w.Write("ca.pem", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: rootText})))
 	return tls.Certificate{Certificate: [][]byte{leafText, rootText}, PrivateKey: leafKey}
 }
@@ -197,10 +207,8 @@ func (w *world) guard(policy string) {
 	agent := w.AgentCommand("client", "shop", "--capture", "--guard", w.Write("policy.yaml", policy), "--instance-ip", "10.0.0.1", "--xds-addr", "127.0.0.1:1", "--xds-plaintext",
 		"--drain", "0s", "--state-dir", w.Mkdir("state", lab.AgentID), "--resolv-conf", w.Write("resolv.conf", "nameserver "+gateway+"\n"))
 	w.agent = w.Spawn("agent", lab.Unprivileged(agent))
-	w.agent.Await("the host is guarded", func() bool {
-		rules, err := w.Try("", nil, "iptables-save")
-		return err == nil && strings.Contains(rules, "NAMETAP_GUARD") && strings.Contains(rules, "--to-ports 15053")
-	})
+	// In mode audit, DNS fails open until then.
+	w.agent.Await("the host is guarded", func() bool { return w.agent.Logged("queries of clients to a nameserver reach the agent") > 0 })
 }
 
 // client runs a program on the host, and returns what it prints. The program has the nameserver of the network, the

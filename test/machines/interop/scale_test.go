@@ -2,12 +2,9 @@ package interop
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -28,7 +25,6 @@ var (
 	editCount = flag.Int("interop.edits", 100, "edits of each kind that TestScale measures")
 	editRate  = flag.Int("interop.rate", 500, "edits a second while TestScale measures others")
 	churnFor  = flag.Duration("interop.churn", 10*time.Second, "how long these last")
-	outageFor = flag.Duration("interop.outage", 20*time.Second, "how long nametap-discovery has no API server")
 )
 
 const (
@@ -228,53 +224,6 @@ func (p population) measure(t *testing.T, client lab.Client, i, n int) span {
 	return s
 }
 
-// A gate passes connections on to the API server, until it is shut.
-type gate struct {
-	c  *lab.Cluster
-	mu sync.Mutex
-	ln net.Listener
-	in []net.Conn
-}
-
-const gateAddr = "127.0.0.1:6445"
-
-func (g *gate) open() {
-	g.c.Run(func() {
-		var err error
-		if g.ln, err = net.Listen("tcp", gateAddr); err != nil {
-			g.c.TB.Fatal(err)
-		}
-	})
-	go func(ln net.Listener) {
-		for {
-			near, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			far, err := g.c.Dial(g.c.TB.Context(), "tcp", lab.APIAddr)
-			if err != nil {
-				near.Close()
-				continue
-			}
-			g.mu.Lock()
-			g.in = append(g.in, near, far)
-			g.mu.Unlock()
-			go func() { _, _ = io.Copy(far, near); far.Close() }()
-			go func() { _, _ = io.Copy(near, far); near.Close() }()
-		}
-	}(g.ln)
-}
-
-func (g *gate) shut() {
-	g.ln.Close()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, conn := range g.in {
-		conn.Close()
-	}
-	g.in = nil
-}
-
 // TestScale runs nametap-discovery, and then istiod, with many Services. It logs the memory, the processor time and the
 // times that they take.
 func TestScale(t *testing.T) { // D3, D15, D16, D19
@@ -347,14 +296,10 @@ func heard(t *testing.T, c *lab.Cluster) (all []resource) {
 }
 
 // testDiscovery measures nametap-discovery. While others are edited, it builds at most every 30 ms, and an edit shows
-// within a second. While it has no API server, it stays ready, and its agent gives the right answer to every query; 5 s
-// after that is back, the agent has the changes, deletions included.
+// within a second.
 func (p population) testDiscovery(t *testing.T) {
-	g := &gate{c: p.c}
-	g.open()
-	defer g.shut()
 	begun := time.Now()
-	d := discovery(p.c, "--kubeconfig", p.c.Write("kubeconfig-gate", strings.ReplaceAll(p.c.Read("kubeconfig"), lab.APIAddr, gateAddr)))
+	d := discovery(p.c)
 	h, a := p.testPlane(t, d, begun, discoveryPort, true)
 
 	t.Run("edits of others", func(t *testing.T) {
@@ -402,43 +347,5 @@ func (p population) testDiscovery(t *testing.T) {
 			}
 		}
 		p.wantTable(t, a, true)
-	})
-
-	t.Run("no API server", func(t *testing.T) {
-		l := h.startLoad(expectation(a.Table()))
-		g.shut()
-		began := time.Now()
-		wait.Until(t, "the objects are old", func() bool {
-			return !slices.ContainsFunc(heard(t, p.c), func(r resource) bool { return !strings.Contains(r.Failure, "connection refused") })
-		})
-		for time.Since(began) < *outageFor {
-			if code, text := p.c.Place.Get("http://" + discoveryStatus + "/healthz/ready"); code != http.StatusOK {
-				t.Fatalf("nametap-discovery is not ready: %s", text)
-			}
-			time.Sleep(time.Second) //nolint:forbidigo // the outage, during which the load checks all answers
-		}
-		wantGood(t, l)
-		l.Stop()
-		removed := scaleNamespaces + 1
-		path, object := serviceObject(removed, "")
-		if err := p.c.Do(http.MethodDelete, path+"/"+scaleName(removed), nil, nil); err != nil {
-			t.Fatal(err)
-		}
-		moved, err := p.edit(firstHeadless, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g.open()
-		back := time.Now()
-		h.answers(map[string]string{scaleHost(removed) + " A": "NXDOMAIN", scaleHost(firstHeadless) + " A": moved, scaleHost(firstService) + " A": answer(firstService, 0)})
-		took := time.Since(back)
-		t.Logf("caught up after %v", took.Round(time.Millisecond))
-		if took-l.Report().Lag > 5*time.Second {
-			t.Errorf("caught up after %v, want at most 5 s", took)
-		}
-		_, err = p.edit(firstHeadless, 0) // as in the beginning
-		if err = errors.Join(err, p.c.Do(http.MethodPost, path, json.RawMessage(object), nil)); err != nil {
-			t.Fatal(err)
-		}
 	})
 }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestNode runs all checks on one node, with the images of `make image`. P7.
-func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, I0, I4, I6, I11, I21, K11, K15, K16
+func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, G6, G9, G10, I0, I4, I6, I11, I21, K11, K15, K16
 	c := newCluster(t)
 	install, try := documented(t, c)
 	for _, command := range install {

@@ -381,6 +381,39 @@ touch "$1/var/lib/dpkg/status" "$1/etc/passwd" "$1/etc/group"`, "sh", top)
 	}
 }
 
+// TestDebNumbersTaken installs the package where others have the numbers 1337. The package says which settings the agent
+// needs. With them, the queries of these others are captured. P14.
+func TestDebNumbersTaken(t *testing.T) {
+	m := bootDeb(t)
+	for name, create := range map[string]string{
+		"user":  "groupadd --gid 2000 app && useradd --uid 1337 --gid 2000 app",
+		"group": "groupadd --gid 1337 app && useradd --uid 2000 --gid 1337 app",
+	} {
+		m.Run("sh", "-euc", create)
+		said, err := m.Try("env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "--install", m.deb)
+		var settings []string
+		for line := range strings.Lines(said) {
+			if strings.HasPrefix(line, "NAMETAP_CAPTURE_AGENT_") {
+				settings = append(settings, strings.TrimSpace(line))
+			}
+		}
+		if err != nil || len(settings) != 2 {
+			t.Fatalf("%s: %v, or no settings in:\n%s", name, err, said)
+		}
+		m.enable(settings...)
+		lookup := m.Run("setpriv", "--reuid=app", "--regid=app", "--clear-groups", "getent", "ahostsv4", lab.Mesh)
+		if !strings.HasPrefix(lookup, lab.MeshIP+" ") {
+			t.Errorf("%s: a program of the other user gets %q, want %s", name, lookup, lab.MeshIP)
+		}
+		wantNames(t, m.Machine, map[string]string{"other.example.org": lab.NamedIP})
+		m.dpkg("--purge", "nametap")
+		if users := m.Run("cat", "/etc/passwd", "/etc/group"); strings.Contains(users, "nametap") || strings.Count(users, "app:x:") != 2 {
+			t.Errorf("%s: after the purge, the users and groups are:\n%s", name, users)
+		}
+		m.Run("sh", "-c", "userdel app; groupdel app || true")
+	}
+}
+
 // replaceInstallation returns the commands of docs/packages.md that remove an installation of `make install`.
 func replaceInstallation(t *testing.T) string {
 	t.Helper()

@@ -40,6 +40,7 @@ func TestService(t *testing.T) {
 		{"other users", testOtherUsers},
 		{"stops", testStops},
 		{"stops in restarts", testStopsInRestarts}, // V4
+		{"hang", testHang},
 		{"cannot start", testCannotStart},
 		{"tmp is full", testTmpFull},
 		{"conntrack is full", testFullConntrack},
@@ -227,6 +228,13 @@ func testStopsInRestarts(t *testing.T, m *lab.Machine) {
 		m.Run("systemctl", "stop", "nametap.service")
 		wait.Until(t, "no rules are left", func() bool { return !m.Captured() })
 	}
+}
+
+// testHang stops the agent's process by SIGSTOP, under load, until systemd replaces it. V2.
+func testHang(t *testing.T, m *lab.Machine) {
+	tr := startTraffic(t, m)
+	tr.outage(func() { m.Run("systemctl", "kill", "--kill-whom=main", "--signal=STOP", "nametap.service") })
+	m.AwaitMesh()
 }
 
 // testCannotStart breaks the agent in several ways and restarts it. The host has DNS again within 2 s, without mesh names,
