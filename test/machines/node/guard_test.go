@@ -165,7 +165,7 @@ func (c *cluster) testGuard(t *testing.T) {
 			t.Fatalf("%s:\n%s", container, log)
 		}
 		if at := strings.LastIndex(log, "attempts "); at >= 0 {
-			fmt.Sscanf(log[at:], "attempts %d", &n)
+			_, _ = fmt.Sscanf(log[at:], "attempts %d", &n) // the line may not be whole
 		}
 		return n
 	}
