@@ -61,7 +61,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 	if d.action == actTarget && d.target != q.Name {
 		e.Why += ", as " + strings.TrimSuffix(d.target.String(), ".")
 	}
-	if policy := s.config.Guard.Policy(); policy != nil && d.source() == sourceUpstream {
+	if policy := s.config.Guard.Policy(); policy != nil && d.leaves() {
 		e.Why += "; " + policy.Reason(policy.Judge(d.outside(q.Name), code))
 		if policy.Mode == guard.Audit {
 			e.Why += " (only audited)"

@@ -298,6 +298,7 @@ func TestGuardExplains(t *testing.T) {
 		"api.example.com TXT":   "[G5] self guard: policy.yaml:3 does not name this type: NODATA",
 		"api.example.com A":     "[G4] self guard: allowed by policy.yaml:3: its VIP",
 		"api.example.com AXFR":  "[G5] self guard: zone transfers, signed queries and opcodes other than QUERY do not leave this host",
+		"ext.example.com TXT":   "[N1 A4] upstream in the mesh table: the host's FQDN; forwarded, because the table has no records of this type",
 		"mail.example.com MX":   "[N9] upstream not in the mesh table: forwarded; guard: allowed by policy.yaml:5",
 	} {
 		if e := explain(t, g.proxy, ask); fmt.Sprint(e.Rows, " ", e.Source, " ", e.Why) != want {

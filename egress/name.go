@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -199,27 +200,36 @@ func helloName(b *beginning) (string, error) {
 	return name, nil
 }
 
-// httpName returns the host of an HTTP/1 request: the host in the target or, if the target has none, in the Host field
-// (RFC 9112, section 3.2). A path is for the host to judge: clients send such as /100%, which no URL may have.
+// httpName returns the host of an HTTP/1 request: the host in the Host field, and in the target if that has one (RFC 9112,
+// section 3.2). Servers differ in which of them counts, so both must be the same. A path is for the host to judge: clients
+// send such as /100%, which no URL may have.
 func httpName(b *beginning) (string, error) {
 	reader := bufio.NewReaderSize(b, firstRead)
 	line, _ := reader.ReadString('\n') // after an error, ReadRequest has it, too
 	method, rest, _ := strings.Cut(line, " ")
-	if path, version, found := strings.Cut(rest, " "); found && strings.HasPrefix(path, "/") {
-		line = method + " / " + version
-	}
-	request, err := http.ReadRequest(bufio.NewReader(io.MultiReader(strings.NewReader(line), reader)))
+	target, version, _ := strings.Cut(rest, " ")
+	request, err := http.ReadRequest(bufio.NewReader(io.MultiReader(strings.NewReader(method+" / "+version), reader)))
 	switch {
 	case err != nil:
 		return "", err
 	case request.ProtoMajor != 1:
 		return "", errors.New("HTTP/2 without TLS, in which the host cannot be read") // HTTP/2 compresses the host
 	}
-	host := request.Host
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
+	host := (&url.URL{Host: request.Host}).Hostname()
+	switch {
+	case strings.HasPrefix(target, "/"), target == "*":
+		return host, nil
+	case method == http.MethodConnect:
+		target = "http://" + target
 	}
-	return host, nil
+	to, err := url.ParseRequestURI(target)
+	if err == nil && host != "" && !strings.EqualFold(host, to.Hostname()) {
+		err = fmt.Errorf("its target is at %s, and its Host field says %s", to.Hostname(), host)
+	}
+	if err != nil {
+		return "", err
+	}
+	return to.Hostname(), nil
 }
 
 // readName reads the beginning of a connection until it has a name. It returns the name, or a refusal if no host

@@ -215,9 +215,13 @@ func TestHTTPName(t *testing.T) {
 		"GET / HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                               "a.example.org",
 		"GET / HTTP/1.1\nhost:a.example.org:8080\n\n":                                 "a.example.org",
 		"POST /x HTTP/1.0\r\nAccept: */*\r\nHOST:  a.example.org \r\n\r\nHost: b\r\n": "a.example.org",
-		"GET http://b.example.org:80/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":        "b.example.org",
+		"GET http://b.example.org:80/ HTTP/1.1\r\nHost: b.example.org\r\n\r\n":        "b.example.org",
+		"GET http://b.example.org:80/ HTTP/1.0\r\n\r\n":                               "b.example.org",
+		"GET http://b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":           "its target is at b.example.org, and its Host field says a.example.org",
+		"GET b.example.org HTTP/1.1\r\nHost: b.example.org\r\n\r\n":                   "invalid URI",
+		"GET\t/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                              "invalid method",
 		"GET /100%?to=http://b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":  "a.example.org",
-		"CONNECT b.example.org:443 HTTP/1.1\r\nHost: a.example.org\r\n\r\n":           "b.example.org",
+		"CONNECT b.example.org:443 HTTP/1.1\r\nHost: B.example.org:443\r\n\r\n":       "b.example.org",
 		"GET / HTTP/1.1\r\nHost: a.example.org\r\n":                                   "EOF",
 		"VERSION-CONTROL / HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                   "a.example.org",
 		"GET":                              "EOF",
@@ -232,9 +236,9 @@ func TestHTTPName(t *testing.T) {
 		"\x00\x00\x00\x01":                                                     "neither TLS nor HTTP/1",
 		"get / HTTP/1.1\r\n":                                                   "EOF",
 		"{\"a\": 1":                                                            "neither TLS nor HTTP/1",
-		"GET http://user@b.example.org/ HTTP/1.1\r\nHost: a.example.org\r\n\r\n":         "b.example.org",
+		"GET http://user@b.example.org/ HTTP/1.1\r\nHost: b.example.org\r\n\r\n":         "b.example.org",
 		"OPTIONS * HTTP/1.1\r\nHost: a.example.org\r\n\r\n":                              "a.example.org",
-		"GET http://b.example.org?x HTTP/1.1\r\nHost: a.example.org\r\nA: b\r\n\r\nmore": "b.example.org",
+		"GET http://b.example.org?x HTTP/1.1\r\nHost: b.example.org\r\nA: b\r\n\r\nmore": "b.example.org",
 	} {
 		for _, size := range []int{1, 1 << 20} {
 			name, err := begin(strings.NewReader(request), size).name()

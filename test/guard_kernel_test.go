@@ -326,6 +326,12 @@ func TestGuardRefuses(t *testing.T) {
 			g.tb.Errorf("rules after a kill:\n%s\nbefore:\n%s", after, rules)
 		}
 		g.refuses()
+		for _, server := range []string{"10.0.0.55", other, "fd00::55"} { // the agent's own way to its nameservers
+			for _, network := range []string{"udp", "tcp"} {
+				_ = g.send(network, net.JoinHostPort(server, "53")) // UDP may be sent to the closed port of the agent
+			}
+			g.noneLeft(net.JoinHostPort(server, "53"))
+		}
 		if status := g.root(g.args("status")...); status.code == 0 || !strings.Contains(status.stdout, "guard: enforce") {
 			g.tb.Errorf("status without an agent: %+v", status)
 		}

@@ -105,8 +105,7 @@ func details(info *api.NameTable_NameInfo) string {
 	return strings.Join(texts, ", ")
 }
 
-// printProto prints a message as JSON. It uses encoding/json for the output, because
-// protojson deliberately varies its spaces and does not sort the hosts.
+// printProto prints a message as JSON. protojson alone would vary its spaces, and would not sort the hosts.
 func printProto(w io.Writer, m proto.Message) error {
 	data, err := protojson.Marshal(m)
 	if err != nil {

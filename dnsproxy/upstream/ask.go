@@ -98,9 +98,9 @@ type question struct {
 	over atomic.Bool // set with mu held: it was answered or cancelled
 
 	mu       sync.Mutex
-	query    []byte // each attempt has another ID
-	slot     uint32 // selects the UDP socket of the next attempt
-	timer    *time.Timer
+	query    []byte      // each attempt has another ID
+	slot     uint32      // selects the UDP socket of the next attempt
+	alarm    *alarm      // nil before the first wait, and at the end
 	servers  []candidate // in the order of configuration
 	attempts []*attempt  // all that was sent
 
@@ -199,8 +199,25 @@ func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 // end keeps the question from taking further steps.
 func (q *question) end() {
 	q.over.Store(true)
-	if q.timer != nil {
-		q.timer.Stop()
+	if q.alarm != nil {
+		q.alarm.timer.Stop()
+		q.alarm.question.Store(nil)
+		q.servers[0].client.alarms.Put(q.alarm)
+		q.alarm = nil
+	}
+}
+
+// An alarm is a timer of questions, one after the other. It is pooled, because nearly all timers are stopped before they
+// fire. If it fires late, for the next question, that one takes a step at which nothing is due.
+type alarm struct {
+	timer    *time.Timer
+	question atomic.Pointer[question]
+}
+
+// fire lets the question take its next step.
+func (a *alarm) fire() {
+	if q := a.question.Load(); q != nil {
+		q.proceed(time.Now(), nil, outcome{})
 	}
 }
 
@@ -240,11 +257,15 @@ func (q *question) wait(now time.Time) {
 	if !q.cutUntil.IsZero() {
 		at = earlier(at, q.cutUntil)
 	}
-	if q.timer == nil {
-		q.timer = time.AfterFunc(at.Sub(now), func() { q.proceed(time.Now(), nil, outcome{}) })
-		return
+	if q.alarm == nil {
+		q.alarm, _ = q.servers[0].client.alarms.Get().(*alarm)
+		if q.alarm == nil {
+			q.alarm = new(alarm)
+			q.alarm.timer = time.AfterFunc(time.Hour, q.alarm.fire)
+		}
+		q.alarm.question.Store(q)
 	}
-	q.timer.Reset(at.Sub(now))
+	q.alarm.timer.Reset(at.Sub(now))
 }
 
 // look notes how the servers stand now. A server that loops has failed, and so has one that is full and was not asked

@@ -27,6 +27,7 @@ type Client struct {
 
 	buffers       sync.Pool    // of *[dns.MaxMsgSize]byte
 	writes        sync.Pool    // of *udpWrite
+	alarms        sync.Pool    // of *alarm
 	open          atomic.Int64 // how many sockets and connections are open
 	elsewhereOpen atomic.Int64 // how many sockets to servers that are not configured are open
 	transfers     atomic.Int64 // how many zone transfers are running
