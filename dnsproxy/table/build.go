@@ -226,39 +226,30 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is like pack, but the first n addresses are near, and stay before the others. nearCount is the number of
-// near addresses in packed.
+// packNear packs addresses of one family, of which the first n are near. nearCount is the number of near addresses in
+// packed.
 func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, nearCount uint32) {
-	if n == 0 {
-		return b.pack(addrs), 0
-	}
-	first := slices.Clone(addrs[:n])
-	slices.SortFunc(first, netip.Addr.Compare)
-	first = slices.Compact(first)
-	start := len(b.packed)
-	b.pack(first)
-	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool {
-		_, found := slices.BinarySearchFunc(first, a, netip.Addr.Compare)
+	near := unique(addrs[:n])
+	others := slices.DeleteFunc(unique(addrs[n:]), func(a netip.Addr) bool {
+		_, found := slices.BinarySearchFunc(near, a, netip.Addr.Compare)
 		return found
 	})
-	end := len(b.packed)
-	b.pack(others)
-	nearCount = uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
-	return b.packed[start:len(b.packed):len(b.packed)], nearCount
+	return b.pack(near, others), uint32(len(near)) //nolint:gosec // below the limit of a push
 }
 
-// pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
-// and without duplicates. It sorts addrs.
-func (b *builder) pack(addrs []netip.Addr) []byte {
+// unique sorts addresses, and removes duplicates.
+func unique(addrs []netip.Addr) []netip.Addr {
 	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// pack appends the bytes of addresses, all of one family, to b.packed and returns them.
+func (b *builder) pack(lists ...[]netip.Addr) []byte {
 	start := len(b.packed)
-	for _, addr := range slices.Compact(addrs) {
-		if addr.Is4() {
-			bytes := addr.As4()
-			b.packed = append(b.packed, bytes[:]...)
-		} else {
+	for _, addrs := range lists {
+		for _, addr := range addrs {
 			bytes := addr.As16()
-			b.packed = append(b.packed, bytes[:]...)
+			b.packed = append(b.packed, bytes[len(bytes)-addr.BitLen()/8:]...)
 		}
 	}
 	return b.packed[start:len(b.packed):len(b.packed)]
@@ -333,7 +324,7 @@ func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bo
 	if p.partial = len(info.ips) > 0; p.partial {
 		b.addresses(s, info.ips)
 		lacking := func(addr netip.Addr) bool { return !host.has(addr.AsSlice()) }
-		p.V4, p.V6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
+		p.V4, p.V6 = b.pack(unique(slices.DeleteFunc(b.v4, lacking))), b.pack(unique(slices.DeleteFunc(b.v6, lacking)))
 		if len(p.V4)+len(p.V6) == 0 {
 			return port{}, false // the host does not have any of the port's addresses
 		}
