@@ -51,8 +51,8 @@ such as a wildcard of a public suffix. With --against, also show what it would d
 recorded.
 
 The exit code is 0 without findings, 1 with some, 2 if a file cannot be read.`,
-		Example: `  nametap guard check guard.yaml
-  nametap guard check guard.yaml --against /var/lib/nametap/guard.json`,
+		Example: `  nametap guard check learned.yaml
+  nametap guard check learned.yaml --against /var/lib/nametap/guard.json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
 			text, err := os.ReadFile(args[0])
