@@ -17,7 +17,6 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
-	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
@@ -118,7 +117,7 @@ func (c *captureCommand) resolveForRemoval() (stay string, logger *slog.Logger) 
 	switch policyErr := c.options.readPolicy(); {
 	case policyErr != nil:
 		return policyErr.Error(), logger
-	case c.options.policy != nil && c.options.policy.Mode == guard.Enforce:
+	case c.options.policy.Enforces():
 		return "the guard enforces " + c.options.guardFile, logger
 	case c.options.capture.Config.FailClosed:
 		return "--capture-fail-open=false", logger

@@ -146,19 +146,13 @@ func (c *policyCheck) checkAgainst(seen []guard.Record) {
 		switch {
 		case err == nil:
 			for _, port := range ports(r) {
-				c.checkAddress(netip.AddrPortFrom(addr, port), r)
+				if to := netip.AddrPortFrom(addr, port); !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
+					c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
+				}
 			}
 		case wanted(r):
 			c.checkName(r)
 		}
-	}
-}
-
-func (c *policyCheck) checkAddress(to netip.AddrPort, r guard.Record) {
-	if !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool {
-		return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
-	}) {
-		c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
 	}
 }
 

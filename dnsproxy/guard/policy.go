@@ -72,6 +72,11 @@ type Direct struct {
 	Port   uint16       // 0 for all
 }
 
+// Has reports whether an address and a port are among what may be reached.
+func (d Direct) Has(to netip.AddrPort) bool {
+	return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
+}
+
 // String returns the text that a policy has: a network, an address, or ADDRESS:PORT.
 func (d Direct) String() string {
 	switch {
