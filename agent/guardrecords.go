@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/guard"
-	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -20,27 +19,22 @@ const guardInterval = time.Minute
 // of the previous agent.
 func keepGuardRecords(ctx context.Context, c *core) error {
 	g, path := c.config.Guard, c.config.XDS.StateDir
-	if g == nil {
+	if g == nil || path == "" {
 		return nil
 	}
 	dir := statedir.New(path, "guard.lock")
 	defer dir.Unlock()
-	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil && path != "" {
+	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil {
 		c.log.Warn("the guard's records begin anew", "error", err)
 	}
-	due, stop := c.clock.Poll(clock.Tick, func() bool { return true })
+	due, stop := c.clock.Poll(guardInterval, func() bool { return true })
 	defer stop()
-	for saved, ended := time.Now(), false; !ended; {
+	for ended := false; !ended; {
 		select {
 		case <-due:
-			g.Sweep()
 		case <-ctx.Done():
 			ended = true
 		}
-		if path == "" || !ended && time.Since(saved) < guardInterval {
-			continue
-		}
-		saved = time.Now()
 		text, err := json.Marshal(g.Records())
 		if err == nil {
 			err = dir.Write(guard.RecordsFile, text, []byte("\n"))

@@ -17,7 +17,7 @@ type Records struct {
 type Record struct {
 	// Name is the name without a dot at its end, or the address of connections that belong to no name.
 	Name string `json:"name"`
-	// Verdict is what the policy said last: allowed or denied. In audit, a denied name was answered all the same.
+	// Verdict is what the policy in use says of the name: allowed or denied. In audit, a denied name was answered all the same.
 	Verdict string `json:"verdict"`
 	// Rule is the rule that says so, as FILE:LINE; "" if no rule does.
 	Rule string `json:"rule,omitempty"`

@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -28,10 +31,9 @@ func TestRecords(t *testing.T) {
 	ask("mail.example.com", dns.TypeMX, guard.Answers)
 	ask("mail.example.com", dns.TypeSRV, guard.Exists)
 	ask("leak.example.com", dns.TypeA, guard.Nothing)
-	_, rule := g.Policy().Judge(name(t, "api.example.com"), dns.TypeA)
-	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:443"), rule, true)
-	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), rule, false)
-	g.Connected("", netip.MustParseAddrPort("10.0.0.1:22"), nil, false)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:443"), true)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), false)
+	g.Connected("", netip.MustParseAddrPort("10.0.0.1:22"), false)
 	text, err := json.Marshal(g.Records())
 	if err != nil {
 		t.Fatal(err)
@@ -62,30 +64,43 @@ mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[] false
 	}
 }
 
-// G13: there is room for 4,096 names. Names that were used since the last sweep do not give way, others do.
+// G13: there is room for 4,096 names. Names that were used within the last second do not give way, others do.
 func TestRecordsGiveWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := guard.New("key")
+		var asking sync.WaitGroup
+		for worker := range 4 {
+			asking.Go(func() {
+				for i := range 10_000 {
+					g.Asked(name(t, fmt.Sprintf("n%d-%d.example.com", worker, i)), dns.TypeA, nil, guard.Nothing)
+				}
+			})
+		}
+		asking.Wait()
+		if n := len(g.Records().Names); n != 4096 {
+			t.Errorf("%d names", n)
+		}
+		time.Sleep(2 * time.Second)
+		late := name(t, "late.example.com")
+		if allocs := testing.AllocsPerRun(100, func() { g.Asked(late, dns.TypeA, nil, guard.Nothing) }); allocs != 0 {
+			t.Errorf("%v allocations", allocs)
+		}
+		all := g.Records().Names
+		if i := slices.IndexFunc(all, func(r guard.Record) bool { return r.Name == "late.example.com" }); len(all) != 4096 || i < 0 || all[i].Asked != 101 {
+			t.Error("a name that is asked for later is not recorded")
+		}
+	})
+}
+
+// G13: what is recorded has the verdict of the policy in use.
+func TestRecordsOfAnotherPolicy(t *testing.T) {
 	g := guard.New("key")
-	var asking sync.WaitGroup
-	for worker := range 4 {
-		asking.Go(func() {
-			for i := range 10_000 {
-				g.Asked(name(t, fmt.Sprintf("n%d-%d.example.com", worker, i)), dns.TypeA, nil, guard.Nothing)
-			}
-		})
+	g.Asked(name(t, "api.example.com"), dns.TypeA, nil, guard.Exists)
+	if got := g.Records().Names[0]; got.Verdict != guard.VerdictDenied || got.Rule != "" {
+		t.Errorf("%+v", got)
 	}
-	asking.Wait()
-	if n := len(g.Records().Names); n < 4000 || n > 4096 { // Records sweeps
-		t.Errorf("%d names", n)
-	}
-	late := name(t, "late.example.com")
-	if allocs := testing.AllocsPerRun(100, func() { g.Asked(late, dns.TypeA, nil, guard.Nothing) }); allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
-	found := false
-	for _, r := range g.Records().Names {
-		found = found || r.Name == "late.example.com" && r.Asked == 101
-	}
-	if !found {
-		t.Error("a name that is asked for after a sweep is not recorded")
+	g.Use(parse(t, example))
+	if got := g.Records().Names[0]; got.Verdict != guard.VerdictAllowed || got.Rule != "policy.yaml:4" {
+		t.Errorf("%+v", got)
 	}
 }
