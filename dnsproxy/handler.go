@@ -156,7 +156,7 @@ func (t *task) stale() bool { return t.found != nil && t.found.Source == sourceS
 // elsewhere returns the original destination of a captured query if the query is to be forwarded there. If the query
 // was not captured, or goes to the nameservers of resolv.conf, the address is not valid.
 func (h *handler) elsewhere(t *task) (netip.AddrPort, error) {
-	if t.located || t.from.original == nil || h.origins.ignored() {
+	if t.located || t.from.original == nil || h.origins.ignored() || h.guard.Policy().Enforces() {
 		return t.outgoing.Server, nil
 	}
 	server, err := t.from.original()

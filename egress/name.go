@@ -178,7 +178,7 @@ func (b *beginning) awaitHTTP() error {
 		case state == within && strings.IndexByte(" \t\v\f\r", c) >= 0:
 			state = after
 		case state == after:
-		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9', strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
+		case 'A' <= c && c <= 'Z', 'a' <= c && c <= 'z', '0' <= c && c <= '9' && state == within, strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0:
 			state = within // RFC 9110, section 5.6.2
 		default:
 			return errOther

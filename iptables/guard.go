@@ -133,7 +133,7 @@ func (b builder) direct(ports bool, protocols ...string) (rules []string) {
 	return rules
 }
 
-// audited makes the chain of table nat that redirects connections which a guard would refuse.
+// audited makes the chain of table nat that redirects connections which a guard would refuse, but none to linkLocal.
 func (b builder) audited() []chain {
 	if b.cfg.Guard == nil || !b.cfg.Guard.Audit || len(b.cfg.vipRanges(b.family)) == 0 {
 		return nil
@@ -145,7 +145,7 @@ func (b builder) audited() []chain {
 	rules = slices.Concat(rules, b.direct(true, "tcp"), b.direct(false))
 	return []chain{{
 		name: guardChain, parent: "OUTPUT", jumps: []string{b.rule("-p tcp -m tcp "+synOnly, "audit", guardChain)},
-		rules: append(rules, b.rule("-p tcp", guardedComment, fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort))),
+		rules: append(rules, b.rule(matches("! -d", map[family.Family]string{family.IPv6: linkLocal}[b.family], "-p", "tcp"), guardedComment, fmt.Sprintf("REDIRECT --to-ports %d", b.cfg.EgressPort))),
 	}}
 }
 

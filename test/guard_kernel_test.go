@@ -319,7 +319,9 @@ func TestGuardRefuses(t *testing.T) {
 		g.refuses()
 		for _, server := range []string{other, named6} { // redirected to the agent
 			g.digs(vipA, "@"+server, exactA)
+			g.dig("@"+server, exactA, "TXT") // the agent's nameservers are asked, and not that one (F14)
 		}
+		g.noneLeft(other+":53", "["+named6+"]:53")
 		rules := g.Rules()
 		a.end(syscall.SIGKILL)
 		if after := g.Rules(); after != rules {
