@@ -1,7 +1,6 @@
 package inject_test
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -9,34 +8,6 @@ import (
 
 	"github.com/nametap/nametap/inject"
 )
-
-// patched applies a JSON patch to an object.
-func patched(t *testing.T, object, patch []byte) string {
-	t.Helper()
-	var tree map[string]json.RawMessage
-	var operations []struct {
-		Op, Path string
-		Value    json.RawMessage
-	}
-	if err := json.Unmarshal(object, &tree); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(patch, &operations); err != nil {
-		t.Fatalf("%v: %s", err, patch)
-	}
-	for _, o := range operations {
-		key, ok := strings.CutPrefix(o.Path, "/")
-		if o.Op != "add" || !ok || strings.Contains(key, "/") {
-			t.Errorf("operation %s of %s", o.Op, o.Path)
-		}
-		tree[key] = o.Value
-	}
-	text, err := json.Marshal(tree)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
 
 // TestAdmitErrors checks the errors about texts that are no pods.
 func TestAdmitErrors(t *testing.T) { // I10
