@@ -115,6 +115,15 @@ func TestReload(t *testing.T) {
 			t.Errorf("%q: capture is %+v", step.file, capture)
 		}
 	}
+	for _, text := range []string{"ttl: 9s\n", "local-only: [corp.example]\n", "serve-stale: 1m\n", "upstream: [192.0.2.1]\n", "cache-size: 1MiB\n"} {
+		write("")
+		r.reload()
+		before := a.times
+		write(text)
+		if r.reload(); a.times != before+1 {
+			t.Errorf("DNS is configured %d times with %q", a.times-before, text)
+		}
+	}
 	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
 		t.Errorf("drain is from %s", source)
 	}
