@@ -31,7 +31,8 @@ func TestRecords(t *testing.T) {
 	ask("mail.example.com", dns.TypeSRV, guard.Exists)
 	ask("leak.example.com", dns.TypeA, guard.Nothing)
 	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:443"), true)
-	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), false)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), true)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:23"), false)
 	g.Connected("", netip.MustParseAddrPort("10.0.0.1:22"), false)
 	text, err := json.Marshal(g.Records())
 	if err != nil {
@@ -58,7 +59,7 @@ mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[] false
 		}
 	}
 	queries, connections := g.Counts()
-	if got := fmt.Sprint(queries, connections); got != "map[allowed:8 denied:1] map[allowed:1 denied:2]" {
+	if got := fmt.Sprint(queries, connections); got != "map[allowed:8 denied:1] map[allowed:2 denied:2]" {
 		t.Error(got)
 	}
 }
