@@ -24,7 +24,14 @@ func keepGuardRecords(ctx context.Context, c *core) error {
 	}
 	dir := statedir.New(path, "guard.lock")
 	defer dir.Unlock()
-	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil {
+	var before guard.Records
+	text, err := os.ReadFile(dir.File(guard.RecordsFile))
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	if err == nil {
+		g.Restore(before)
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		c.log.Warn("the guard's records begin anew", "error", err)
 	}
 	due, stop := c.clock.Poll(guardInterval, func() bool { return true })
@@ -43,22 +50,5 @@ func keepGuardRecords(ctx context.Context, c *core) error {
 			c.log.Warn("the guard's records cannot be saved: see --state-dir", "error", err)
 		}
 	}
-	return nil
-}
-
-// readGuardRecords gives a guard the records in a file, if there is one.
-func readGuardRecords(g *guard.Guard, path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	var records guard.Records
-	if err := json.Unmarshal(text, &records); err != nil {
-		return err
-	}
-	g.Restore(records)
 	return nil
 }

@@ -362,7 +362,7 @@ func TestGuardFollowsPolicy(t *testing.T) {
 		g.setPolicy()
 		g.connects(serverA+":443", false)
 		g.setPolicy("mode: enforced")
-		wait.Until(g.tb, "the broken policy is logged", func() bool { return a.log.Count("the policy of the guard stays unchanged") > 0 })
+		wait.Until(g.tb, "the broken policy is logged", func() bool { return a.log.Count("the settings stay unchanged") > 0 })
 		g.connects(serverA+":443", false)
 		for _, conn := range []*net.TCPConn{before, open} {
 			echoes(g.tb, conn)

@@ -28,7 +28,7 @@ type Record struct {
 	Exists bool `json:"exists,omitempty"`
 	// Types has the types of the questions other than A, AAAA, HTTPS and SVCB for which nameservers had records, sorted.
 	Types []string `json:"types,omitempty"`
-	// Ports has the number of connections by port, carried or refused.
+	// Ports has the number of connections that were made, by port.
 	Ports map[uint16]uint64 `json:"ports,omitempty"`
 	// Private reports whether the name has led to a private address: of RFC 1918, RFC 4193 or RFC 6598.
 	Private bool `json:"private,omitempty"`

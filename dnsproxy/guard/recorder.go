@@ -90,12 +90,15 @@ func (r *Record) addType(text string) {
 }
 
 // Connected records a connection to a VIP of a name or, in audit, to an address of the name. carried reports whether the
-// connection was made.
-func (r *recorder) Connected(name wire.Name, to netip.AddrPort, carried bool) {
-	count(&r.connections, carried)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.use(name)
+// policy allows it. A connection that was refused is only counted: a policy that is learned must not allow it.
+func (g *Guard) Connected(name wire.Name, to netip.AddrPort, carried bool) {
+	count(&g.connections, carried)
+	if !carried && g.Policy().Enforces() {
+		return
+	}
+	g.recorder.mu.Lock()
+	defer g.recorder.mu.Unlock()
+	e := g.use(name)
 	if e == nil {
 		return
 	}

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,7 +15,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/guard"
 )
 
-// G13: what was asked and connected to is counted by name. Another process goes on with it.
+// G13: what was asked and connected to is counted by name. Another process goes on with it, and says what its policy does.
 func TestRecords(t *testing.T) {
 	g := guard.New("key")
 	g.Use(parse(t, example))
@@ -32,7 +31,8 @@ func TestRecords(t *testing.T) {
 	ask("mail.example.com", dns.TypeSRV, guard.Exists)
 	ask("leak.example.com", dns.TypeA, guard.Nothing)
 	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:443"), true)
-	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), false)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("[::ffff:100.64.0.1]:22"), true)
+	g.Connected(name(t, "api.example.com"), netip.MustParseAddrPort("240.64.0.1:23"), false)
 	g.Connected("", netip.MustParseAddrPort("10.0.0.1:22"), false)
 	text, err := json.Marshal(g.Records())
 	if err != nil {
@@ -43,8 +43,8 @@ func TestRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := guard.New("key")
-	next.Use(parse(t, example))
 	next.Restore(records)
+	next.Use(parse(t, example))
 	for _, g := range []*guard.Guard{g, next} {
 		lines := new(strings.Builder)
 		for _, r := range g.Records().Names {
@@ -59,7 +59,7 @@ mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[] false
 		}
 	}
 	queries, connections := g.Counts()
-	if got := fmt.Sprint(queries, connections); got != "map[allowed:8 denied:1] map[allowed:1 denied:2]" {
+	if got := fmt.Sprint(queries, connections); got != "map[allowed:8 denied:1] map[allowed:2 denied:2]" {
 		t.Error(got)
 	}
 }
@@ -68,19 +68,13 @@ mail.example.com allowed policy.yaml:8 5 true [MX TXT] map[] false
 func TestRecordsGiveWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := guard.New("key")
-		var asking sync.WaitGroup
-		for worker := range 4 {
-			asking.Go(func() {
-				for i := range 10_000 {
-					g.Asked(name(t, fmt.Sprintf("n%d-%d.example.com", worker, i)), dns.TypeA, nil, guard.Nothing)
-				}
-			})
+		for i := range 40_000 {
+			g.Asked(name(t, fmt.Sprintf("n%d.example.com", i)), dns.TypeA, nil, guard.Nothing)
 		}
-		asking.Wait()
 		if n := len(g.Records().Names); n != 4096 {
 			t.Errorf("%d names", n)
 		}
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //nolint:forbidigo // the bubble's clock
 		late := name(t, "late.example.com")
 		if allocs := testing.AllocsPerRun(100, func() { g.Asked(late, dns.TypeA, nil, guard.Nothing) }); allocs != 0 {
 			t.Errorf("%v allocations", allocs)
@@ -90,17 +84,4 @@ func TestRecordsGiveWay(t *testing.T) {
 			t.Error("a name that is asked for later is not recorded")
 		}
 	})
-}
-
-// G13: what is recorded has the verdict of the policy in use.
-func TestRecordsOfAnotherPolicy(t *testing.T) {
-	g := guard.New("key")
-	g.Asked(name(t, "api.example.com"), dns.TypeA, nil, guard.Exists)
-	if got := g.Records().Names[0]; got.Verdict != guard.VerdictDenied || got.Rule != "" {
-		t.Errorf("%+v", got)
-	}
-	g.Use(parse(t, example))
-	if got := g.Records().Names[0]; got.Verdict != guard.VerdictAllowed || got.Rule != "policy.yaml:4" {
-		t.Errorf("%+v", got)
-	}
 }
