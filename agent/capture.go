@@ -151,7 +151,7 @@ const guardWait = 5 * time.Second
 // are installed. Those of a policy that is enforced do not wait for long.
 func (c *capture) begin(ctx context.Context) error {
 	listening, cancel := ctx, func() {}
-	if enforces(c.current().policy) {
+	if c.current().policy.Enforces() {
 		listening, cancel = context.WithTimeout(ctx, guardWait)
 	}
 	c.awaitListening(listening)
@@ -374,7 +374,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 		return d, nil
 	}
 	for _, f := range family.All() {
-		if !enforces(in.policy) {
+		if !in.policy.Enforces() {
 			d.Config.ExcludeCIDRs = slices.Concat(d.Config.ExcludeCIDRs, in.passing[f])
 		}
 	}
@@ -404,7 +404,7 @@ func (in inputs) desired() (iptables.Desired, error) {
 			d.Config = d.Config.Without(f)
 		}
 	}
-	d.Config.GuardOnly = served == 0 && enforces(in.policy)
+	d.Config.GuardOnly = served == 0 && in.policy.Enforces()
 	if served == 0 && !d.Config.GuardOnly {
 		return d, errors.Join(errs...)
 	}

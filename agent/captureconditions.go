@@ -62,7 +62,7 @@ func (c *capture) conditions() []condition.Condition {
 		c.ended(now, on, begun), c.interrupted(now),
 	} {
 		all[i].Problems = problems
-		if effect := guardEffect(all[i].Code); effect != "" && enforces(c.current().policy) {
+		if effect := guardEffect(all[i].Code); effect != "" && c.current().policy.Enforces() {
 			for j := range problems {
 				problems[j].Effect = effect
 			}

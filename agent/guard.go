@@ -19,7 +19,7 @@ func WithPolicy(cfg iptables.Config, p *guard.Policy) iptables.Config {
 	if p == nil {
 		return cfg
 	}
-	cfg.Guard = &iptables.Guard{Audit: p.Mode != guard.Enforce}
+	cfg.Guard = &iptables.Guard{Audit: !p.Enforces()}
 	for _, d := range p.Direct {
 		cfg.Guard.Direct = append(cfg.Guard.Direct, iptables.Direct(d))
 	}
@@ -31,13 +31,10 @@ func WithPolicy(cfg iptables.Config, p *guard.Policy) iptables.Config {
 	return cfg
 }
 
-// enforces reports whether a policy is enforced.
-func enforces(p *guard.Policy) bool { return p != nil && p.Mode == guard.Enforce }
-
 // observeGuard finds out whether the kernel refuses what the policy does not allow, if the policy is enforced.
 func (c *core) observeGuard(ctx context.Context) {
 	var found []probe.Refusal
-	if p := c.config.Guard.Policy(); enforces(p) {
+	if p := c.config.Guard.Policy(); p.Enforces() {
 		found = Refusals(ctx, p)
 	}
 	if c.refusals.Store(&found); c.capture != nil && len(c.refusalsIn(probe.Passed)) > 0 {
@@ -59,9 +56,7 @@ func Refusals(ctx context.Context, p *guard.Policy) []probe.Refusal {
 // refusal tries whether the kernel refuses packets over a family. Packets to what is in direct of the policy say nothing.
 func refusal(ctx context.Context, f family.Family, p *guard.Policy) probe.Refusal {
 	to := probe.Unlisted(f)
-	if slices.ContainsFunc(p.Direct, func(d guard.Direct) bool {
-		return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
-	}) {
+	if slices.ContainsFunc(p.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
 		return probe.Refusal{Family: f, To: to, State: probe.Untested, Error: "direct of the policy has the address"}
 	}
 	return probe.Guarded(ctx, f)
@@ -90,7 +85,7 @@ func (c *core) guardConditions() []condition.Condition {
 	}
 	open := condition.Condition{Code: "guard_open", Title: "the kernel refuses what the policy of the guard does not allow"}
 	switch {
-	case !enforces(p):
+	case !p.Enforces():
 		open.Unknown = "the policy is not enforced"
 	case !c.enforced():
 		open.Unknown = "not tried yet, or this host has no route"
@@ -100,7 +95,7 @@ func (c *core) guardConditions() []condition.Condition {
 		open.Problems = append(open.Problems, condition.Problem{
 			Severity: condition.Severe, Subject: r.Family.String(), What: fmt.Sprintf("the kernel does not enforce the policy of the guard over %s", r.Family),
 			Evidence: fmt.Sprintf("packets to %s are not refused", r.To), Effect: "programs reach any address, without a name",
-			Mend: "nametap capture status; in a pod, nametap capture apply in an init step", Rows: []string{"G9"},
+			Mend: "nametap capture status; run the agent with --capture or, in a pod, nametap capture apply in an init step", Rows: []string{"G9"},
 		})
 	}
 	return []condition.Condition{open}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/nametap/nametap/dnsproxy/guard"
-	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/statedir"
 )
 
@@ -20,27 +19,29 @@ const guardInterval = time.Minute
 // of the previous agent.
 func keepGuardRecords(ctx context.Context, c *core) error {
 	g, path := c.config.Guard, c.config.XDS.StateDir
-	if g == nil {
+	if g == nil || path == "" {
 		return nil
 	}
 	dir := statedir.New(path, "guard.lock")
 	defer dir.Unlock()
-	if err := readGuardRecords(g, dir.File(guard.RecordsFile)); err != nil && path != "" {
+	var before guard.Records
+	text, err := os.ReadFile(dir.File(guard.RecordsFile))
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	if err == nil {
+		g.Restore(before)
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		c.log.Warn("the guard's records begin anew", "error", err)
 	}
-	due, stop := c.clock.Poll(clock.Tick, func() bool { return true })
+	due, stop := c.clock.Poll(guardInterval, func() bool { return true })
 	defer stop()
-	for saved, ended := time.Now(), false; !ended; {
+	for ended := false; !ended; {
 		select {
 		case <-due:
-			g.Sweep()
 		case <-ctx.Done():
 			ended = true
 		}
-		if path == "" || !ended && time.Since(saved) < guardInterval {
-			continue
-		}
-		saved = time.Now()
 		text, err := json.Marshal(g.Records())
 		if err == nil {
 			err = dir.Write(guard.RecordsFile, text, []byte("\n"))
@@ -49,22 +50,5 @@ func keepGuardRecords(ctx context.Context, c *core) error {
 			c.log.Warn("the guard's records cannot be saved: see --state-dir", "error", err)
 		}
 	}
-	return nil
-}
-
-// readGuardRecords gives a guard the records in a file, if there is one.
-func readGuardRecords(g *guard.Guard, path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return err
-	}
-	var records guard.Records
-	if err := json.Unmarshal(text, &records); err != nil {
-		return err
-	}
-	g.Restore(records)
 	return nil
 }

@@ -55,7 +55,7 @@ func (s *Server) Explain(name, qtype string) (Explanation, error) {
 		e.Rule = table.RuleNone
 	}
 	if host.Name != wire.Root {
-		e.Host = host.Key(&current.Cluster)
+		e.Host = host.Key()
 	}
 	e.Why = explainDecision(d, q.Name, e.Host)
 	if d.action == actTarget && d.target != q.Name {

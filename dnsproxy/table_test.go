@@ -74,7 +74,7 @@ func TestPrecedence(t *testing.T) { // N7
 		// name.namespace wins over name in the agent's namespace.
 		{"web-0.web A", "web-0.web. CNAME web-0.web.svc.cluster.local.; web-0.web.svc.cluster.local. A 10.0.0.6"},
 		{"twice.example A", "twice.example. A 192.0.2.9"},
-		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 80 10-0-0-13.peer.bank.svc.cluster.local."},
+		{"_http._tcp.peer.bank SRV", "_http._tcp.peer.bank. CNAME _http._tcp.peer.bank.svc.cluster.local.; _http._tcp.peer.bank.svc.cluster.local. SRV 0 100 81 10-0-0-13.peer.bank.svc.cluster.local."},
 		{"gone.peer.bank A", "NXDOMAIN"}, // a pod that may come back
 		{"other.peer.bank.shop.svc.cluster.local A", "NXDOMAIN"},
 		{"old A", "old. CNAME old.shop.svc.cluster.local.; old.shop.svc.cluster.local. CNAME a.example.; a.example. A 10.0.0.12"},
@@ -213,8 +213,8 @@ func TestNameTable(t *testing.T) { // R5
 		"*.example.com": {"ips": ["192.0.2.2"], "registry": "External", "destinations": [{"port": 443}]},
 		"vip.example.com": {"ips": ["240.240.0.1"], "registry": "External", "destinations": [{"port": 443}, {"port": 80, "target": 8080},
 			{"port": 3306, "endpoints": ["db.example.com:3306", "192.0.2.8:3306", "[2001:db8::8]:3307"]}]},
-		"API.example.com": {"ips": ["192.0.2.1"], "registry": "External"},
-		"DB.bank.svc.cluster.local": {"ips": ["10.0.0.3"], "registry": "Kubernetes", "shortname": "DB", "namespace": "bank"},
+		"api.example.com": {"ips": ["192.0.2.1"], "registry": "External"},
+		"db.bank.svc.cluster.local": {"ips": ["10.0.0.3"], "registry": "Kubernetes", "shortname": "db", "namespace": "bank"},
 		"ext.bank.": {"ips": ["192.0.2.1"], "registry": "Kubernetes"},
 		"ext.bank.svc.": {"ips": ["192.0.2.1"], "registry": "Kubernetes"},
 		"ext.bank.svc.cluster.local": {"ips": ["192.0.2.1"], "registry": "Kubernetes", "shortname": "ext", "namespace": "bank",

@@ -17,10 +17,9 @@ import (
 type guarded struct {
 	guard   *guard.Guard
 	policy  *guard.Policy
-	name    wire.Name   // the root as long as the name is not known
-	rule    *guard.Rule // about the name
-	denied  error       // why the policy does not allow the connection
-	audited bool        // the client has connected to an address that is no VIP
+	name    wire.Name // the root as long as the name is not known
+	denied  error     // why the policy does not allow the connection
+	audited bool      // the client has connected to an address that is no VIP
 }
 
 // routeGuarded returns the route to a VIP of the guard or, if the policy only audits, to an address that is no VIP, or a
@@ -48,7 +47,7 @@ func routeGuarded(vip netip.AddrPort, g *guard.Guard, policy *guard.Policy) (r r
 // judge sets the name of the route, and what the policy says.
 func (r *route) judge(name wire.Name) {
 	verdict, rule := r.policy.Judge(name, dns.TypeA)
-	r.name, r.rule, r.denied = name, rule, nil
+	r.name, r.denied = name, nil
 	if verdict != guard.Carried {
 		r.denied = refuse(ReasonDenied, "%s (%s): %s", hostText(name), r.vip, r.policy.Reason(verdict, rule))
 	} else if !slices.Contains(rule.Ports, r.vip.Port()) {
@@ -79,7 +78,7 @@ func (r *route) reach() reach {
 // record records for the guard whether the connection is carried. In audit, what enforce would refuse is not.
 func (r *route) record(carried bool) {
 	if r.guard != nil {
-		r.guard.Connected(r.name, r.vip, r.rule, carried && r.denied == nil)
+		r.guard.Connected(r.name, r.vip, carried && r.denied == nil)
 	}
 }
 

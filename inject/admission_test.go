@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	kyaml "sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
@@ -36,6 +37,27 @@ func patched(t *testing.T, object, patch []byte) string {
 		t.Fatal(err)
 	}
 	return string(text)
+}
+
+// I1: the patch makes the pod that Pod makes, and nothing is left to do then.
+func TestAdmit(t *testing.T) {
+	t.Parallel()
+	const text = `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "web", "image": "web"}]}}`
+	result, patch, err := inject.Admit([]byte(text), shop, inject.Config{})
+	if err != nil || result.Outcome != inject.Injected {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	want, err := json.Marshal(result.Pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := patched(t, []byte(text), patch)
+	if diff := cmp.Diff(typed(t, string(want)), typed(t, got)); diff != "" {
+		t.Errorf("(-pod +patched):\n%s", diff)
+	}
+	if _, more, err := inject.Admit([]byte(got), shop, inject.Config{}); err != nil || more != nil {
+		t.Errorf("a second patch: %s, %v", more, err)
+	}
 }
 
 // TestAdmitErrors checks the errors about texts that are no pods.

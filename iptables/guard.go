@@ -64,6 +64,8 @@ func (b builder) guard() []chain {
 	for _, agent := range b.agents() {
 		rules = append(rules, b.rule(strings.Replace(b.hopsMatch(), " --", " ! --", 1)+" "+strconv.Itoa(GuardHops)+" "+agent, "the agent", "RETURN"))
 	}
+	// Connection tracking may not know all connections that are open. A container could send such packets without one.
+	rules = append(rules, b.rule("-p tcp -m tcp ! "+synOnly, "open", "RETURN"))
 	chains := []chain{{name: guardChain, parent: "OUTPUT", jumps: []string{b.rule("", "guard", guardChain)}, rules: append(rules, b.guarded()...)}}
 	if len(b.cfg.VirtualInterfaces) > 0 {
 		forward := chain{name: guardForwardChain, parent: "FORWARD", rules: b.guarded()}
@@ -81,14 +83,13 @@ func (b builder) guarded() []string {
 	if b.cfg.Guard.Audit {
 		refuse = func(string) string { return "RETURN" }
 	}
-	rules := []string{
-		b.rule("-m conntrack --ctstate RELATED,ESTABLISHED", "open", "RETURN"),
-		// Connection tracking may not know all connections that are open.
-		b.rule("-p tcp -m tcp ! "+synOnly, "open", "RETURN"),
-	}
-	if b.family == family.IPv6 { // RFC 4890, section 4.4.1: neighbour discovery, and the groups that it needs
-		for _, icmp := range []int{131, 132, 133, 135, 136, 143} {
-			rules = append(rules, b.rule("-p ipv6-icmp -m icmp6 --icmpv6-type "+strconv.Itoa(icmp), "neighbours", "RETURN"))
+	rules := []string{b.rule("-m conntrack --ctstate RELATED,ESTABLISHED", "open", "RETURN")}
+	if b.family == family.IPv6 { // RFC 4890, section 4.4.1: neighbour discovery, and the groups that it needs. No router forwards these
+		for _, icmp := range []int{131, 132, 143} {
+			rules = append(rules, b.rule("-d ff00::/8 -p ipv6-icmp -m icmp6 --icmpv6-type "+strconv.Itoa(icmp), "neighbours", "RETURN"))
+		}
+		for _, icmp := range []int{133, 135, 136} {
+			rules = append(rules, b.rule("-p ipv6-icmp -m icmp6 --icmpv6-type "+strconv.Itoa(icmp)+" "+b.hopsMatch()+" 255", "neighbours", "RETURN"))
 		}
 	}
 	rules = append(rules, b.direct(true, "udp", "tcp")...)

@@ -2,123 +2,15 @@ package test
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
-
-// E9: each side sees the end of the other one's data, and can go on sending.
-func TestEgressHalfClose(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", func(conn *net.TCPConn) { // answers after the client's end
-		all, err := io.ReadAll(conn)
-		if err == nil {
-			_, _ = fmt.Fprintf(conn, "got %d bytes", len(all))
-		}
-	})
-	received := make(chan string, 1)
-	e.serve(serverB+":7", func(conn *net.TCPConn) { // ends before the client
-		if _, err := io.WriteString(conn, "all"); err != nil || conn.CloseWrite() != nil {
-			return
-		}
-		all, err := io.ReadAll(conn)
-		received <- fmt.Sprintf("%d bytes, %v", len(all), err)
-	})
-	e.capture()
-	for _, size := range []int{10, 5 << 20} {
-		conn := e.mustDial(vipA, "7")
-		if _, err := conn.Write(make([]byte, size)); err != nil {
-			t.Fatal(err)
-		}
-		if err := conn.CloseWrite(); err != nil {
-			t.Fatal(err)
-		}
-		want := fmt.Sprintf("got %d bytes", size)
-		if got, err := io.ReadAll(conn); err != nil || string(got) != want {
-			t.Errorf("the client received %q, %v, want %q", got, err, want)
-		}
-
-		conn = e.mustDial(vipB, "7")
-		if got, err := io.ReadAll(conn); err != nil || string(got) != "all" {
-			t.Errorf("the client received %q, %v", got, err)
-		}
-		if _, err := conn.Write(make([]byte, size)); err != nil {
-			t.Fatal(err)
-		}
-		conn.Close()
-		if got, want := wait.For(t, "the server has all", received), fmt.Sprintf("%d bytes, <nil>", size); got != want {
-			t.Errorf("the server received %s, want %s", got, want)
-		}
-	}
-	wait.Until(t, "no connection is open", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
-}
-
-// E9: a reset stays a reset, in both directions, also after the end of one side's data.
-func TestEgressReset(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	failed := make(chan error, 1)
-	e.serve(serverA+":7", func(conn *net.TCPConn) {
-		_, err := conn.Write([]byte("x"))
-		if err == nil {
-			_, err = io.Copy(io.Discard, conn)
-		}
-		for err == nil { // the client has ended its data: its reset shows when it is sent some
-			_, err = conn.Write(make([]byte, 1))
-		}
-		failed <- err
-	})
-	e.serve(serverB+":7", func(conn *net.TCPConn) {
-		if _, err := io.ReadFull(conn, make([]byte, 5)); err == nil {
-			_ = conn.SetLinger(0)
-		}
-	})
-	e.capture()
-	for _, ended := range []bool{false, true} {
-		conn := e.mustDial(vipA, "7")
-		if _, err := conn.Write([]byte("hello")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Read(make([]byte, 1)); err != nil {
-			t.Fatal(err)
-		}
-		if ended {
-			if err := conn.CloseWrite(); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := conn.Read(make([]byte, 1)); err != nil { // the server has read the end
-				t.Fatal(err)
-			}
-		}
-		_ = conn.SetLinger(0)
-		conn.Close()
-		err := wait.For(t, "the server notices the reset", failed)
-		if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
-			t.Errorf("client's data ended %v: %v, want a reset", ended, err)
-		}
-	}
-	conn := e.mustDial(vipB, "7")
-	if _, err := conn.Write([]byte("hello")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the server resets: %v, want a reset", err)
-	}
-	if conn, err := e.dialTCP(vipA, "8"); err == nil { // no server listens
-		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("a failed dial: %v, want a reset", err)
-		}
-	}
-	wait.Until(t, "no connection is open", func() bool { return e.metric("nametap_egress_open_connections") == 0 })
-}
 
 // E8: names that lead back to this host, to links, to metadata or to VIPs are refused.
 func TestEgressForbidden(t *testing.T) {

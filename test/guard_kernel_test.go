@@ -362,7 +362,7 @@ func TestGuardFollowsPolicy(t *testing.T) {
 		g.setPolicy()
 		g.connects(serverA+":443", false)
 		g.setPolicy("mode: enforced")
-		wait.Until(g.tb, "the broken policy is logged", func() bool { return a.log.Count("the policy of the guard stays unchanged") > 0 })
+		wait.Until(g.tb, "the broken policy is logged", func() bool { return a.log.Count("the settings stay unchanged") > 0 })
 		g.connects(serverA+":443", false)
 		for _, conn := range []*net.TCPConn{before, open} {
 			echoes(g.tb, conn)
@@ -421,12 +421,12 @@ func TestGuardStopped(t *testing.T) {
 	a := g.capture()
 	rules := g.Rules()
 	a.end(terminate)
-	g.environment = append(g.environment, "NAMETAP_GUARD="+g.policy)
-	for range 2 { // the second time, without the policy
+	kept := g.environment
+	for _, setting := range []string{"NAMETAP_GUARD=" + g.policy, "NAMETAP_CONFIG=/nonexistent", "NAMETAP_GAURD=" + g.policy} { // whatever the settings say
+		g.environment = append(slices.Clip(kept), setting)
 		if r := g.root("capture", "remove", "--after-agent"); r.code != 0 || g.Rules() != rules {
-			t.Errorf("%+v, rules:\n%s\nbefore:\n%s", r, g.Rules(), rules)
+			t.Errorf("%s: %+v, rules:\n%s\nbefore:\n%s", setting, r, g.Rules(), rules)
 		}
-		g.policy = g.replace("guard.yaml", "")
 	}
 	g.refuses()
 }
@@ -593,7 +593,23 @@ func TestGuardContainer(t *testing.T) {
 				g.tb.Errorf("UDP to %s: %v", to, err)
 			}
 		}
+		raw := guardVM{egressVM: inside} // of a container that has CAP_NET_RAW
+		ack := slices.Concat([]byte{0x30, 0x39, 1, 187}, make([]byte, 8), []byte{0x50, 0x10}, make([]byte, 6))
+		for _, err := range []error{
+			raw.rawPacket(unix.IPPROTO_ICMPV6, server6A, []byte{133, 0, 0, 0, 0, 0, 0, 0}, false),
+			raw.rawPacket(unix.IPPROTO_ICMPV6, server6A, []byte{143, 0, 0, 0, 0, 0, 0, 0}, false),
+			raw.rawPacket(unix.IPPROTO_TCP, server6B, ack, false),
+		} {
+			if err != nil {
+				g.tb.Error(err)
+			}
+		}
 		g.noneLeft(serverB, server6A, named6)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if g.left["tcp "+server6B] > 0 {
+			g.tb.Error("a segment without a connection has left")
+		}
 	}, "private: allow", fmt.Sprintf("direct: [\"%s:22\", \"%s:%d\"]", serverB, named, settlePort), "allow:", "- names: [api.example.org]")
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/agent/resolved"
-	"github.com/nametap/nametap/dnsproxy/guard"
 	"github.com/nametap/nametap/internal/family"
 	"github.com/nametap/nametap/iptables"
 )
@@ -51,15 +50,15 @@ code is 1.
 --after-agent is for service managers: the command does not wait for replies, and ignores a
 backend that this user cannot read. With --unless-leased it leaves rules that the next
 agent may take over, because the kernel is about to end the capture by itself. With
---capture-fail-open=false, or a guard that enforces its policy, it does nothing.`)
+--capture-fail-open=false, or if the rules enforce the policy of a guard, it does nothing.`)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		log := newLogWriter(os.Stderr) // a log that is not read must not delay the removal
 		defer log.close()
 		c.options.logTo = log
 		stay, logger := c.resolveForRemoval()
 		switch {
-		case afterAgent && stay != "":
-			logger.Warn("the rules stay: without an agent queries are refused", "because", stay)
+		case afterAgent && stay:
+			logger.Warn("the rules stay: without an agent queries are refused", "because", "--capture-fail-open=false")
 			return nil
 		case afterAgent:
 			return removeAfterAgent(command.Context(), unlessLeased, logger)
@@ -79,7 +78,8 @@ agent may take over, because the kernel is about to end the capture by itself. W
 }
 
 // removeAfterAgent removes the rules of an agent that has ended, so none of its replies is in flight. It ignores
-// rules that this user cannot read. If unlessLeased is true, it leaves rules that the next agent may take over.
+// rules that this user cannot read. Rules that enforce the policy of a guard stay. If unlessLeased is true, it leaves rules that
+// the next agent may take over.
 func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logger) error {
 	cfg := iptables.DefaultConfig()
 	cfg.Settle = time.Nanosecond
@@ -88,7 +88,12 @@ func removeAfterAgent(ctx context.Context, unlessLeased bool, logger *slog.Logge
 		return err
 	}
 	leased := func(f family.Family) bool { alive, err := iptables.Leased(f); return alive && err == nil }
-	if unlessLeased && slices.ContainsFunc(family.All(), leased) && capture.EndsByItself(ctx) {
+	enforced, endsByItself := capture.Left(ctx)
+	switch {
+	case enforced:
+		logger.Warn("the rules stay: without an agent queries are refused", "because", "they enforce the policy of a guard")
+		return nil
+	case unlessLeased && slices.ContainsFunc(family.All(), leased) && endsByItself:
 		return nil // the next agent uses the rules
 	}
 	unregister(logger) // first: a tool of iptables may hang
@@ -107,23 +112,15 @@ func unregister(logger *slog.Logger) {
 	}
 }
 
-// resolveForRemoval returns why the rules stay after an agent, "" if they do not. Malformed settings must not
-// keep the rules installed: they may be the reason why no agent runs. But a policy that cannot be read does.
-func (c *captureCommand) resolveForRemoval() (stay string, logger *slog.Logger) {
+// resolveForRemoval reports whether a setting keeps the rules after an agent. Malformed settings must not: they may be the
+// reason why no agent runs.
+func (c *captureCommand) resolveForRemoval() (stay bool, logger *slog.Logger) {
 	err := c.options.resolve()
 	logger = c.options.logger()
 	if err != nil {
 		logger.Warn("some settings are malformed; the rules are removed without them", "error", err)
 	}
-	switch policyErr := c.options.readPolicy(); {
-	case policyErr != nil:
-		return policyErr.Error(), logger
-	case c.options.policy != nil && c.options.policy.Mode == guard.Enforce:
-		return "the guard enforces " + c.options.guardFile, logger
-	case c.options.capture.Config.FailClosed:
-		return "--capture-fail-open=false", logger
-	}
-	return "", logger
+	return c.options.capture.Config.FailClosed, logger
 }
 
 func newCapturePrint() *cobra.Command {

@@ -51,8 +51,8 @@ such as a wildcard of a public suffix. With --against, also show what it would d
 recorded.
 
 The exit code is 0 without findings, 1 with some, 2 if a file cannot be read.`,
-		Example: `  nametap guard check guard.yaml
-  nametap guard check guard.yaml --against /var/lib/nametap/guard.json`,
+		Example: `  nametap guard check learned.yaml
+  nametap guard check learned.yaml --against /var/lib/nametap/guard.json`,
 		Args: usageArgs(cobra.ExactArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
 			text, err := os.ReadFile(args[0])
@@ -146,19 +146,13 @@ func (c *policyCheck) checkAgainst(seen []guard.Record) {
 		switch {
 		case err == nil:
 			for _, port := range ports(r) {
-				c.checkAddress(netip.AddrPortFrom(addr, port), r)
+				if to := netip.AddrPortFrom(addr, port); !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
+					c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
+				}
 			}
 		case wanted(r):
 			c.checkName(r)
 		}
-	}
-}
-
-func (c *policyCheck) checkAddress(to netip.AddrPort, r guard.Record) {
-	if !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool {
-		return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
-	}) {
-		c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
 	}
 }
 

@@ -32,8 +32,8 @@ guard denies nothing, and records everything.
 
 Names that do not exist are left out, and so are reverse lookups and names that a rule denies.
 Five or more names below one parent become a wildcard, unless the parent is a public suffix.`,
-		Example: `  nametap guard learn > guard.yaml
-  nametap guard learn --since 24h pod-1/guard.json pod-2/guard.json`,
+		Example: `  nametap guard learn > learned.yaml
+  nametap guard learn --since 24h pod-1/guard.json pod-2/guard.json > learned.yaml`,
 		Args: usageArgs(cobra.ArbitraryArgs),
 		RunE: func(command *cobra.Command, args []string) error {
 			if since < 0 {

@@ -51,8 +51,11 @@ func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	}
 	fmt.Fprintf(w, "private addresses\t%s\n", map[bool]string{true: "allowed", false: "refused"}[status.Private])
 	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(&status.GuardStatus))
-	fmt.Fprintf(w, "queries\t%d allowed, %d denied\n", status.Queries[guard.VerdictAllowed], status.Queries[guard.VerdictDenied])
-	fmt.Fprintf(w, "connections\t%d allowed, %d denied\n", status.Connections[guard.VerdictAllowed], status.Connections[guard.VerdictDenied])
+	counts := func(what string, n map[string]uint64) {
+		fmt.Fprintf(w, "%s\t%d allowed by the policy, %d not, since the agent started\n", what, n[guard.VerdictAllowed], n[guard.VerdictDenied])
+	}
+	counts("queries", status.Queries)
+	counts("connections", status.Connections)
 	for _, r := range status.Refused {
 		fmt.Fprintf(w, "refused\t%d for %s, last %s: %s\n", r.Count, r.Reason, timeOfDay(r.Last), oneLine(r.Error))
 	}

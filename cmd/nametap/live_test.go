@@ -6,10 +6,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -42,24 +40,23 @@ func everywhere(ip string) fakedns.Handler {
 // A liveAgent is a process of the real command, whose config file changes.
 type liveAgent struct {
 	tb          testing.TB
-	one, two    *fakedns.Server // nameservers
+	one         *fakedns.Server // its nameserver
 	dns, status string
 	config      string
 	environ     []string
 	log         *testlog.Buffer
 	process     *os.Process
-	names       atomic.Int64 // that were asked for once
 }
 
-// The addresses in the answers of the nameservers: of the first one, and of the second one at first and later.
-const oneIP, twoIP, laterIP = "192.0.2.1", "192.0.2.2", "192.0.2.3"
+// oneIP is the address in the answers of the nameserver.
+const oneIP = "192.0.2.1"
 
-// startLive starts an agent with a config file that names the first nameserver, and waits until it is ready.
+// startLive starts an agent with a config file that names the nameserver, and waits until it is ready.
 func startLive(t *testing.T, args ...string) *liveAgent {
 	t.Helper()
 	dir, ip := t.TempDir(), ownAddress(t)
 	a := &liveAgent{
-		tb: t, one: fakedns.Start(t, everywhere(oneIP)), two: fakedns.Start(t, everywhere(twoIP)), dns: ip + ":25053", status: ip + ":25020",
+		tb: t, one: fakedns.Start(t, everywhere(oneIP)), dns: ip + ":25053", status: ip + ":25020",
 		config: filepath.Join(dir, "nametap.yaml"), log: testlog.New(t),
 		environ: []string{"PATH=" + os.Getenv("PATH"), "RUNTIME_DIRECTORY=" + dir, "POD_NAME=web-0", "POD_NAMESPACE=ns1", "INSTANCE_IP=10.1.2.3"},
 	}
@@ -90,11 +87,11 @@ func startLive(t *testing.T, args ...string) *liveAgent {
 	return a
 }
 
-// write replaces the config file. In text, ONE and TWO stand for the nameservers, which have an hour to reply unless text
-// says otherwise.
+// write replaces the config file. In text, ONE stands for the nameserver, which has an hour to reply unless text says
+// otherwise.
 func (a *liveAgent) write(text string) {
 	a.tb.Helper()
-	text = strings.NewReplacer("ONE", a.one.Addr.String(), "TWO", a.two.Addr.String()).Replace(text)
+	text = strings.ReplaceAll(text, "ONE", a.one.Addr.String())
 	if !strings.Contains(text, "upstream-timeout") {
 		text += "upstream-timeout: 1h\n"
 	}
@@ -132,11 +129,6 @@ func (a *liveAgent) hangUp() {
 	}
 }
 
-// once returns a name below a suffix that was not asked for before.
-func (a *liveAgent) once(suffix string) string {
-	return "n" + strconv.FormatInt(a.names.Add(1), 10) + "." + suffix
-}
-
 // ask returns the answer to a query for an A record as text: the response code, or the TTL and the
 // addresses.
 func (a *liveAgent) ask(name string) string {
@@ -158,92 +150,4 @@ func (a *liveAgent) ask(name string) string {
 		}
 	}
 	return strings.Join(texts, " ")
-}
-
-// R10: settings of forwarding, of answers and of the mesh config change while the agent runs: when their file changes,
-// and on SIGHUP. Cached replies stay, except those of other nameservers. A wrong value changes nothing. Another timeout
-// does not hold for the queries in flight.
-func TestSettingsChange(t *testing.T) {
-	t.Parallel()
-	mesh := filepath.Join(t.TempDir(), "mesh")
-	replaceFile(t, mesh, "{}\n")
-	a := startLive(t, "--mesh-config", mesh)
-	const kept, moved = "kept.example", "kept.corp.example"
-	expect := func(what string, answers map[string]string) {
-		t.Helper()
-		for name, want := range answers {
-			if answer := a.ask(name); answer != want && !strings.HasSuffix(answer, " "+want) {
-				t.Errorf("%s: %s is %s, want %s", what, name, answer, want)
-			}
-		}
-	}
-	expect("at first", map[string]string{kept: oneIP, "web": "30 10.0.0.1", "db.corp.example": "30 10.0.0.2"})
-	a.write("upstream: [TWO]\n")
-	wait.Until(t, "another nameserver is in use", func() bool { return strings.HasSuffix(a.ask(a.once("example")), " "+twoIP) })
-	// The cached reply is flushed, since another nameserver is asked now (F17).
-	expect("another nameserver", map[string]string{kept: twoIP, moved: twoIP})
-	a.set("upstream: [TWO, corp.example=ONE]\n")
-	expect("a nameserver for a suffix", map[string]string{a.once("corp.example"): oneIP, moved: oneIP, kept: twoIP})
-	a.two.Handle(everywhere(laterIP))
-	a.set("upstream: [TWO, corp.example=ONE]\nttl: 7s\nbypass: [db.corp.example]\n")
-	expect("the TTL and a bypassed suffix", map[string]string{"web": "7 10.0.0.1", "db.corp.example": oneIP})
-	for wrong, named := range map[string]string{
-		"upstream: [nowhere]\n": `upstream: \"nowhere\"`,
-		"upstream: [TWO, a.example=ONE]\nlocal-only: [a..example]\n": `local-only \"a..example\"`,
-		"ttl: 1ns\n": "TTL 1ns", "upstream-root-ca: /absent\n": "upstream-root-ca: reading root certificates: open /absent",
-	} {
-		a.set(wrong)
-		if a.log.Count("the settings stay unchanged", named) == 0 {
-			t.Errorf("the log does not name %s:\n%s", named, a.log)
-		}
-	}
-	expect("after wrong values", map[string]string{a.once("example"): laterIP, a.once("a.example"): laterIP, "web": "7 10.0.0.1"})
-	a.set("upstream: [TWO, corp.example=ONE]\nlocal-only: [corp.example]\n")
-	expect("a local-only suffix", map[string]string{
-		a.once("corp.example"): "NXDOMAIN", moved: "NXDOMAIN", "db.corp.example": "30 10.0.0.2", "corp.example": "NODATA",
-	})
-	const limits = "upstream: [TWO, corp.example=ONE]\ncache-size: 16MiB\nserve-stale: 0s\nupstream-order: fastest\n"
-	a.set(limits)
-	// The nameserver has changed its answer since the reply was cached.
-	expect("a cached reply", map[string]string{kept: twoIP})
-
-	held := make(chan struct{})
-	a.two.Handle(func(query *dns.Msg, network string) *dns.Msg {
-		<-held
-		return everywhere(twoIP)(query, network)
-	})
-	inFlight, answered := a.once("example"), make(chan string, 1)
-	go func() { answered <- a.ask(inFlight) }()
-	wait.Until(t, "the nameserver is asked", func() bool {
-		return slices.ContainsFunc(a.two.Queries(), func(q fakedns.Query) bool { return q.Name == dns.Fqdn(inFlight) })
-	})
-	a.set(limits + "upstream-timeout: 50ms\n")
-	expect("a short timeout", map[string]string{a.once("silent.example"): "SERVFAIL"})
-	close(held)
-	if answer := wait.For(t, "the answer", answered); !strings.HasSuffix(answer, " "+twoIP) {
-		t.Errorf("a query in flight at the change gets %s", answer)
-	}
-	status := exec.Command("nametap", "status", "--status-addr", a.status)
-	status.Env = a.environ
-	shown, err := status.CombinedOutput()
-	for _, want := range []string{"cache-size: 16MiB", "upstream-order: fastest", "upstream: " + a.two.Addr.String() + ", "} {
-		if err != nil || !strings.Contains(string(shown), want) {
-			t.Errorf("nametap status lacks %q: %v\n%s", want, err, shown)
-		}
-	}
-	a.set("upstream: [TWO]\n")
-	replaceFile(t, mesh, "defaultConfig: {proxyMetadata: {NAMETAP_TTL: 9s, DNS_FORWARD_TIMEOUT: 2h}}\n")
-	a.hangUp()
-	expect("the mesh config", map[string]string{"web": "9 10.0.0.1"})
-	for _, want := range []string{
-		"name=ttl from=30s to=7s", "name=ttl from=7s to=30s", "name=local-only from=[] to=[corp.example]",
-		"name=upstream-timeout from=1h0m0s to=50ms", "name=upstream-timeout from=1h0m0s to=2h0m0s", // that of the mesh config wins
-	} {
-		if n := a.log.Count("level=INFO", `msg="setting changed"`, want); n != 1 {
-			t.Errorf("the log has %d times %q:\n%s", n, want, a.log)
-		}
-	}
-	if n := a.log.Count("takes effect after a restart"); n > 0 {
-		t.Errorf("%d changes wait for a restart", n)
-	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"reflect"
@@ -56,8 +57,6 @@ type reloader struct {
 	// inUse has the settings in use: for a setting that the agent takes while it runs, the value that was read last;
 	// for any other setting, the value that the agent was started with.
 	inUse atomic.Pointer[options]
-	// policyRefused says why the policy file cannot be used; "" if it can.
-	policyRefused atomic.Pointer[string]
 	// files says whether changed files were refused, and which changes need a restart.
 	files atomic.Pointer[fileSettings]
 }
@@ -76,7 +75,7 @@ func (r *reloader) conditions() []condition.Condition {
 		refused.Problems = []condition.Problem{{
 			Severity: condition.Minor, What: "the settings files have changed, and cannot be used", Evidence: files.refused,
 			Effect: "the agent uses the previous settings, and would not start again with these",
-			Mend:   "correct that setting; nothing needs a restart", Rows: []string{"R10"},
+			Mend:   "correct that setting; nothing needs a restart", Rows: []string{"R10", "G12"},
 		}}
 	}
 	pending := condition.Condition{Code: "settings_pending", Title: "no setting waits for a restart", Causes: []condition.Code{refused.Code}}
@@ -102,25 +101,13 @@ func sourceConditions(o *options) []condition.Condition {
 	return []condition.Condition{c}
 }
 
-// policyConditions says whether the policy file is in use, if there is one.
+// policyConditions says whether the rules of the kernel are those of the policy, if there is one and the agent does not
+// install them.
 func (r *reloader) policyConditions() []condition.Condition {
-	if r.guard == nil {
+	if r.guard == nil || r.running.installRules {
 		return nil
 	}
-	refused := condition.Condition{Code: "guard_file", Title: "the policy file of the guard is in use"}
-	if text := *r.policyRefused.Load(); text != "" {
-		refused.Problems = []condition.Problem{{
-			Severity: condition.Minor, What: "the policy file of the guard has changed, and cannot be used", Evidence: text,
-			Effect: "the guard uses the previous policy, and the agent would not start with this one",
-			Mend:   "nametap guard check " + r.running.guardFile + "; correct the file, nothing needs a restart", Rows: []string{"G12"},
-		}}
-	}
-	if r.running.installRules {
-		return []condition.Condition{refused}
-	}
-	rules := condition.Condition{
-		Code: "guard_pending", Title: "no change of the guard's policy waits for other rules of the kernel", Causes: []condition.Code{refused.Code},
-	}
+	rules := condition.Condition{Code: "guard_pending", Title: "no change of the guard's policy waits for other rules of the kernel"}
 	if p := r.guard.Policy(); p.Mode != r.started.Mode || !slices.Equal(p.Direct, r.started.Direct) {
 		rules.Problems = []condition.Problem{{
 			Severity: condition.Minor, What: "mode or direct of the guard's policy has changed since the agent started",
@@ -129,7 +116,7 @@ func (r *reloader) policyConditions() []condition.Condition {
 			Mend:     "replace the pod; elsewhere, nametap capture apply", Rows: []string{"G12"},
 		}}
 	}
-	return []condition.Condition{refused, rules}
+	return []condition.Condition{rules}
 }
 
 // pendingProblem returns the problem that settings wait for a restart.
@@ -152,7 +139,6 @@ func newReloader(o *options, log *slog.Logger, current func() configurable) *rel
 	r := &reloader{running: o, last: o, identity: id, log: log, watcher: settings.NewWatcher(watched), agent: current, started: o.policy}
 	r.inUse.Store(o)
 	r.files.Store(&fileSettings{})
-	r.policyRefused.Store(new(string))
 	return r
 }
 
@@ -196,9 +182,9 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 
 // reload reads the settings once. If a setting is wrong, the agent keeps the settings that it has.
 func (r *reloader) reload() {
-	r.reloadPolicy()
+	policyErr := r.reloadPolicy()
 	next, err := r.read()
-	if err != nil {
+	if err = errors.Join(policyErr, err); err != nil {
 		r.files.Store(&fileSettings{refused: err.Error(), pending: r.files.Load().pending})
 		if text := err.Error(); text != r.failed {
 			r.failed = text
@@ -225,24 +211,17 @@ func (r *reloader) reload() {
 }
 
 // reloadPolicy reads the policy of the guard. If it is wrong, the guard keeps the policy that it has.
-func (r *reloader) reloadPolicy() {
+func (r *reloader) reloadPolicy() error {
 	if r.guard == nil {
-		return
+		return nil
 	}
 	policy, err := readPolicyFile(r.running.guardFile)
-	if err != nil {
-		text := err.Error()
-		if last := r.policyRefused.Swap(&text); *last != text {
-			r.log.Error("the policy of the guard stays unchanged", "error", err)
-		}
-		return
-	}
-	r.policyRefused.Store(new(string))
-	if policy.Hash == r.guard.Policy().Hash {
-		return
+	if err != nil || policy.Hash == r.guard.Policy().Hash {
+		return err
 	}
 	r.log.Info("the policy of the guard changed", "file", policy.File, "mode", policy.Mode, "sha256", policy.Hash, "rules", len(policy.Rules))
 	r.guard.Use(policy)
+	return nil
 }
 
 // pending returns the settings whose new values take effect only after a restart.

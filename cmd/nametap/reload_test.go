@@ -115,6 +115,15 @@ func TestReload(t *testing.T) {
 			t.Errorf("%q: capture is %+v", step.file, capture)
 		}
 	}
+	for _, text := range []string{"ttl: 9s\n", "local-only: [corp.example]\n", "serve-stale: 1m\n", "upstream: [192.0.2.1]\n", "cache-size: 1MiB\n"} {
+		write("")
+		r.reload()
+		before := a.times
+		write(text)
+		if r.reload(); a.times != before+1 {
+			t.Errorf("DNS is configured %d times with %q", a.times-before, text)
+		}
+	}
 	if source := settings.Source(r.last.flags.Lookup("drain")); source != "--drain" {
 		t.Errorf("drain is from %s", source)
 	}
@@ -224,9 +233,9 @@ func TestReloadPolicy(t *testing.T) {
 	}{
 		{"allow: [{names: [a.example]}]\n", "", "a.example", 0},
 		{"allow: [{names: [b.example]}]\n", "", "b.example", 1},
-		{"allow: [{names: [c.example]}\n", "guard_file", "b.example", 2},
-		{"allow: [{names: [c.example]}\n", "guard_file", "b.example", 2},
-		{"", "guard_file", "b.example", 3},
+		{"allow: [{names: [c.example]}\n", "settings_refused", "b.example", 2},
+		{"allow: [{names: [c.example]}\n", "settings_refused", "b.example", 2},
+		{"", "settings_refused", "b.example", 3},
 		{"mode: audit\nallow: [{names: [c.example]}]\n", "guard_pending", "c.example", 4},
 		{"allow: [{names: [c.example]}]\ndirect: [10.0.0.0/8]\n", "guard_pending", "c.example", 5},
 		{"allow: [{names: [c.example]}]\n", "", "c.example", 6},
@@ -245,7 +254,7 @@ func TestReloadPolicy(t *testing.T) {
 		if got := cfg.Guard.Policy().Rules[0].Names[0]; got != step.name {
 			t.Errorf("%q: the policy allows %s, want %s", step.text, got, step.name)
 		}
-		if n := log.Count("the policy of the guard"); n != step.lines {
+		if n := log.Count("the policy of the guard changed") + log.Count("the settings stay unchanged"); n != step.lines {
 			t.Errorf("%q: %d lines of the log, want %d:\n%s", step.text, n, step.lines, log)
 		}
 	}

@@ -298,7 +298,7 @@ func padded(tb testing.TB, label string, length int) *reply.Reply {
 	return makeReply(tb, label, dns.RcodeSuccess, fmt.Sprintf(`%s. 300 TYPE65280 \# %d %s`, label, length, strings.Repeat("00", length)))
 }
 
-// F8: Stats.Bytes has the length of replies; BenchmarkBytes compares it with the heap.
+// F8: Stats.Bytes has the length of replies.
 func TestBytes(t *testing.T) {
 	c, clock := cache.New(cache.Config{MaxBytes: maxBytes, Stale: day}), newClock()
 	bytes := func(length int) int64 {

@@ -125,17 +125,13 @@ func (g *Guard) VIPs(name wire.Name) Pair {
 	return pair
 }
 
-// place returns the VIPs of a name, and enters them in names. A VIP that another name has in names or in others is passed
+// place returns the VIPs of a name, and enters them in names. VIPs that another name has in names or in others are passed
 // over. With some thousand names, it is hardly possible that all tries meet.
 func (g *Guard) place(name wire.Name, names, others map[netip.Addr]wire.Name) (pair Pair) {
 	free := func(vip netip.Addr) bool { return names[vip] == "" && others[vip] == "" }
-	for try := 0; try < maxTries && (!pair.V4.IsValid() || !pair.V6.IsValid()); try++ {
-		next := g.hash(name, try)
-		if !pair.V4.IsValid() && free(next.V4) {
-			pair.V4 = next.V4
-		}
-		if !pair.V6.IsValid() && free(next.V6) {
-			pair.V6 = next.V6
+	for try := range maxTries {
+		if pair = g.hash(name, try); free(pair.V4) && free(pair.V6) {
+			break
 		}
 	}
 	names[pair.V4], names[pair.V6] = name, name

@@ -108,7 +108,8 @@ func TestParseRefuses(t *testing.T) {
 		"direct: [10.0.0.1/8]":                          "want 10.0.0.0/8",
 		"direct: [example.com]":                         "want a network such as 10.96.0.0/12",
 		"mode: enforce\n---\nmode: audit":               "want one document",
-		"allow: [a.b]":                                  "line 1: ",
+		"allow: [a.b]":                                  "want a form as in docs/guard.md, such as allow: [{names: ",
+		"allow:\n- names: [\"2001:db8::1\"]":            `line 2: name "2001:db8::1": want a name: what is reached by its address belongs in direct`,
 	} {
 		if _, err := guard.Parse("policy.yaml", []byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

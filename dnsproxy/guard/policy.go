@@ -28,6 +28,9 @@ const (
 	Audit   Mode = "audit"   // it is done, and recorded
 )
 
+// form is shown with errors about the form of a policy.
+const form = "allow: [{names: [api.example.com], ports: [443]}]"
+
 // defaultPort is the port of a name for which the policy names none.
 const defaultPort = 443
 
@@ -69,6 +72,11 @@ type Direct struct {
 	Port   uint16       // 0 for all
 }
 
+// Has reports whether an address and a port are among what may be reached.
+func (d Direct) Has(to netip.AddrPort) bool {
+	return d.Prefix.Contains(to.Addr()) && (d.Port == 0 || d.Port == to.Port())
+}
+
 // String returns the text that a policy has: a network, an address, or ADDRESS:PORT.
 func (d Direct) String() string {
 	switch {
@@ -97,7 +105,7 @@ func Parse(file string, text []byte) (*Policy, error) {
 		err = errors.New("want one document")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("guard policy %s: %w", file, yamltext.OneLine(err))
+		return nil, fmt.Errorf("guard policy %s: %w; want a form as in docs/guard.md, such as %s", file, yamltext.OneLine(err), form)
 	}
 	sum := sha256.Sum256(text)
 	p := &Policy{
@@ -207,6 +215,9 @@ func (p *Policy) add(from element, denies bool) (mistakes []error) {
 // addName adds a name of a rule.
 func (p *Policy) addName(text string, r *Rule) error {
 	packed, wildcard, err := wire.AppendHost(nil, text)
+	if _, noAddr := netip.ParseAddr(text); noAddr == nil {
+		return errors.New("want a name: what is reached by its address belongs in direct")
+	}
 	if err != nil {
 		return fmt.Errorf("want a name or *.NAME: %w", err)
 	}

@@ -17,7 +17,7 @@ type Records struct {
 type Record struct {
 	// Name is the name without a dot at its end, or the address of connections that belong to no name.
 	Name string `json:"name"`
-	// Verdict is what the policy said last: allowed or denied. In audit, a denied name was answered all the same.
+	// Verdict is what the policy in use says of the name: allowed or denied. In audit, a denied name was answered all the same.
 	Verdict string `json:"verdict"`
 	// Rule is the rule that says so, as FILE:LINE; "" if no rule does.
 	Rule string `json:"rule,omitempty"`
@@ -28,7 +28,7 @@ type Record struct {
 	Exists bool `json:"exists,omitempty"`
 	// Types has the types of the questions other than A, AAAA, HTTPS and SVCB for which nameservers had records, sorted.
 	Types []string `json:"types,omitempty"`
-	// Ports has the number of connections by port, carried or refused.
+	// Ports has the number of connections that were made, by port.
 	Ports map[uint16]uint64 `json:"ports,omitempty"`
 	// Private reports whether the name has led to a private address: of RFC 1918, RFC 4193 or RFC 6598.
 	Private bool `json:"private,omitempty"`

@@ -1,7 +1,7 @@
 package guard
 
 import (
-	"hash/maphash"
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -17,62 +17,41 @@ import (
 )
 
 const (
-	// Records are kept in sets of setSize names that have the same hash. In a full set, the name that was used least recently
-	// gives way, unless it was used since the last [Guard.Sweep]. So many different names that a client asks for take neither
-	// time nor memory.
-	sets, setSize = 256, 16
 	// maxPerName bounds the types and the ports of a name.
 	maxPerName = 32
+	// A name that was used less than keptFor ago does not give way, so many different names take neither time nor memory.
+	keptFor = time.Second
+	// maxLooks is among how many names one is chosen that gives way.
+	maxLooks = 16
 )
 
-// A recorder counts what a workload asks for and reaches. Counting what it knows takes neither a lock nor an allocation.
+// A recorder counts what a workload asks for and reaches. Counting what it knows takes no allocation.
 type recorder struct {
-	since   atomic.Pointer[time.Time]
-	seed    maphash.Seed
-	records *[sets][setSize]atomic.Pointer[entry]
-	adding  sync.Mutex // held by who adds an entry
-
 	queries, connections [2]atomic.Uint64 // denied and allowed
 
-	answered sync.Mutex
-	byAddr   *simplelru.LRU[netip.Addr, wire.Name] // the name whose answer had an address last; in audit
-}
-
-// An entry is the record of a name.
-type entry struct {
-	name   wire.Name
-	rule   atomic.Pointer[Rule] // the rule that was used last
-	asked  atomic.Uint64
-	exists atomic.Bool
-	fresh  atomic.Bool // it was used since the last sweep
-	last   atomic.Int64
-
-	mu    sync.Mutex
-	types []uint16
-	ports map[uint16]uint64
-
-	private bool // guarded by mu
+	mu      sync.Mutex
+	since   time.Time
+	records map[wire.Name]*Record                 // without what follows from the name
+	byAddr  *simplelru.LRU[netip.Addr, wire.Name] // the name whose answer had an address last; in audit
 }
 
 // init makes a recorder without records.
 func (r *recorder) init() {
-	now := time.Now().UTC()
-	r.since.Store(&now)
-	r.seed, r.records = maphash.MakeSeed(), new([sets][setSize]atomic.Pointer[entry])
+	r.since, r.records = time.Now().UTC(), map[wire.Name]*Record{}
 	r.byAddr, _ = simplelru.NewLRU[netip.Addr, wire.Name](maxRecent, nil) // fails only for a size below 1
 }
 
 // Answered records that the answer about a name had an address.
 func (r *recorder) Answered(name wire.Name, addr netip.Addr) {
-	r.answered.Lock()
-	defer r.answered.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.byAddr.Add(addr.Unmap(), wire.Name(strings.Clone(string(name))))
 }
 
 // NameOf returns the name whose answer had an address last, or the root.
 func (r *recorder) NameOf(addr netip.Addr) wire.Name {
-	r.answered.Lock()
-	defer r.answered.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	name, _ := r.byAddr.Get(addr.Unmap())
 	return name
 }
@@ -90,45 +69,52 @@ const (
 // Asked records a question for a name, the rule that [Policy.Judge] has returned for it, and what nameservers have.
 func (r *recorder) Asked(name wire.Name, qtype uint16, rule *Rule, found Found) {
 	count(&r.queries, rule.allows())
-	e := r.use(name, rule)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.use(name)
 	if e == nil {
 		return
 	}
-	e.asked.Add(1)
-	if found != Nothing && !e.exists.Load() {
-		e.exists.Store(true)
+	e.Asked++
+	e.Exists = e.Exists || found != Nothing
+	if found == Answers && !slices.Contains([]uint16{dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeSVCB}, qtype) {
+		e.addType(wire.TypeName(qtype))
 	}
-	switch {
-	case found != Answers, qtype == dns.TypeA, qtype == dns.TypeAAAA, qtype == dns.TypeHTTPS, qtype == dns.TypeSVCB:
+}
+
+// addType adds a type to those of a name.
+func (r *Record) addType(text string) {
+	if i, found := slices.BinarySearch(r.Types, text); !found && len(r.Types) < maxPerName {
+		r.Types = slices.Insert(r.Types, i, text)
+	}
+}
+
+// Connected records a connection to a VIP of a name or, in audit, to an address of the name. carried reports whether the
+// policy allows it. A connection that was refused is only counted: a policy that is learned must not allow it.
+func (g *Guard) Connected(name wire.Name, to netip.AddrPort, carried bool) {
+	count(&g.connections, carried)
+	if !carried && g.Policy().Enforces() {
 		return
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.addType(qtype)
-}
-
-// addType adds a type to those of an entry. e.mu must be held.
-func (e *entry) addType(qtype uint16) {
-	if !slices.Contains(e.types, qtype) && len(e.types) < maxPerName {
-		e.types = append(e.types, qtype)
-	}
-}
-
-// Connected records a connection to a VIP of a name or, in audit, to an address of the name, and the rule that [Policy.Judge] has returned for the name. carried
-// reports whether the connection was made.
-func (r *recorder) Connected(name wire.Name, to netip.AddrPort, rule *Rule, carried bool) {
-	count(&r.connections, carried)
-	e := r.use(name, rule)
+	g.recorder.mu.Lock()
+	defer g.recorder.mu.Unlock()
+	e := g.use(name)
 	if e == nil {
 		return
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if _, known := e.ports[to.Port()]; known || len(e.ports) < maxPerName {
-		e.ports[to.Port()]++
-	}
+	e.addPort(to.Port(), 1)
 	addr := to.Addr().Unmap()
-	e.private = e.private || addr.IsPrivate() || netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(addr) // RFC 6598
+	e.Private = e.Private || addr.IsPrivate() || netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(addr) // RFC 6598
+}
+
+// addPort adds n connections to a port of a name.
+func (r *Record) addPort(port uint16, n uint64) {
+	if r.Ports == nil {
+		r.Ports = map[uint16]uint64{}
+	}
+	if _, known := r.Ports[port]; known || len(r.Ports) < maxPerName {
+		r.Ports[port] += n
+	}
 }
 
 // count counts in one of two counters.
@@ -140,136 +126,90 @@ func count(counters *[2]atomic.Uint64, allowed bool) {
 	}
 }
 
-// use returns the entry of a name, or nil if there is no room for it.
-func (r *recorder) use(name wire.Name, rule *Rule) *entry {
+// use returns the record of a name, or nil if there is no room for it. If all places are taken, the least recent of some
+// names gives way. r.mu must be held.
+func (r *recorder) use(name wire.Name) *Record {
 	if name == wire.Root {
 		return nil
 	}
-	set := &r.records[maphash.String(r.seed, string(name))%sets]
-	e, free := find(set, name)
+	now, e := time.Now(), r.records[name]
 	if e == nil {
-		if free < 0 || !r.adding.TryLock() {
+		if len(r.records) >= maxRecent && !r.giveWay(now) {
 			return nil
 		}
-		defer r.adding.Unlock()
-		e, free = find(set, name)
-		if e == nil && free < 0 {
-			return nil
-		} else if e == nil {
-			e = &entry{name: wire.Name(strings.Clone(string(name))), ports: map[uint16]uint64{}}
-			set[free].Store(e)
-		}
+		e = new(Record)
+		r.records[wire.Name(strings.Clone(string(name)))] = e
 	}
-	if e.rule.Load() != rule {
-		e.rule.Store(rule)
-	}
-	if !e.fresh.Load() {
-		e.fresh.Store(true)
-	}
+	e.Last = now
 	return e
 }
 
-// find returns the entry of a name, or the place that is free for it, or gives way; -1 if there is none.
-func find(set *[setSize]atomic.Pointer[entry], name wire.Name) (e *entry, free int) {
-	free = -1
-	oldest := int64(0)
-	for i := range set {
-		switch e := set[i].Load(); {
-		case e == nil: // the next ones are, too
-			return nil, i
-		case e.name == name:
-			return e, i
-		case !e.fresh.Load() && (free < 0 || e.last.Load() < oldest):
-			free, oldest = i, e.last.Load()
+// giveWay makes room for a name, and reports whether there is some. r.mu must be held.
+func (r *recorder) giveWay(now time.Time) bool {
+	gone, oldest, looks := wire.Root, now.Add(-keptFor), 0
+	for name, e := range r.records { // begins anywhere
+		if e.Last.Before(oldest) {
+			gone, oldest = name, e.Last
+		}
+		if looks++; looks == maxLooks {
+			break
 		}
 	}
-	return nil, free
+	delete(r.records, gone)
+	return gone != wire.Root
 }
 
-// Sweep sets the time of the names that were used since the last Sweep. It is called about once a second.
-func (r *recorder) Sweep() {
-	now := time.Now().Unix()
-	for i := range r.records {
-		for j := range r.records[i] {
-			if e := r.records[i][j].Load(); e != nil && e.fresh.Load() {
-				e.last.Store(now)
-				e.fresh.Store(false)
+// Records returns what was recorded, and what the policy in use says of it.
+func (g *Guard) Records() Records {
+	policy := cmp.Or(g.Policy(), new(Policy))
+	g.recorder.mu.Lock()
+	all := Records{Since: g.since, Names: make([]Record, 0, len(g.records))}
+	for name, e := range g.records {
+		r := *e
+		r.Name, r.Verdict, r.Last = strings.TrimSuffix(name.String(), "."), VerdictDenied, e.Last.UTC()
+		r.Types, r.Ports = slices.Clone(e.Types), maps.Clone(e.Ports)
+		if rule, _ := policy.ruleOf(name); rule != nil {
+			r.Rule = rule.String()
+			if rule.allows() {
+				r.Verdict = VerdictAllowed
 			}
 		}
+		all.Names = append(all.Names, r)
 	}
-}
-
-// Records returns what was recorded.
-func (r *recorder) Records() Records {
-	r.Sweep()
-	all := Records{Since: *r.since.Load()}
-	for i := range r.records {
-		for j := range r.records[i] {
-			if e := r.records[i][j].Load(); e != nil {
-				all.Names = append(all.Names, e.record())
-			}
-		}
-	}
+	g.recorder.mu.Unlock()
 	slices.SortFunc(all.Names, func(a, b Record) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
-// Restore adds records of an earlier process, with the rules of today's policy.
-func (g *Guard) Restore(old Records) {
+// Restore adds records of an earlier process.
+func (r *recorder) Restore(old Records) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if !old.Since.IsZero() {
-		g.since.Store(&old.Since)
+		r.since = old.Since
 	}
-	for _, r := range old.Names {
-		name, err := wire.ParseName(r.Name)
+	for _, from := range old.Names {
+		name, err := wire.ParseName(from.Name)
 		if err != nil {
 			continue
 		}
-		var rule *Rule
-		if p := g.Policy(); p != nil {
-			_, rule = p.Judge(name, dns.TypeA)
-		}
-		e := g.use(name, rule)
+		_, known := r.records[name]
+		e := r.use(name)
 		if e == nil {
 			continue
 		}
-		e.asked.Add(r.Asked)
-		e.exists.Store(e.exists.Load() || r.Exists)
-		e.mu.Lock()
-		e.private = e.private || r.Private
-		for port, n := range r.Ports {
-			e.ports[port] += n
+		if !known {
+			e.Last = from.Last
 		}
-		for _, text := range r.Types {
-			if code, err := wire.ParseType(text); err == nil {
-				e.addType(code)
-			}
+		e.Asked += from.Asked
+		e.Exists, e.Private = e.Exists || from.Exists, e.Private || from.Private
+		for port, n := range from.Ports {
+			e.addPort(port, n)
 		}
-		e.mu.Unlock()
-		e.last.Store(r.Last.Unix())
-		e.fresh.Store(false)
-	}
-}
-
-// record returns the record of an entry.
-func (e *entry) record() Record {
-	r := Record{
-		Name: strings.TrimSuffix(e.name.String(), "."), Verdict: VerdictDenied, Asked: e.asked.Load(), Exists: e.exists.Load(),
-		Last: time.Unix(e.last.Load(), 0).UTC(),
-	}
-	if rule := e.rule.Load(); rule != nil {
-		r.Rule = rule.String()
-		if rule.allows() {
-			r.Verdict = VerdictAllowed
+		for _, text := range from.Types {
+			e.addType(text)
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, code := range e.types {
-		r.Types = append(r.Types, wire.TypeName(code))
-	}
-	slices.Sort(r.Types)
-	r.Ports, r.Private = maps.Clone(e.ports), e.private
-	return r
 }
 
 // Counts returns the numbers of questions and of connections, by [Record].Verdict. A connection is denied if it was refused.

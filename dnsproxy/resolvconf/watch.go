@@ -1,12 +1,10 @@
 package resolvconf
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"reflect"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/nametap/nametap/internal/clock"
@@ -27,8 +25,8 @@ const (
 // event if another file is bind-mounted over the file, or if the file changes below an overlayfs. So the file must
 // be read every second in any case. Reading finds every change: a file that is written in
 // place, a file that is renamed, a symlink that is replaced. It also needs no inotify instance; by default a user
-// has 128 of them, which all pods of that user on a node share. Reading costs 10 µs (BenchmarkRead), or less while
-// the times of the files are unchanged.
+// has 128 of them, which all pods of that user on a node share. Reading costs 10 µs
+// (BenchmarkRead).
 type Watcher struct {
 	Files
 	// Clock says when to read the files. Default clock.New().
@@ -45,40 +43,6 @@ type Watcher struct {
 	Failed func(error)
 }
 
-// An identity of the files changes when their content changes. By comparing it with an earlier one, a Watcher finds out
-// without reading the files whether they have changed.
-type identity struct {
-	path, uplink fileIdentity
-	settled      bool // a change from now on is certain to give another identity
-}
-
-// A fileIdentity has the inode of a file, its size and the time of its last change. It is zero if the file is missing.
-type fileIdentity struct {
-	dev, inode uint64
-	size       int64
-	changed    syscall.Timespec
-}
-
-// changeTime is longer than the precision of a file's time of change. So two changes that are changeTime apart have
-// different times.
-const changeTime = 2 * time.Second
-
-// identify returns the identity of the files.
-func (w *Watcher) identify() identity {
-	id := identity{settled: true}
-	now := time.Now()
-	for path, file := range map[string]*fileIdentity{cmp.Or(w.Path, DefaultPath): &id.path,
-		cmp.Or(w.Uplink, defaultUplink): &id.uplink} {
-		var stat syscall.Stat_t
-		if syscall.Stat(path, &stat) != nil {
-			continue
-		}
-		*file = fileIdentity{dev: stat.Dev, inode: stat.Ino, size: stat.Size, changed: stat.Ctim}
-		id.settled = id.settled && now.Sub(time.Unix(stat.Ctim.Unix())) > changeTime
-	}
-	return id
-}
-
 // A reading is the result of reading the file once.
 type reading struct {
 	conf *Config
@@ -92,8 +56,7 @@ type reading struct {
 //     are in use.
 func (w *Watcher) Run(ctx context.Context) error {
 	inUse := reading{conf: w.Current}
-	reported := inUse
-	last := w.look(inUse.conf)
+	reported, last := inUse, w.look(inUse.conf)
 	if w.Current == nil && last.err != nil {
 		reported = last // the caller could not read the file either, and has reported that
 	}
@@ -101,37 +64,27 @@ func (w *Watcher) Run(ctx context.Context) error {
 	if ticks == nil {
 		ticks = clock.New()
 	}
-	var seen identity // the identity at the last reading, if its result was the same as before; otherwise zero
-	var current identity
-	look := func() bool {
-		current = w.identify()
-		return !current.settled || current != seen
-	}
-	for settled := false; ; {
-		if !settled && !clock.Sleep(ctx, settleTime) || settled && !ticks.Await(ctx, clock.Tick, look) {
-			return nil
-		}
-		if !settled {
-			current = w.identify()
-		}
+	look := func() bool { return !reflect.DeepEqual(w.look(inUse.conf), reported) }
+	for clock.Sleep(ctx, settleTime) {
 		next := w.look(inUse.conf)
-		if settled = reflect.DeepEqual(next, last); !settled {
-			last, seen = next, identity{}
+		if !reflect.DeepEqual(next, last) {
+			last = next
 			continue
 		}
-		seen = current
-		if reflect.DeepEqual(next, reported) {
-			continue
-		}
-		reported = next
-		switch {
-		case next.err != nil:
+		switch changed := !reflect.DeepEqual(next, reported); {
+		case changed && next.err != nil:
 			w.Failed(next.err)
-		case !reflect.DeepEqual(next, inUse):
+		case changed && !reflect.DeepEqual(next, inUse):
 			inUse = next
 			w.Changed(next.conf)
 		}
+		reported = next
+		if !ticks.Await(ctx, clock.Tick, look) {
+			return nil
+		}
+		last = w.look(inUse.conf)
 	}
+	return nil
 }
 
 // look reads the file once.

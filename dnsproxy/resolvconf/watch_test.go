@@ -301,37 +301,6 @@ func TestReadMissing(t *testing.T) {
 	}
 }
 
-// TestSameSizeAndTime checks that a file is read when its content changes but not its size and its time of
-// modification, also long after it was read last. F5.
-func TestSameSizeAndTime(t *testing.T) { synctest.Test(t, testSameSizeAndTime) }
-
-func testSameSizeAndTime(t *testing.T) {
-	time.Sleep(200 * 365 * 24 * time.Hour) // the file, whose times are the machine's, is old then
-	path := filepath.Join(t.TempDir(), "resolv.conf")
-	write(t, path, "nameserver 192.0.2.1\n")
-	events := watch(t, resolvconf.Files{Path: path, Uplink: path + "-"})
-	time.Sleep(10 * time.Second) // it is read no more
-	before := changed(t, path)
-	for changed(t, path).ctime.Equal(before.ctime) { // the times of a file may be coarse
-		write(t, path, "nameserver 192.0.2.2\n")
-		if err := os.Chtimes(path, before.mtime, before.mtime); err != nil {
-			t.Fatal(err)
-		}
-	}
-	wantServer(t, events, "192.0.2.2")
-}
-
-// changed returns when a file and its content were changed.
-func changed(t *testing.T, path string) (times struct{ ctime, mtime time.Time }) {
-	t.Helper()
-	var stat syscall.Stat_t
-	if err := syscall.Stat(path, &stat); err != nil {
-		t.Fatal(err)
-	}
-	times.ctime, times.mtime = time.Unix(stat.Ctim.Unix()), time.Unix(stat.Mtim.Unix())
-	return times
-}
-
 // BenchmarkRead measures what a watcher does at each tick.
 func BenchmarkRead(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "resolv.conf")

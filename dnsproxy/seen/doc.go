@@ -8,7 +8,6 @@
 // Clients of the agent may have at most 8 readers at a time. A reader of the agent itself may also get the messages.
 //
 //	query.go      Query: what the query path knows of a query
-//	ring.go       a ring of the queries that were written last
 //	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones

@@ -39,7 +39,6 @@ func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: 
 // belongs to another shard. The table does not refer to the memory of shards.
 func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	b := builder{cluster: &t.Cluster, seed: t.seed}
-	var entries [digest.Count][][]byte
 	var changed []int
 	for i := range t.shards {
 		content, given := shards[i]
@@ -57,7 +56,6 @@ func (t *Table) With(shards map[int][]byte) (*Table, error) {
 			if err != nil {
 				return nil, fmt.Errorf("shard %d (%d bytes): %w", i, len(content), err)
 			}
-			entries[i] = append(entries[i], raw)
 			b.contents[i].add(t.seed, raw)
 		}
 		if b.contents[i] != t.shards[i].content {
@@ -67,20 +65,18 @@ func (t *Table) With(shards map[int][]byte) (*Table, error) {
 	if len(changed) == 0 {
 		return t, nil
 	}
-	return t.rebuild(&b, &entries, changed)
+	return t.rebuild(&b, shards, changed)
 }
 
-// rebuild returns a table that differs from t in the shards whose numbers are in changed. b builds
-// these shards from entries.
-func (t *Table) rebuild(b *builder, entries *[digest.Count][][]byte, changed []int) (*Table, error) {
+// rebuild returns a table that differs from t in the shards whose numbers are in changed. b builds these shards.
+func (t *Table) rebuild(b *builder, shards map[int][]byte, changed []int) (*Table, error) {
 	next := &Table{hostSet: hostSet{Cluster: t.Cluster, seed: t.seed, shards: t.shards}}
 	for _, i := range changed {
-		s, err := b.shard(entries[i])
-		if err != nil {
+		var err error
+		if next.shards[i], err = b.shard(shards[i]); err != nil {
 			return nil, err
 		}
-		s.content = b.contents[i]
-		next.shards[i] = s
+		next.shards[i].content = b.contents[i]
 	}
 	for i := range next.shards {
 		next.addCounts(&next.shards[i].counts)
@@ -104,32 +100,31 @@ type builder struct {
 	encoded    []byte
 	records    []byte
 	// Buffers for one entry.
+	key    string
 	info   nameInfo
 	v4, v6 []netip.Addr
 	near   [2]int // how many of v4, and how many of v6, are in the agent's cluster
 }
 
-// shard builds one shard.
-func (b *builder) shard(entries [][]byte) (shard, error) {
+// shard builds one shard from its entries.
+func (b *builder) shard(content []byte) (shard, error) {
 	var s shard
 	b.candidates, b.names, b.packed, b.encoded = b.candidates[:0], b.names[:0], b.packed[:0], b.encoded[:0]
 	s.records = b.records[:0]
-	size := 0
-	for _, raw := range entries {
-		size += len(raw)
-	}
-	b.candidates = slices.Grow(b.candidates, len(entries)) // now, because copying candidates later would be slow
-	b.names, s.records = slices.Grow(b.names, size), slices.Grow(s.records, size)
-	for _, raw := range entries {
-		entry, err := parseWireEntry(raw)
+	b.names, s.records = slices.Grow(b.names, len(content)), slices.Grow(s.records, len(content))
+	for raw, err := range wireEntries(content) {
+		var entry wireEntry
+		if err == nil {
+			entry, err = parseWireEntry(raw)
+		}
 		if err == nil {
 			err = b.info.parse(entry.info)
 		}
 		if err != nil {
 			return shard{}, fmt.Errorf("host %q: %w", entry.key, err)
 		}
-		b.info.key = viewString(entry.key)
-		b.addCandidate(&s)
+		b.key = viewString(entry.key)
+		b.addCandidate(&s, raw)
 	}
 	sorted := make([]*candidate, len(b.candidates)) // pointers, because candidates are too large to be moved
 	for i := range b.candidates {
@@ -138,13 +133,14 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 	slices.SortFunc(sorted, (*candidate).compare)
 	sortSkipped(s.skipped)
 	s.index = newIndex(len(b.candidates))
+	var winner *candidate
 	for _, c := range sorted {
-		hash := maphash.String(b.seed, string(c.Name))
-		if winner, taken := s.find(hash, c.Name); taken {
-			s.collisions = append(s.collisions, collision(c.Name, winner.info(b.cluster).key, c.info.key))
+		if winner != nil && winner.Name == c.Name {
+			s.collisions = append(s.collisions, Collision{c.Name.String(), strings.Clone(winner.key), strings.Clone(c.key)})
 			continue
 		}
-		s.add(hash, c, b.cluster)
+		winner = c
+		s.add(maphash.String(b.seed, string(c.Name)), c, b.cluster)
 	}
 	b.records = s.records
 	s.records = bytes.Clone(s.records)
@@ -152,8 +148,8 @@ func (b *builder) shard(entries [][]byte) (shard, error) {
 }
 
 // addCandidate makes b.info a candidate if it is valid. It records in s what is wrong with b.info.
-func (b *builder) addCandidate(s *shard) {
-	key := b.info.key
+func (b *builder) addCandidate(s *shard, raw []byte) {
+	key := b.key
 	start := len(b.names)
 	names, wildcard, err := wire.AppendHost(b.names, key)
 	if err != nil {
@@ -161,12 +157,18 @@ func (b *builder) addCandidate(s *shard) {
 		return
 	}
 	b.names = names
-	c := candidate{Host: Host{Name: wire.Name(viewString(names[start:]))}, info: b.info.hostInfo}
+	c := candidate{Host: Host{Name: wire.Name(viewString(names[start:]))}, key: key, raw: raw, info: b.info.hostInfo}
 	if c.Name.Special() {
 		s.skip(key, wire.ErrSpecial.Error())
 		return
 	}
-	if c.flags = c.registryFlags(wildcard); !c.mayHaveName(b.cluster) {
+	if c.info.registry == registryKubernetes {
+		c.flags |= flagKubernetes
+	}
+	if wildcard {
+		c.flags |= flagWildcard
+	}
+	if !c.mayHaveName(b.cluster) {
 		s.skip(key, "a name of the cluster, which only Services have")
 		return
 	}
@@ -180,9 +182,7 @@ func (b *builder) addCandidate(s *shard) {
 	if c.allNear() {
 		c.near = [2]uint32{}
 	}
-	if !wildcard {
-		c.flags |= c.localFlags(b.cluster)
-	}
+	c.flags |= c.localFlags(b.cluster)
 	switch {
 	case c.alias != wire.Root:
 	case c.info.registry == registryExternal:
@@ -215,9 +215,9 @@ func (b *builder) addresses(s *shard, ips []string) {
 		zone := addr.Zone() // Unmap drops it
 		switch addr = addr.Unmap(); {
 		case err != nil || zone != "":
-			s.skip(b.info.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
+			s.skip(b.key, fmt.Sprintf("address %q is neither IPv4 nor IPv6", ip))
 		case addr.IsUnspecified():
-			s.skip(b.info.key, fmt.Sprintf("address %q is unspecified", ip))
+			s.skip(b.key, fmt.Sprintf("address %q is unspecified", ip))
 		case addr.Is4():
 			b.v4 = append(b.v4, addr)
 		default:
@@ -226,39 +226,30 @@ func (b *builder) addresses(s *shard, ips []string) {
 	}
 }
 
-// packNear is like pack, but the first n addresses are near, and stay before the others. nearCount is the number of
-// near addresses in packed.
+// packNear packs addresses of one family, of which the first n are near. nearCount is the number of near addresses in
+// packed.
 func (b *builder) packNear(addrs []netip.Addr, n int) (packed []byte, nearCount uint32) {
-	if n == 0 {
-		return b.pack(addrs), 0
-	}
-	first := slices.Clone(addrs[:n])
-	slices.SortFunc(first, netip.Addr.Compare)
-	first = slices.Compact(first)
-	start := len(b.packed)
-	b.pack(first)
-	others := slices.DeleteFunc(addrs[n:], func(a netip.Addr) bool {
-		_, found := slices.BinarySearchFunc(first, a, netip.Addr.Compare)
+	near := unique(addrs[:n])
+	others := slices.DeleteFunc(unique(addrs[n:]), func(a netip.Addr) bool {
+		_, found := slices.BinarySearchFunc(near, a, netip.Addr.Compare)
 		return found
 	})
-	end := len(b.packed)
-	b.pack(others)
-	nearCount = uint32((end - start) / len(first[0].AsSlice())) //nolint:gosec // below the limit of a push
-	return b.packed[start:len(b.packed):len(b.packed)], nearCount
+	return b.pack(near, others), uint32(len(near)) //nolint:gosec // below the limit of a push
 }
 
-// pack appends the bytes of addrs, all of one family, to b.packed and returns them, sorted
-// and without duplicates. It sorts addrs.
-func (b *builder) pack(addrs []netip.Addr) []byte {
+// unique sorts addresses, and removes duplicates.
+func unique(addrs []netip.Addr) []netip.Addr {
 	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
+}
+
+// pack appends the bytes of addresses, all of one family, to b.packed and returns them.
+func (b *builder) pack(lists ...[]netip.Addr) []byte {
 	start := len(b.packed)
-	for _, addr := range slices.Compact(addrs) {
-		if addr.Is4() {
-			bytes := addr.As4()
-			b.packed = append(b.packed, bytes[:]...)
-		} else {
+	for _, addrs := range lists {
+		for _, addr := range addrs {
 			bytes := addr.As16()
-			b.packed = append(b.packed, bytes[:]...)
+			b.packed = append(b.packed, bytes[len(bytes)-addr.BitLen()/8:]...)
 		}
 	}
 	return b.packed[start:len(b.packed):len(b.packed)]
@@ -273,11 +264,11 @@ func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 	}
 	switch alias, err := wire.ParseHostname(text); {
 	case err != nil:
-		s.skip(b.info.key, fmt.Sprintf("alias %q is not a valid name: %v", text, err))
+		s.skip(b.key, fmt.Sprintf("alias %q is not a valid name: %v", text, err))
 	case alias.Special():
-		s.skip(b.info.key, fmt.Sprintf("alias %q: %v", text, wire.ErrSpecial))
+		s.skip(b.key, fmt.Sprintf("alias %q: %v", text, wire.ErrSpecial))
 	case alias == name:
-		s.skip(b.info.key, fmt.Sprintf("alias %q is the host itself", text))
+		s.skip(b.key, fmt.Sprintf("alias %q is the host itself", text))
 	default:
 		return alias
 	}
@@ -289,14 +280,14 @@ func (b *builder) alias(s *shard, name wire.Name) wire.Name {
 func (b *builder) ports(s *shard, host *addresses) []byte {
 	start := len(b.encoded)
 	if n := len(b.info.ports); n > maxPorts {
-		s.skip(b.info.key, fmt.Sprintf("%d ports: only the first %d are used", n, maxPorts))
+		s.skip(b.key, fmt.Sprintf("%d ports: only the first %d are used", n, maxPorts))
 		b.info.ports = b.info.ports[:maxPorts]
 	}
 	for i := range b.info.ports {
 		p, ok := b.port(s, host, &b.info.ports[i])
 		eachPort(b.encoded[start:], host, func(earlier port) bool {
 			if ok && earlier.name == p.name && earlier.number == p.number && earlier.protocol == p.protocol {
-				s.skip(b.info.key, fmt.Sprintf("port %q: it is there twice", p.name))
+				s.skip(b.key, fmt.Sprintf("port %q: it is there twice", p.name))
 				ok = false
 			}
 			return ok
@@ -312,7 +303,7 @@ func (b *builder) ports(s *shard, host *addresses) []byte {
 // is used again.
 func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bool) {
 	skip := func(reason string) (port, bool) {
-		s.skip(b.info.key, fmt.Sprintf("port %q: %s", info.name, reason))
+		s.skip(b.key, fmt.Sprintf("port %q: %s", info.name, reason))
 		return port{}, false
 	}
 	if info.name != "" {
@@ -333,7 +324,7 @@ func (b *builder) port(s *shard, host *addresses, info *portInfo) (p port, ok bo
 	if p.partial = len(info.ips) > 0; p.partial {
 		b.addresses(s, info.ips)
 		lacking := func(addr netip.Addr) bool { return !host.has(addr.AsSlice()) }
-		p.V4, p.V6 = b.pack(slices.DeleteFunc(b.v4, lacking)), b.pack(slices.DeleteFunc(b.v6, lacking))
+		p.V4, p.V6 = b.pack(unique(slices.DeleteFunc(b.v4, lacking))), b.pack(unique(slices.DeleteFunc(b.v6, lacking)))
 		if len(p.V4)+len(p.V6) == 0 {
 			return port{}, false // the host does not have any of the port's addresses
 		}
@@ -354,7 +345,7 @@ func (b *builder) destinations(s *shard) []byte {
 		d, ok := b.destination(s, info)
 		eachDestination(b.encoded[start:], func(earlier Destination) bool {
 			if ok && earlier.Port == d.Port {
-				s.skip(b.info.key, fmt.Sprintf("destination of port %d: it is there twice", info.port))
+				s.skip(b.key, fmt.Sprintf("destination of port %d: it is there twice", info.port))
 				ok = false
 			}
 			return ok
@@ -370,7 +361,7 @@ func (b *builder) destinations(s *shard) []byte {
 // valid.
 func (b *builder) destination(s *shard, info *destinationInfo) (d Destination, ok bool) {
 	skip := func(format string, args ...any) {
-		s.skip(b.info.key, fmt.Sprintf("destination of port %d: ", info.port)+fmt.Sprintf(format, args...))
+		s.skip(b.key, fmt.Sprintf("destination of port %d: ", info.port)+fmt.Sprintf(format, args...))
 	}
 	switch {
 	case info.port == 0 || info.port > math.MaxUint16:

@@ -18,11 +18,9 @@
 //	shard.go      the hosts, in shards by the hash of their names
 //	candidate.go  a valid entry of a push, and the record that is made of it
 //	endpoint.go   labels with the addresses of endpoints of headless Services
-//	host.go       a host: a view of its record
-//	ports.go      ports of Services, and names of ports
-//	destinations.go where connections to external hosts go, by port
+//	host.go       a host: a view of its record, and the fields of records
+//	ports.go      ports of Services, names of ports, and where connections to ports of external hosts go
 //	cluster.go    the domain names that short names are derived with
 //	entry.go      entries of a push in wire form
 //	addresses.go  packed addresses of a host or a port
-//	field.go      the fields of a record
 package table

@@ -20,7 +20,7 @@ import (
 //   - the number of IPv6 addresses, as a varint;
 //   - if there are near addresses, how many IPv4 and how many IPv6 addresses are near, as two varints;
 //   - the IPv4 addresses, and the IPv6 addresses;
-//   - if flagTexts is set, the key, the registry, the short name and the namespace, as fields;
+//   - if flagTexts is set, the registry, the short name and the namespace, as fields;
 //   - if flagAlias is set, the alias, as a field;
 //   - if flagPorts is set, the ports or, for an external host, the destinations, as one field.
 //
@@ -94,11 +94,8 @@ func (h *Host) derived() bool    { return h.flags&flagDerived != 0 }
 func (h *Host) headless() bool   { return h.flags&flagHeadless != 0 }
 func (h *Host) isAlias() bool    { return h.flags&flagAlias != 0 }
 
-// A hostInfo has the texts that a control plane sends about a host, besides its addresses.
-type hostInfo struct {
-	key                            string
-	registry, shortname, namespace string
-}
+// A hostInfo has the texts that a control plane sends about a host, besides its name and addresses.
+type hostInfo struct{ registry, shortname, namespace string }
 
 // registryKubernetes is the NameInfo.registry of a Service. registryExternal is the
 // NameInfo.registry of a ServiceEntry's host.
@@ -107,14 +104,19 @@ const (
 	registryExternal   = "External"
 )
 
-// Key returns the key under which the control plane sent the host. c is the cluster of the host's
-// table.
-func (h *Host) Key(c *Cluster) string { return h.info(c).key }
+// Key returns the name as a control plane writes it, in lower case.
+func (h *Host) Key() string { return strings.TrimSuffix(h.Name.String(), ".") }
 
 // info returns the texts of a host; c is the cluster of its table.
 func (h *Host) info(c *Cluster) hostInfo {
-	if h.flags&flagTexts == 0 {
-		return h.usualInfo(c)
+	switch {
+	case h.derived():
+		short, _ := h.Name.CutSuffix(c.services)
+		dotted := strings.TrimSuffix(short.String(), ".")
+		last := strings.LastIndexByte(dotted, '.')
+		return hostInfo{registryKubernetes, dotted[:last], dotted[last+1:]}
+	case h.flags&flagTexts == 0:
+		return h.usualInfo()
 	}
 	var texts [textFields]string
 	b := h.fields
@@ -123,50 +125,19 @@ func (h *Host) info(c *Cluster) hostInfo {
 		text, b = cutField(b)
 		texts[i] = string(text)
 	}
-	return hostInfo{key: texts[0], registry: texts[1], shortname: texts[2], namespace: texts[3]}
+	return hostInfo{texts[0], texts[1], texts[2]}
 }
 
-// usualInfo derives the texts of a host without flagTexts.
-func (h *Host) usualInfo(c *Cluster) hostInfo {
-	info := hostInfo{key: strings.TrimSuffix(wire.Presentation(string(h.Name)), "."), registry: registryExternal}
+// usualInfo returns the texts of a host without flagDerived and flagTexts.
+func (h *Host) usualInfo() hostInfo {
 	if h.Kubernetes() {
-		info.registry = registryKubernetes
+		return hostInfo{registry: registryKubernetes}
 	}
-	if h.derived() {
-		short, _ := h.Name.CutSuffix(c.services)
-		dotted := strings.TrimSuffix(short.String(), ".")
-		last := strings.LastIndexByte(dotted, '.')
-		info.shortname, info.namespace = dotted[:last], dotted[last+1:]
-	}
-	return info
-}
-
-// isUsual reports whether info equals the result of usualInfo, without building that result.
-func (h *Host) isUsual(info *hostInfo) bool {
-	if len(info.key) != len(h.Name)-1 {
-		return false
-	}
-	start := 0
-	for n := h.Name; n != wire.Root; n = n.Parent() {
-		label := n.FirstLabel()
-		if info.key[start:start+len(label)] != label || start > 0 && info.key[start-1] != '.' {
-			return false
-		}
-		start += len(label) + 1
-	}
-	switch {
-	case !h.Kubernetes():
-		return info.registry == registryExternal && info.shortname == "" && info.namespace == ""
-	case !h.derived():
-		return info.shortname == "" && info.namespace == ""
-	}
-	// The short name and the namespace may differ from the first labels of the key only in case: see localFlags.
-	short := len(info.shortname)
-	return strings.HasPrefix(info.key, info.shortname) && strings.HasPrefix(info.key[short+1:], info.namespace)
+	return hostInfo{registry: registryExternal}
 }
 
 // textFields is the number of a record's fields that flagTexts stands for.
-const textFields = 4
+const textFields = 3
 
 // afterTexts returns the fields that follow the texts.
 func (h *Host) afterTexts() []byte {
@@ -185,10 +156,6 @@ func (h *Host) Alias() wire.Name {
 	if !h.isAlias() {
 		return wire.Root
 	}
-	return h.aliasField()
-}
-
-func (h *Host) aliasField() wire.Name {
 	alias, _ := cutField(h.afterTexts())
 	return wire.Name(viewString(alias))
 }
@@ -241,3 +208,19 @@ func (h *Host) servicesOfPod() (parent, grandparent wire.Name) {
 	}
 	return parent, grandparent
 }
+
+// cutField returns the field at the start of b and what follows it.
+func cutField(b []byte) (field, rest []byte) {
+	n, used := binary.Uvarint(b)
+	end := used + int(n) //nolint:gosec // written by appendField
+	return b[used:end], b[end:]
+}
+
+// appendField appends a field of a record to dst.
+func appendField[T string | []byte](dst []byte, field T) []byte {
+	return append(binary.AppendUvarint(dst, uint64(len(field))), field...)
+}
+
+// viewString returns b as a string without a copy. b must not change while the string is
+// in use.
+func viewString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

@@ -26,7 +26,7 @@ func (t *Table) Infos(yield func(key string, info *api.NameTable_NameInfo) bool)
 		if owner := t.owner(h.Name, &s); owner.Name != h.Name {
 			continue
 		}
-		if !yield(info.key, &api.NameTable_NameInfo{
+		if !yield(h.Key(), &api.NameTable_NameInfo{
 			Ips: addressTexts(&h.addresses), Registry: info.registry, Shortname: info.shortname, Namespace: info.namespace,
 			Alias: strings.TrimSuffix(h.Alias().String(), "."), Headless: h.headless(), Near: h.near[0] + h.near[1],
 			Ports: portMessages(&h), Destinations: destinationMessages(&h),

@@ -229,11 +229,3 @@ type Collision struct {
 	Winner string `json:"winner"`
 	Loser  string `json:"loser"`
 }
-
-func collision(name wire.Name, winner, loser string) Collision {
-	text := name.String()
-	if rest, ok := strings.CutPrefix(string(name), string(wire.WildcardLabel)); ok {
-		text = "*." + wire.Name(rest).String()
-	}
-	return Collision{Name: text, Winner: winner, Loser: strings.Clone(loser)}
-}

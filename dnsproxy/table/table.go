@@ -579,13 +579,13 @@ func (t *Table) findCollisions() {
 		}
 		for _, name := range t.Cluster.heads(h.Name, heads[:0]) {
 			if winner := t.owner(name, &s); winner.Name != h.Name && !name.Special() {
-				found = append(found, collision(name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
+				found = append(found, Collision{name.String(), winner.Key(), h.Key()})
 			}
 		}
 	}
 	for h := range t.all {
 		if winner := t.owner(h.Name, &s); winner.Name != h.Name {
-			found = append(found, collision(h.Name, winner.info(&t.Cluster).key, h.info(&t.Cluster).key))
+			found = append(found, Collision{h.Name.String(), winner.Key(), h.Key()})
 		}
 	}
 	sort.Slice(found, func(i, j int) bool {

@@ -3,13 +3,10 @@ package conntrack_test
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -215,20 +212,6 @@ func TestMapped(t *testing.T) {
 	}
 }
 
-// F14: without rules, connection tracking may be off.
-func TestNotCaptured(t *testing.T) {
-	t.Parallel()
-	for _, f := range families() {
-		h := newHost(t, f.agent, "cat", "")
-		if original, ok, err := h.lookups.Lookup(h.query(t, h.client(t, f.network), f.direct)); ok || err != nil {
-			t.Errorf("%s, UDP: %v, %v, %v; want nothing", f.name, original, ok, err)
-		}
-		if original, ok := h.connect(t, f.direct); ok {
-			t.Errorf("%s, TCP: %v; want nothing", f.name, original)
-		}
-	}
-}
-
 // TestReplyWithoutQuery checks that a query to the agent's own address does not count as captured
 // after a reply has made an entry, because the query's entry was dropped. In that entry the original
 // destination is the client.
@@ -247,88 +230,6 @@ func TestReplyWithoutQuery(t *testing.T) { // F14
 		if original, ok, err := h.lookups.Lookup(h.query(t, client, f.direct)); ok || err != nil {
 			t.Errorf("%s: %v, %v, %v; want nothing", f.name, original, ok, err)
 		}
-	}
-}
-
-// F14
-func TestConcurrentLookups(t *testing.T) {
-	t.Parallel()
-	h := newHost(t, "127.0.0.1:15053", "iptables-nft-restore", natRules+zoneRules)
-	type flow struct {
-		client, local netip.AddrPort
-		server        string
-	}
-	var flows []flow
-	for i := range 20 {
-		f := flow{server: fmt.Sprintf("10.0.0.%d:53", 10+i)}
-		f.client, f.local = h.query(t, h.client(t, "udp4"), f.server)
-		flows = append(flows, f)
-	}
-	var group sync.WaitGroup
-	for g := range 8 {
-		group.Go(func() {
-			for i := range 500 {
-				f := flows[(g+i)%len(flows)]
-				original, ok, err := h.lookups.Lookup(f.client, f.local)
-				if original.String() != f.server || !ok || err != nil {
-					t.Errorf("client %v: %v, %v, %v; want %s", f.client, original, ok, err, f.server)
-					return
-				}
-			}
-		})
-	}
-	group.Wait()
-	if err := h.lookups.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := h.lookups.Lookup(flows[0].client, flows[0].local); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("after Close: error %v", err)
-	}
-}
-
-// dropNetAdmin removes CAP_NET_ADMIN from the calling thread.
-func dropNetAdmin() error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return err
-	}
-	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
-	return unix.Capset(&header, &data[0])
-}
-
-// F14
-func TestNoPermission(t *testing.T) {
-	t.Parallel()
-	ns := netns.New(t)
-	var before *conntrack.UDP
-	var opened, dropped, opening, asking error
-	done := make(chan struct{})
-	ns.Run(func() { before, opened = conntrack.OpenUDP() })
-	if opened != nil {
-		t.Fatal(opened)
-	}
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends here
-		if dropped = dropNetAdmin(); dropped != nil {
-			return
-		}
-		_, opening = conntrack.OpenUDP()
-		any := netip.MustParseAddrPort("127.0.0.1:1")
-		_, _, asking = before.Lookup(any, any)
-	}()
-	<-done
-	if dropped != nil {
-		t.Fatal(dropped)
-	}
-	for what, err := range map[string]error{"opening": opening, "asking": asking} {
-		if !errors.Is(err, conntrack.ErrPermission) || !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
-			t.Errorf("%s without CAP_NET_ADMIN: error %v", what, err)
-		}
-	}
-	if err := errors.Join(before.Close(), before.Close()); err != nil {
-		t.Error(err)
 	}
 }
 

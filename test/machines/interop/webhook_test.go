@@ -22,61 +22,11 @@ var (
 )
 
 // TestWebhook has a real API server ask nametap-discovery about pods. See the subtests. The last ones end replicas.
-func TestWebhook(t *testing.T) { // I3, I7, I9, I16, I17, I18
+func TestWebhook(t *testing.T) { // I3, I7, I9
 	c := newInjectedCluster(t)
 	c.startWebhook("160", "170")
-	t.Run("namespaces", func(t *testing.T) { c.in(t).testNamespaces(t) })
 	t.Run("creations", func(t *testing.T) { c.testCreations(t) })
 	t.Run("away", func(t *testing.T) { c.in(t).testAway(t) })
-}
-
-// testNamespaces creates pods in namespaces that one webhook serves in different ways, as soon as the API server's cache
-// has their annotations.
-func (c *injectedCluster) testNamespaces(t *testing.T) {
-	c.awaitSettings("nameservers: [10.96.0.10]\n", func(pod *corev1.Pod) bool { return strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"rules"`) })
-	text := "metadata: {name: app}\nspec: {securityContext: {runAsNonRoot: true}, containers: [" + restrictedContainer + "]}\n"
-	variable := func(c corev1.Container, name string) string {
-		for _, v := range c.Env {
-			if v.Name == name {
-				return v.Value
-			}
-		}
-		return ""
-	}
-	for name, test := range map[string]struct {
-		labels, annotations, mode, address, refusal string
-		user                                        int64
-	}{
-		"privileged": {"pod-security.kubernetes.io/enforce: privileged", "", "rules", "", "", 1337},
-		"baseline":   {"pod-security.kubernetes.io/enforce: baseline", "", "", "", "violates PodSecurity", 0},
-		"restricted": {"pod-security.kubernetes.io/enforce: restricted", "nametap.dev/mode: resolv", "resolv", "127.0.0.1:53", "", 1337},
-		"ambient":    {"istio.io/dataplane-mode: ambient", "", "rules", "localhost:15056", "", 1337},
-		"openshift":  {"pod-security.kubernetes.io/enforce: restricted", "nametap.dev/mode: resolv, openshift.io/sa.scc.uid-range: 1000650000/10000", "resolv", "127.0.0.1:53", "", 1000650001},
-		"capturing":  {"", "openshift.io/sa.scc.uid-range: 1000650000/10000", "", "", "use the mode resolv", 0},
-		"mistaken":   {"", "nametap.dev/mode: cni", "", "", `annotation nametap.dev/mode: mode "cni"`, 0},
-	} {
-		c.namespace(name, "nametap.dev/inject: enabled", "")
-		c.namespace(name, "nametap.dev/inject: enabled, "+test.labels, test.annotations)
-		var pod *corev1.Pod
-		var err error
-		wait.Until(t, name+" has its annotations", func() bool {
-			pod, err = c.dryRun(name, text)
-			if test.refusal != "" {
-				return err != nil && strings.Contains(err.Error(), test.refusal)
-			}
-			return err == nil && strings.HasPrefix(pod.Annotations[injectStatus], `{"mode":"`+test.mode+`"`)
-		})
-		if test.refusal != "" {
-			continue
-		}
-		agent := pod.Spec.InitContainers[0]
-		if variable(agent, "NAMETAP_DNS_ADDR") != test.address || *agent.SecurityContext.RunAsUser != test.user {
-			t.Errorf("%s: %v %+v", name, pod.Annotations, agent)
-		}
-		if got := pod.Annotations["ambient.istio.io/dns-capture"]; (got == "false") != (name == "ambient") {
-			t.Errorf("%s: the DNS capture of ztunnel is %q", name, got)
-		}
-	}
 }
 
 // testCreations creates pods at a rate, while the certificate is renewed, and replicas are replaced: no creation fails, and no pod is without the agent. It logs the times, also without injection.

@@ -53,8 +53,8 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, G6, G9, G10, I0, I4, I6, 
 		}
 		t.Run("jobs", injection{c, "resolv", discoveryAddr, ""}.testJobs)
 		t.Run("egress", c.testEgress)
-		t.Run("guard", c.testGuard)
 	})
+	t.Run("guard", c.testGuard) // alone, because its loops need a processor
 	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod
 }
 
