@@ -84,7 +84,7 @@ func TestGuardDenies(t *testing.T) {
 	for ask, want := range map[string]string{
 		"leak.example.com A":                           "no rule of policy.yaml allows it",
 		"LEAK.eXample.com TXT":                         "no rule of policy.yaml allows it",
-		"secret-data.example.com AAAA":                 "no rule of policy.yaml allows it",
+		"*.pkg.example.net AAAA":                       "no rule of policy.yaml allows it",
 		"bad.pkg.example.net A":                        "denied by policy.yaml:9",
 		"x.bypass.example A":                           "no rule of policy.yaml allows it",
 		"api.example.com.shop.svc.cluster.local A":     "no rule of policy.yaml allows it",

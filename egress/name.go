@@ -201,8 +201,7 @@ func helloName(b *beginning) (string, error) {
 }
 
 // httpName returns the host of an HTTP/1 request: the host in the Host field, and in the target if that has one (RFC 9112,
-// section 3.2). Servers differ in which of them counts, so both must be the same. A path is for the host to judge: clients
-// send such as /100%, which no URL may have.
+// section 3.2). Servers differ in which of them counts, so both must be the same. A path, such as /100%, is for the host.
 func httpName(b *beginning) (string, error) {
 	reader := bufio.NewReaderSize(b, firstRead)
 	line, _ := reader.ReadString('\n') // after an error, ReadRequest has it, too

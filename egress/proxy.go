@@ -11,10 +11,12 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// connect connects to one of targets, directly or through the proxy, until ctx ends. The error contains a refusal. What a
-// name leads to through the proxy is for the proxy to judge. A connection that may lead anywhere is direct.
+// connect connects to one of targets, directly or through the proxy, which judges what a name leads to, until ctx ends. The
+// error contains a refusal. A connection that may lead anywhere is direct.
 func (d *dialer) connect(ctx context.Context, targets []endpoint, within reach) (conn *net.TCPConn, to netip.AddrPort, err error) {
 	if d.config.Proxy == "" || within == anywhere {
 		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to, within) })
@@ -41,16 +43,15 @@ func (d *dialer) allow(ctx context.Context, to netip.AddrPort, within reach) err
 	return nil
 }
 
-// connectByProxy asks the proxy for a connection to a target.
+// connectByProxy asks the proxy for a connection to a target. The operator chose the proxy, so all its addresses are allowed.
 func (d *dialer) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, netip.AddrPort, error) {
-	if target.name != "" && endsInNumber(target.name) {
-		return nil, netip.AddrPort{}, refuse(ReasonAddress, "%s is refused: it ends in a number, so the proxy would take it for an address", target.name)
+	if _, err := wire.ParseHostname(target.name); target.name != "" && (err != nil || endsInNumber(target.name)) {
+		return nil, netip.AddrPort{}, refuse(ReasonAddress, "%s is refused: it is no hostname or ends in a number, so the proxy could take it for something else", target.name)
 	} else if target.name == "" {
 		if err := d.allow(ctx, netip.AddrPortFrom(target.addr, target.port), normally); err != nil {
 			return nil, netip.AddrPort{}, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 		}
 	}
-	// The operator chose the proxy, so all its addresses are allowed.
 	conn, to, err := d.dial(ctx, []endpoint{parseEndpoint(d.config.Proxy)}, func(netip.AddrPort) error { return nil })
 	if err != nil {
 		return nil, to, err

@@ -92,7 +92,7 @@ func TestConnectByProxy(t *testing.T) {
 		{"220 a.example.org:7", []endpoint{name("lost.example.org"), address("127.0.0.1"), name("a.example.org")}},
 		{"502 Bad Gateway", []endpoint{name("lost.example.org")}},
 		{"127.0.0.1 is loopback", []endpoint{address("127.0.0.1")}},
-		{"ends in a number", []endpoint{name("127.1")}},
+		{"no hostname", []endpoint{name("localhost/.example.org")}},
 		{"ends in a number", []endpoint{name("x.0x7f")}},
 		{"timeout", []endpoint{name("silent.example.org"), name("a.example.org")}}, // then the client has gone
 	} {

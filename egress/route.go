@@ -45,14 +45,14 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 	return r, nil
 }
 
-// exact returns a host of the VIP. The second result is true if this host is the only one and no wildcard.
+// exact returns a host of the VIP. The second result is true if this host is the only one and no wildcard of the table.
 func (r *route) exact() (wire.Name, bool) {
 	if len(r.hosts) == 0 {
 		return wire.Root, false
 	}
 	only := r.hosts[0].name
 	_, wildcard := suffixOf(only)
-	return only, len(r.hosts) == 1 && !wildcard
+	return only, len(r.hosts) == 1 && (!wildcard || r.guard != nil)
 }
 
 // hostOf returns the host of the VIP to which a name belongs: the host of that name or, if there is none, the

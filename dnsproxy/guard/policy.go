@@ -314,7 +314,7 @@ func (p *Policy) ruleOf(name wire.Name) (rule *Rule, exists bool) {
 		case c == nil:
 		case c.denyBelow != nil:
 			return c.denyBelow, exists
-		case rule == nil:
+		case rule == nil && !strings.HasPrefix(string(name), string(wire.WildcardLabel)): // "*" would stand for all names
 			rule = c.allowBelow
 		}
 	}
