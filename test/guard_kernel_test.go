@@ -422,7 +422,7 @@ func TestGuardStopped(t *testing.T) {
 	rules := g.Rules()
 	a.end(terminate)
 	kept := g.environment
-	for _, setting := range []string{"NAMETAP_GUARD=" + g.policy, "NAMETAP_CONFIG=/nonexistent", "NAMETAP_GAURD=" + g.policy} { // whatever the settings say
+	for _, setting := range []string{"NAMETAP_GUARD=" + g.policy, "NAMETAP_CONFIG=/nonexistent", "NAMETAP_GUARDS=" + g.policy} { // whatever the settings say
 		g.environment = append(slices.Clip(kept), setting)
 		if r := g.root("capture", "remove", "--after-agent"); r.code != 0 || g.Rules() != rules {
 			t.Errorf("%s: %+v, rules:\n%s\nbefore:\n%s", setting, r, g.Rules(), rules)
