@@ -152,12 +152,8 @@ func (s *stream) send(a *attempt, packet []byte) (sent bool, err error) {
 	if s.waiting.IsZero() {
 		s.waiting = time.Now()
 	}
-	s.signal()
-	return true, nil
-}
-
-func (s *stream) signal() {
 	chans.Wake(s.wake)
+	return true, nil
 }
 
 // run dials and writes until the connection ends, and then ends its attempts.
@@ -258,7 +254,7 @@ func (s *stream) close() {
 	if s.conn != nil {
 		_ = s.conn.Close() // it may have been closed before, which does no harm
 	}
-	s.signal()
+	chans.Wake(s.wake)
 }
 
 // endAll ends all attempts. If a reply has come over the connection, the peer may have
