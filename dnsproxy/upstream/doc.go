@@ -82,7 +82,7 @@
 // TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share a connection, and more
 // once four connections are open (RFC 7766, 7858). The ages of sockets include the time while the machine
 // was suspended; all other times do not. When the peer closes a connection over which a reply
-// has come before, the queries that are unanswered are sent once more on another connection. While a
+// has come before, the queries that are unanswered are sent again on another connection. While a
 // connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
 // forgotten the first one. If a query times out, and nothing at all was received over the connection since it was sent,
 // the connection takes no more queries.

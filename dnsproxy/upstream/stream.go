@@ -257,8 +257,8 @@ func (s *stream) close() {
 	chans.Wake(s.wake)
 }
 
-// endAll ends all attempts. If a reply has come over the connection, the peer may have
-// closed it without reading the queries that are left; each is sent once more.
+// endAll ends all attempts. If a reply has come over the connection, the peer may have closed it without reading the
+// queries that are left; these are sent over another connection. Some servers answer one query of each connection.
 func (s *stream) endAll(err error) {
 	switch {
 	case err == nil:
@@ -270,11 +270,8 @@ func (s *stream) endAll(err error) {
 	again := s.served && !errors.Is(err, ErrTimeout)
 	s.mu.Unlock()
 	for _, a := range s.removeIf(func(*attempt) bool { return true }) {
-		if again && !a.retried && a.awaited() {
-			a.retried = true
-			if s.pool.send(a, a.packet) == nil {
-				continue
-			}
+		if again && a.awaited() && s.pool.send(a, a.packet) == nil {
+			continue
 		}
 		a.end(nil, cause(err))
 	}
