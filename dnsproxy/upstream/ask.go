@@ -367,13 +367,16 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		server: c.server, question: q, at: i, sent: now, stream: c.stream, repeated: repeated, slot: q.slot,
 		patience: c.standing.lateAfter, opcode: opcode(q.query), text: q.text, failedForOthers: q.failedForOthers(i),
 	}
-	if repeated {
-		a.patience = min(c.standing.lateAfter<<min(c.sends, 8), maxWait)
-	}
 	if c.sends == 0 {
 		c.first = now
 	}
 	c.sends++
+	if q.next() == i {
+		a.patience = min(c.standing.usual, maxWait)
+	}
+	if repeated {
+		a.patience = min(a.patience<<min(c.sends-1, 8), maxWait)
+	}
 	q.slot++
 	a.sends, c.again, c.stream = c.sends, false, c.stream != c.inTurn
 	q.lateAt, q.attempts = now.Add(a.patience), append(q.attempts, a)

@@ -25,10 +25,9 @@ type attempt struct {
 
 	loopProbe *loopProbe // nil if the attempt is no loop probe
 
-	opcode  byte   // the opcode as it is in the header
-	text    []byte // the question in wire form
-	packet  []byte // the whole query, if sent over a connection
-	retried bool   // sent a second time, on a new connection
+	opcode byte   // the opcode as it is in the header
+	text   []byte // the question in wire form
+	packet []byte // the whole query, if sent over a connection
 
 	// Guarded by the question's mutex.
 	outcome

@@ -273,7 +273,7 @@ func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *serv
 func (c *Client) leastLocked() (least *server) {
 	leastReplied := false
 	for _, s := range c.elsewhere {
-		replied := s.hasReplied()
+		replied := s.rtt() > 0
 		if least == nil || leastReplied && !replied || leastReplied == replied && s.asked.Before(least.asked) {
 			least, leastReplied = s, replied
 		}

@@ -25,9 +25,10 @@
 //     To find them, a server that is late is sent a loop probe, at most one a second.
 //
 //  4. The best server is asked, and when it is late the next one, round and round until a reply comes or the
-//     time is up. In each round the waits are twice as long, up to 2 s. A server that is asked again is
-//     asked with another ID, and from another socket if it has several. All attempts stay in flight. The first
-//     usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
+//     time is up. In each round the waits are twice as long, up to 2 s. If no other server is left, the bound of
+//     400 ms does not hold: queries that are repeated would keep an overloaded server overloaded. A server that is
+//     asked again is asked with another ID, and from another socket if it has several. All attempts stay in
+//     flight. The first usable reply (NOERROR or NXDOMAIN) is the answer, subject to rule 6.
 //
 //  5. A server that fails for a question is not asked again for it, and the next server is asked at once.
 //     Failures are a response code other than NOERROR and NXDOMAIN, a malformed reply, and a refused
@@ -81,7 +82,7 @@
 // TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share a connection, and more
 // once four connections are open (RFC 7766, 7858). The ages of sockets include the time while the machine
 // was suspended; all other times do not. When the peer closes a connection over which a reply
-// has come before, the queries that are unanswered are sent once more on another connection. While a
+// has come before, the queries that are unanswered are sent again on another connection. While a
 // connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
 // forgotten the first one. If a query times out, and nothing at all was received over the connection since it was sent,
 // the connection takes no more queries.

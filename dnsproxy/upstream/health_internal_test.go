@@ -252,6 +252,39 @@ func TestPauseRefusesNone(t *testing.T) {
 	})
 }
 
+// F4: a server that has a long queue after a pause gets no query twice, so the queue becomes short.
+func TestQueueGetsShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const pauseEnds, longest = 4 * time.Second, 500 * time.Millisecond
+		free := time.Duration(0) // when the queue will be empty
+		c := simulated(t, Config{})
+		g, all := group(c, Options{}, func(_ *rand.Rand, at time.Duration) (time.Duration, int, bool) {
+			if free = max(free, at); at > pauseEnds/2 {
+				free = max(free, pauseEnds)
+			}
+			if free > max(at, pauseEnds)+longest {
+				return 0, 0, true
+			}
+			free += time.Millisecond
+			return free - at, dns.RcodeSuccess, false
+		})
+		const rate = 700
+		var asking sync.WaitGroup
+		before := 0
+		for i := range 10 * rate {
+			if i == 9*rate {
+				before = all[0].asked()
+			}
+			asking.Go(func() { _, _, _ = g.Exchange(t.Context(), simQuery, UDPOnly) })
+			time.Sleep(time.Second / rate)
+		}
+		if sent := all[0].asked() - before; sent > rate*11/10 {
+			t.Errorf("%d queries a second were sent %d times", rate, sent)
+		}
+		asking.Wait()
+	})
+}
+
 // F4: a first server that falls silent is down. Few queries wait for it, and it is logged once. Once it is back, a query
 // after a minute probes it, and the next one gets its answer, although the second server says NXDOMAIN.
 func TestOrderFirstIsBack(t *testing.T) {

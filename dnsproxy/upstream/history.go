@@ -69,14 +69,17 @@ type standing struct {
 	state     State
 	rtt       time.Duration // SRTT; a guess before the first reply
 	lateAfter time.Duration // how long after a query the server is late
+	usual     time.Duration // lateAfter without its upper bound
 }
 
 // lateAfter returns how long after a query the server is late (rule 1).
-func (h *history) lateAfter() time.Duration {
+func (h *history) lateAfter() time.Duration { return min(h.usual(), maxLate) }
+
+func (h *history) usual() time.Duration {
 	if h.srtt == 0 {
 		return unknownLate
 	}
-	return min(max(h.srtt+4*h.rttvar, minLate), maxLate)
+	return max(h.srtt+4*h.rttvar, minLate)
 }
 
 // silence returns the time since silentSince. It is zero if no probe is unanswered and no connection was refused.
@@ -89,7 +92,7 @@ func (h *history) silence(now time.Time) time.Duration {
 
 // standing returns the standing of the server (rule 2).
 func (h *history) standing(now time.Time) standing {
-	st := standing{rtt: h.srtt, lateAfter: h.lateAfter()}
+	st := standing{rtt: h.srtt, lateAfter: h.lateAfter(), usual: h.usual()}
 	if h.srtt == 0 {
 		st.rtt = unknownLate
 	}

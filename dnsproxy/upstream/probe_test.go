@@ -21,10 +21,12 @@ func TestRedirectedProbe(t *testing.T) {
 		probed := make(chan string, 10) // where probes came from
 		var c *upstream.Client
 		var s *raw
+		made := make(chan struct{}) // closed when c and s are set
 		s = serve(t, func(query []byte, _ string) [][]byte {
 			if !bytes.Contains(query, []byte("\x12nametap-loop-probe\x00")) {
 				return [][]byte{reply(query, 3)}
 			}
+			<-made
 			s.mu.Lock()
 			from := s.from[len(s.from)-1]
 			s.mu.Unlock()
@@ -35,6 +37,7 @@ func TestRedirectedProbe(t *testing.T) {
 			return [][]byte{reply(query, 5)}
 		})
 		c = client(t, upstream.Config{Logger: logged.Logger()})
+		close(made)
 		g := c.Group(specs(s), upstream.Options{})
 		g.Suspect()
 		from := <-probed

@@ -155,13 +155,6 @@ func (s *server) lateAfter() time.Duration {
 	return s.history.lateAfter()
 }
 
-// hasReplied reports whether the server has ever replied.
-func (s *server) hasReplied() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.history.srtt != 0
-}
-
 // sent notes a query. repeated is true if it is sent because a server is late.
 func (s *server) sent(now time.Time, repeated bool) {
 	s.mu.Lock()

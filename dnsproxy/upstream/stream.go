@@ -152,12 +152,8 @@ func (s *stream) send(a *attempt, packet []byte) (sent bool, err error) {
 	if s.waiting.IsZero() {
 		s.waiting = time.Now()
 	}
-	s.signal()
-	return true, nil
-}
-
-func (s *stream) signal() {
 	chans.Wake(s.wake)
+	return true, nil
 }
 
 // run dials and writes until the connection ends, and then ends its attempts.
@@ -258,11 +254,11 @@ func (s *stream) close() {
 	if s.conn != nil {
 		_ = s.conn.Close() // it may have been closed before, which does no harm
 	}
-	s.signal()
+	chans.Wake(s.wake)
 }
 
-// endAll ends all attempts. If a reply has come over the connection, the peer may have
-// closed it without reading the queries that are left; each is sent once more.
+// endAll ends all attempts. If a reply has come over the connection, the peer may have closed it without reading the
+// queries that are left; these are sent over another connection. Some servers answer one query of each connection.
 func (s *stream) endAll(err error) {
 	switch {
 	case err == nil:
@@ -274,11 +270,8 @@ func (s *stream) endAll(err error) {
 	again := s.served && !errors.Is(err, ErrTimeout)
 	s.mu.Unlock()
 	for _, a := range s.removeIf(func(*attempt) bool { return true }) {
-		if again && !a.retried && a.awaited() {
-			a.retried = true
-			if s.pool.send(a, a.packet) == nil {
-				continue
-			}
+		if again && a.awaited() && s.pool.send(a, a.packet) == nil {
+			continue
 		}
 		a.end(nil, cause(err))
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -63,8 +64,8 @@ func streamGroup(c *Client) *Group {
 func TestConnectionSwallows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := simulated(t, Config{})
-		dead := 0 // the last connection that swallows
-		opened := inMemory(c, func(_ []byte, conn int) bool { return conn > dead })
+		var dead atomic.Int64 // the last connection that swallows
+		opened := inMemory(c, func(_ []byte, conn int) bool { return int64(conn) > dead.Load() })
 		g := streamGroup(c)
 		for round := range 3 {
 			for i := range 10 {
@@ -74,7 +75,7 @@ func TestConnectionSwallows(t *testing.T) {
 					t.Errorf("round %d, query %d: %v after %v", round, i, err, took)
 				}
 			}
-			dead = opened()
+			dead.Store(int64(opened()))
 		}
 		if n := opened(); n != 3 {
 			t.Errorf("%d connections, want one after each loss", n)

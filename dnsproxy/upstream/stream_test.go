@@ -118,8 +118,8 @@ func TestPipelining(t *testing.T) {
 	})
 }
 
-// F15: a query that a connection which served before leaves unanswered is sent again on a
-// new one, once.
+// F15: a query that a connection which served before leaves unanswered is sent again on another,
+// until one has not served.
 func TestConnectionLost(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // time stands still
