@@ -72,7 +72,7 @@ func startPlane(tb testing.TB) *plane {
 	p.put("web", "10.0.0.1")
 	p.api.SetToken("shop", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
 	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"),
-		"--kubeconfig", p.api.Kubeconfig(), "--state-dir=", "--tls-addr", p.tls, "--http-addr", p.status,
+		"--kubeconfig", p.api.Kubeconfig(), "--tls-addr", p.tls, "--http-addr", p.status,
 		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key"))
 	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", limitMiB*85/100, "MiB")) // as it sets itself in the Deployment
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
