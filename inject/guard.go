@@ -56,12 +56,7 @@ func wayAround(p *pod, previous status, cfg Config) string {
 // escapes returns the capabilities of a container by which a process sends packets that the rules do not see, becomes the
 // agent's user, or changes the rules or the agent.
 func escapes(ofPod *corev1.PodSecurityContext, own *corev1.SecurityContext) (names []string) {
-	if ofPod == nil {
-		ofPod = &corev1.PodSecurityContext{}
-	}
-	if own == nil {
-		own = &corev1.SecurityContext{}
-	}
+	ofPod, own = cmp.Or(ofPod, &corev1.PodSecurityContext{}), cmp.Or(own, &corev1.SecurityContext{})
 	nonRoot, user := cmp.Or(own.RunAsNonRoot, ofPod.RunAsNonRoot), cmp.Or(own.RunAsUser, ofPod.RunAsUser)
 	// Container runtimes give these to all containers, but a process of another user than root has them only by a
 	// program that escalates privileges.

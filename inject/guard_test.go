@@ -169,6 +169,10 @@ func TestGuardOfManifest(t *testing.T) { // I21
 	if later := manifest(first, nil); later != first {
 		t.Errorf("a later injection without a policy:\n%s", later)
 	}
+	sandbox := "apiVersion: example.com/v1\nkind: Sandbox\nspec: {podTemplate: {spec: {containers: [{name: app, image: app}]}}}\n"
+	if _, reports, err := inject.Manifest([]byte(sandbox), "shop", inject.Config{Policy: []byte("mode: enforce\n")}); err != nil || reports[0].Outcome != inject.Refused {
+		t.Error("an unknown kind:", err, reports)
+	}
 	if other := manifest(first, []byte("mode: enforce\n")); strings.Contains(other, "guard: nametap-guard-"+hash) || strings.Count(other, "kind: ConfigMap") != 6 {
 		t.Errorf("another policy:\n%s", other)
 	}

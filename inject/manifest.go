@@ -75,7 +75,11 @@ func (m *manifest) inject(d *document) ([]byte, error) {
 	for _, w := range workloads(d.object) {
 		name, line := w.name(m.namespace), d.line
 		if w.pod == nil {
-			m.reports = append(m.reports, Report{name, line, Skipped, []string{ReasonUnknownKind}})
+			report := Report{name, line, Skipped, []string{ReasonUnknownKind}}
+			if m.cfg.Policy != nil { // its pods would have no guard
+				report.Outcome = Refused
+			}
+			m.reports = append(m.reports, report)
 			continue
 		}
 		namespace := m.namespaces[w.namespace(m.namespace)]

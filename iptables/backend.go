@@ -188,28 +188,14 @@ func (m machine) choose(configured Backend) (*side, string, error) {
 	return m.side(m.plainBackend), "it is what iptables-restore uses", nil
 }
 
-// enforces reports whether there are rules that enforce the policy of a guard.
-func (m machine) enforces() bool {
-	for _, side := range []*side{m.nft, m.legacy} {
-		for _, s := range side.saved {
-			if s.guardState() == GuardEnforces {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// endsByItself reports whether there are rules of nametap and all of them have a lease.
-func (m machine) endsByItself() bool {
-	found := false
+// left reports whether rules enforce the policy of a guard, and whether there are rules of nametap and all of them have a lease.
+func (m machine) left() (enforced, endsByItself bool) {
+	found, leased := false, true
 	for _, side := range []*side{m.nft, m.legacy} {
 		for f, s := range side.saved {
-			if s.hasOwn() && !s.leased(f) {
-				return false
-			}
-			found = found || s.hasOwn()
+			enforced = enforced || s.guardState() == GuardEnforces
+			found, leased = found || s.hasOwn(), leased && (!s.hasOwn() || s.leased(f))
 		}
 	}
-	return found
+	return enforced, found && leased
 }

@@ -656,8 +656,7 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // Left reports whether rules in the kernel enforce the policy of a guard, and whether all rules of nametap have a lease: then
 // they capture nothing once no agent renews the lease. It must not be called while rules are changed.
 func (c *Capture) Left(ctx context.Context) (enforced, endsByItself bool) {
-	m := inspectAll(ctx, c.goal.Config)
-	return m.enforces(), m.endsByItself()
+	return inspectAll(ctx, c.goal.Config).left()
 }
 
 // Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns no
