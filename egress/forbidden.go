@@ -47,16 +47,6 @@ func forbidden() map[netip.Prefix]string {
 	return ranges
 }
 
-// private returns the forbidden ranges with those of private addresses (RFC 1918, RFC 6598, RFC 4193), to which a name leads
-// only if the guard's policy allows it.
-func private() map[netip.Prefix]string {
-	ranges := forbidden()
-	for _, prefix := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"} {
-		ranges[netip.MustParsePrefix(prefix)] = "private, and the guard's policy has private: deny"
-	}
-	return ranges
-}
-
 // translations returns the prefixes of IPv6 addresses that lead, through a translator or a tunnel, to the IPv4 address that
 // they contain, and the index of the byte at which that address begins (RFC 6052, section 2.1; RFC 3056, section 2; RFC
 // 4291, section 2.5.5.1; RFC 2765, section 2.1). In the prefix for local translators (RFC 8215), operators choose the
@@ -79,14 +69,14 @@ const (
 
 // A fence refuses addresses to which no connection may be made. It is safe for concurrent use.
 type fence struct {
-	ranges   [2]map[netip.Prefix]string // by reach
+	ranges   map[netip.Prefix]string
 	ownPorts []uint16
 	nat64    *nat64.Finder
 }
 
 // newFence returns the fence of a server.
 func newFence(cfg *Config) *fence {
-	return &fence{[2]map[netip.Prefix]string{forbidden(), private()}, cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
+	return &fence{forbidden(), cfg.OwnPorts, nat64.NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
 		addrs, _, err := cfg.Resolve(ctx, nat64.Name, family.IPv6, false)
 		return addrs, err
 	})}
@@ -100,10 +90,13 @@ func (f *fence) forbids(ctx context.Context, to netip.AddrPort, within reach) er
 		return nil
 	}
 	for _, a := range append(f.embedded(ctx, plain), plain) {
-		for prefix, name := range f.ranges[within] {
+		for prefix, name := range f.ranges {
 			if prefix.Contains(a) {
 				return fmt.Errorf("%s is %s", addr, name)
 			}
+		}
+		if within == publicly && guard.IsPrivate(a) {
+			return fmt.Errorf("%s is private, and the guard's policy has private: deny", addr)
 		}
 	}
 	if slices.Contains(f.ownPorts, port) && listen.OfThisHost(plain) {

@@ -43,9 +43,7 @@ func guards(t *testing.T) *guardedServer {
 	g.use(t, guardPolicy)
 	g.config.Guard, g.config.Resolve, g.log = g.guard, g.resolve, slog.New(slog.DiscardHandler)
 	f := newFence(&g.config)
-	for _, ranges := range f.ranges {
-		delete(ranges, netip.MustParsePrefix("127.0.0.0/8")) // where the host is
-	}
+	delete(f.ranges, netip.MustParsePrefix("127.0.0.0/8")) // where the host is
 	g.dialer = &dialer{&g.config, f, &g.running}
 	return g
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,12 +24,12 @@ func VIPs() []netip.Prefix {
 
 // IsVIP reports whether an address is in one of [VIPs].
 func IsVIP(a netip.Addr) bool {
-	for _, r := range VIPs() {
-		if r.Contains(a.Unmap()) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(VIPs(), func(r netip.Prefix) bool { return r.Contains(a.Unmap()) })
+}
+
+// IsPrivate reports whether an address is private: of RFC 1918, RFC 6598 or RFC 4193 (see [Policy].Private).
+func IsPrivate(a netip.Addr) bool {
+	return a.Unmap().IsPrivate() || netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(a.Unmap())
 }
 
 const (

@@ -103,8 +103,7 @@ func (g *Guard) Connected(name wire.Name, to netip.AddrPort, carried bool) {
 		return
 	}
 	e.addPort(to.Port(), 1)
-	addr := to.Addr().Unmap()
-	e.Private = e.Private || addr.IsPrivate() || netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(addr) // RFC 6598
+	e.Private = e.Private || IsPrivate(to.Addr())
 }
 
 // addPort adds n connections to a port of a name.
