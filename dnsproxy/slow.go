@@ -97,7 +97,7 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 		return h.respondResult(nil, t, &forward.Result{Err: err, Source: sourceSelf})
 	}
 	h.setMessage(t)
-	t.outgoing.Client, t.outgoing.Mode = t.from.client(), t.from.protocol.mode()
+	t.outgoing.Mode = t.from.protocol.mode()
 	if isTransfer(t.query.Type) && t.from.send != nil {
 		t.outgoing.Send = h.sendTransferred(t)
 	}
@@ -165,7 +165,7 @@ func (h *handler) respondOther(t *task) ([]byte, outcome) {
 	}
 	if found.Err == nil {
 		found = h.forwarder.Answer(&forward.Query{
-			Name: t.query.Name, Message: t.packet, Server: server, Client: t.from.client(), Mode: t.from.protocol.mode(),
+			Name: t.query.Name, Message: t.packet, Server: server, Mode: t.from.protocol.mode(),
 		})
 	}
 	return h.respondResult(nil, t, &found)

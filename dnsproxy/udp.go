@@ -264,7 +264,7 @@ func (r *udpReader) startForwarding(n int) bool {
 	}
 	h.metrics.requests.Inc()
 	h.setMessage(t)
-	t.outgoing.Client, t.outgoing.Mode = t.from.client(), overUDP.mode()
+	t.outgoing.Mode = overUDP.mode()
 	r.waiting.Add(1)
 	h.forwarder.Begin(&t.outgoing,
 		&udpClient{listener: r.udpListener, handler: h, message: r.message.clone(n), server: server, began: t.began})

@@ -98,7 +98,7 @@ func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
 // returned. It does not use q.Send. The client receives the result, perhaps before Begin returns.
 func (f *Forwarder) Begin(q *Query, client Client) {
 	switch {
-	case f.client.Echo(q.Name, upstream.Arrival{From: q.Client, To: q.Server}):
+	case f.client.Echo(q.Name, q.Message, q.Server):
 		client.Receive(&Result{Err: ErrEcho, Source: SourceSelf})
 	case q.Server.IsValid() || !q.Cacheable:
 		f.relay(q, client)

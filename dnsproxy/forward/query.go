@@ -22,8 +22,6 @@ type Query struct {
 	// Server is the nameserver to ask; if it is not valid, the nameservers of
 	// resolv.conf and the settings are asked.
 	Server netip.AddrPort
-	// Client is where the query came from.
-	Client netip.AddrPort
 	// Mode says over which transport the client has sent the query. After a query over TCP, nameservers are asked over
 	// TCP first. After a query over UDP, they are asked over TCP only if the reply goes into the cache.
 	Mode upstream.Mode

@@ -2,6 +2,7 @@ package upstream
 
 import (
 	crypto "crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"log/slog"
 	"net/netip"
@@ -46,10 +47,16 @@ type loopProbe struct {
 	id     [probeLen]byte
 	server *server
 	sent   time.Time
-	socket atomic.Pointer[socket] // from which it was sent
+	sending atomic.Pointer[sending]
 	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
 	// it came back because the kernel redirected this client's own packet to the agent.
 	echoed, redirected bool
+}
+
+// A sending is a message that was sent: its ID, and the socket from which it was sent.
+type sending struct {
+	socket *socket
+	id     uint16
 }
 
 // loopSuffix is LoopZone in wire form.
@@ -89,30 +96,22 @@ func (s *server) probeForLoop(now time.Time) {
 	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil || useVC, text: question})
 }
 
-// An Arrival is how the agent received a question.
-type Arrival struct {
-	// From is the address that the question came from.
-	From netip.AddrPort
-	// To is the original destination of a captured question that will be forwarded there. For other questions, To is
-	// not valid.
-	To netip.AddrPort
-}
-
-// Echo is to be called with the name of every question below [LoopZone] that the agent
-// receives.
+// Echo is to be called with the name and the message of every question below [LoopZone] that the agent receives. to is
+// the original destination of a captured question that will be forwarded there. For other questions, to is not valid.
 //
-// It reports whether the question is a probe of this client that came back. If another host or program has sent it, the
-// probe's server loops. If a socket of this client has sent it, the kernel has redirected it to the agent. The kernel
-// does so if the application has used the same port before, and the capture rules have no conntrack zone that separates
-// the agent from the application. The socket is then used no more. If several probes in a row are redirected, the
-// capture rules redirect all queries of the agent, and the server counts as looping.
+// It reports whether the question is a probe of this client that came back. If it has another ID than the client has
+// given it, another program has forwarded it (RFC 5452, section 9.2), and the probe's server loops. With the same ID, it
+// is the client's own packet, and the kernel has redirected it to the agent. The kernel does so if the application has
+// used the same port before, and the capture rules have no conntrack zone that separates the agent from the application.
+// The source port says nothing: the kernel may change it. The socket is then used no more. If several probes in a row are
+// redirected, the capture rules redirect all queries of the agent, and the server counts as looping.
 //
 // Echo reports false for a captured probe on its way to an address other than the server's. Such a probe has passed
 // through a forwarder on this host, which is not a loop.
 //
 // A server that loops is not asked any more until it answers a probe itself. Such probes are at least ten seconds
 // apart. If Echo reports true, the caller should answer the question with REFUSED: then the question is not sent again.
-func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
+func (c *Client) Echo(name wire.Name, message []byte, to netip.AddrPort) bool {
 	const label = 2 * probeLen
 	var id [probeLen]byte
 	if len(name) < 1+label || name[0] != label || name[1+label:] != loopSuffix() {
@@ -124,11 +123,14 @@ func (c *Client) Echo(name wire.Name, arrival Arrival) bool {
 	c.mu.Lock()
 	probe := c.probes[id]
 	c.mu.Unlock()
-	if probe == nil || arrival.To.IsValid() && arrival.To != probe.server.spec.Addr {
+	if probe == nil || to.IsValid() && to != probe.server.spec.Addr {
 		return false
 	}
-	s, from := probe.server, probe.socket.Load()
-	redirected := from != nil && from.retireFrom(withoutZone(arrival.From))
+	s, sent := probe.server, probe.sending.Load()
+	redirected := sent != nil && sent.id == binary.BigEndian.Uint16(message)
+	if redirected {
+		sent.socket.retire() // sweep closes it
+	}
 	c.mu.Lock()
 	probe.echoed, probe.redirected = true, redirected
 	c.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
 
-// F6: a probe that comes back from the client's own socket does not mean that the server loops. The
+// F6: a probe that comes back with its own ID does not mean that the server loops, whatever its source port is now. The
 // socket is used no more.
 func TestRedirectedProbe(t *testing.T) {
 	t.Parallel()
@@ -30,7 +30,7 @@ func TestRedirectedProbe(t *testing.T) {
 			s.mu.Lock()
 			from := s.from[len(s.from)-1]
 			s.mu.Unlock()
-			if !c.Echo(wire.Name(query[12:len(query)-5]), upstream.Arrival{From: netip.MustParseAddrPort(from)}) {
+			if !c.Echo(wire.Name(query[12:len(query)-5]), query, netip.AddrPort{}) {
 				t.Errorf("the probe is not recognised: %q", query)
 			}
 			probed <- from

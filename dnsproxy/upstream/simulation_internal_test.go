@@ -172,7 +172,7 @@ func echoAll(t *testing.T, c *Client) {
 	t.Helper()
 	for _, probe := range c.probes {
 		name := hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])
-		if !c.Echo(wire.Name(name)+loopSuffix(), Arrival{}) {
+		if !c.Echo(wire.Name(name)+loopSuffix(), make([]byte, wire.HeaderLen), netip.AddrPort{}) {
 			t.Error("the probe is not recognised")
 		}
 	}
@@ -222,7 +222,7 @@ func TestEcho(t *testing.T) {
 		"", "\x03www\x07example", "\x12nametap-loop-probe", "\x20" + strings.Repeat("0", 32) + "\x12nametap-loop-probe",
 		"\x20" + strings.Repeat("x", 32) + "\x12nametap-loop-probe",
 	} {
-		if c.Echo(wire.Name(name), Arrival{}) {
+		if c.Echo(wire.Name(name), make([]byte, wire.HeaderLen), netip.AddrPort{}) {
 			t.Errorf("%q is an echo", name)
 		}
 	}

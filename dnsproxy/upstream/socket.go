@@ -5,7 +5,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -29,27 +28,6 @@ type socket struct {
 	pending map[uint16]*attempt // by ID
 	retired bool                // it takes no more attempts, and is closed when nothing waits for a reply on it
 	closed  bool                // a closed socket is retired, too
-}
-
-// retireFrom retires the socket if local is its address, and reports whether it is. local must be a result of
-// withoutZone.
-func (s *socket) retireFrom(local netip.AddrPort) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.conn == nil {
-		return false
-	}
-	addr, err := netip.ParseAddrPort(s.conn.LocalAddr().String())
-	if err != nil || withoutZone(addr) != local {
-		return false
-	}
-	s.retired = true // sweep closes it
-	return true
-}
-
-// withoutZone returns an address without its zone, and an IPv4-mapped address as IPv4.
-func withoutZone(a netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
 // sockets are all UDP sockets to a server, or all connections to it.
@@ -82,7 +60,7 @@ func (s *socket) addLocked(a *attempt) uint16 {
 		if _, taken := s.pending[id]; !taken {
 			s.pending[id] = a
 			if a.loopProbe != nil {
-				a.loopProbe.socket.Store(s)
+				a.loopProbe.sending.Store(&sending{s, id})
 			}
 			return id
 		}
