@@ -11,10 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
@@ -52,7 +54,14 @@ func New(cfg Config) (*Forwarder, error) {
 	f.client = upstream.NewClient(client)
 	f.flights = newFlights(f)
 	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
-	f.readResolvConf()
+	conf, err := f.files().Read()
+	if err != nil {
+		cfg.Logger.Warn(
+			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
+			"path", cfg.ResolvConf, "error", err)
+		conf = resolvconf.Parse(nil)
+	}
+	f.useResolvConf(conf)
 	return f, nil
 }
 
@@ -80,29 +89,34 @@ func (f *Forwarder) Configure(cfg Config) error {
 // nameservers, which ends the queries in flight. Queries may be answered before Run, but not after the end of ctx.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.client.Close()
-	return f.watch(ctx)
+	watcher := &resolvconf.Watcher{
+		Files: f.files(), Clock: f.config.Clock, Current: f.routing.Load().conf,
+		Changed: func(conf *resolvconf.Config) {
+			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
+				"nameservers", conf.Servers, "search", conf.Search)
+			f.useResolvConf(conf)
+		},
+		Failed: func(err error) {
+			f.metrics.resolvConfErrors.Inc()
+			f.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
+				"path", f.config.ResolvConf, "error", err)
+		},
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return watcher.Run(ctx) })
+	group.Go(func() error {
+		f.followAddresses(ctx)
+		return nil
+	})
+	return group.Wait()
 }
 
 // Lookup looks up the Key of a query in the cache. It reports whether the cache has the answer. The result is stored
 // in q, and is valid as long as q is. Lookup does not allocate memory if it finds a reply.
 func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
 	q.found.generation = f.cache.Generation()
-	hit := f.cache.Get(q.Key, f.clock.Now())
-	q.found.state, q.found.refresh = hit.State, hit.Refresh
-	r := &q.found.result
-	r.Reply, r.Age, r.Server = hit.Reply, hit.Age, hit.Server
-	switch hit.State {
-	case cache.Stale, cache.StaleNow:
-		r.Source, r.failure = SourceStale, hit.Failure
-	case cache.Failed:
-		r.Source = SourceCachedFailure
-		if r.Reply == nil {
-			r.Err = CachedFailure(hit.Failure)
-		}
-	case cache.Fresh, cache.Miss:
-		r.Source = SourceCache
-	}
-	return r, q.found.final()
+	q.found.note(f.cache.Get(q.Key, f.clock.Now()))
+	return &q.found.result, q.found.final()
 }
 
 // Refresh begins to ask nameservers for a new reply to a question whose reply in the cache is about to expire. It does
@@ -144,10 +158,8 @@ func (f *Forwarder) Begin(q *Query, client Client) {
 		return
 	}
 	l, first := f.flights.join(f.questionKey(q), s, !group.Full())
-	if first {
+	if first { // otherwise another client, or a nameserver that forwards to this agent, asks the same
 		f.launch(l, state)
-	} else { // another client, or a nameserver that forwards to this agent, asks the same
-		f.cache.CountMiss(state)
 	}
 	if l != nil && (s.staleReply != nil || s.otherwise) {
 		time.AfterFunc(staleAfter-time.Since(l.began), func() { f.flights.giveStale(l) })
@@ -173,11 +185,8 @@ func (w waiter) Receive(result *Result) { w <- result }
 // renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
 // if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
-	switch l, first := f.flights.join(f.questionKey(q), seat{}, false); {
-	case first:
+	if l, first := f.flights.join(f.questionKey(q), seat{}, false); first {
 		f.launch(l, state)
-	case state != cache.Fresh:
-		f.cache.CountMiss(state)
 	}
 }
 
@@ -198,13 +207,11 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 		// After the caller looked into the cache, and before it began this flight, another flight for the question
 		// may have landed. So the cache may have the answer now. Without this second look, a burst of equal
 		// questions could become two queries to nameservers.
-		again := Query{Key: key}
-		switch result, ok := f.Lookup(&again); {
-		case ok && !again.found.refresh:
-			f.flights.land(l, result)
+		again := lookup{}
+		if again.note(f.cache.Look(key, f.clock.Now())); again.final() && !again.refresh {
+			result := again.result
+			f.flights.land(l, &result)
 			return
-		case !ok:
-			f.cache.CountMiss(again.found.state)
 		}
 	}
 	l.generation = f.cache.Generation() // before the nameservers are chosen
