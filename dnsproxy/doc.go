@@ -83,7 +83,7 @@
 //
 // Each query is parsed, decided on and looked up in the cache once.
 //
-// The goroutine that reads a socket takes the fast path ([handler.answerFast]). It answers mesh names, special-use
+// The goroutine that reads a socket takes the fast path ([front.answerFast]). It answers mesh names, special-use
 // names, local-only names and cache hits, and unpacks no message for this. The original destination of a UDP query is
 // needed only for cache hits and for queries that are forwarded. It is looked up last, because the lookup is a request
 // to the kernel.

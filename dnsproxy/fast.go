@@ -30,7 +30,9 @@ const measuredOf = 1024
 //
 // All other queries are left to [handler.answerSlow], and dst is unchanged. Such queries are forwarded queries, queries
 // before the first table, and rare or malformed queries.
-func (h *handler) answerFast(dst []byte, t *task) ([]byte, verdict) {
+func (f *front) answerFast(dst []byte, t *task) ([]byte, verdict) {
+	h := f.inUse.Load()
+	t.handler = h
 	t.began, t.measured = h.seen.Start(), false
 	if t.count++; t.count%measuredOf == 0 {
 		t.measure()
@@ -76,29 +78,22 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
 	case actForward, actTarget, actUnless:
-		return h.respondForwarded(dst, t)
+		found, ok := h.lookup(t)
+		switch {
+		case ok && d.proceed(found):
+			return h.respond(dst, t)
+		case ok && !h.mayGoElsewhere(t):
+			response, result = h.respondResult(dst, t, found)
+			return response, result, true
+		case !ok && t.outgoing.Stale() == nil && h.forwarder.Full(&t.outgoing) && !h.mayGoElsewhere(t):
+			response, result = h.respondTooMany(dst, t, upstream.ErrSilent)
+			return response, result, true
+		}
 	case actUnknown:
 		response, result = h.respondUnknown(dst, t)
 		return response, result, true
 	case actGuarded:
 		response, result = h.respondGuarded(dst, t)
-		return response, result, true
-	default:
-		return dst, outcome{}, false
-	}
-}
-
-// respondForwarded is respond for a query that needs a reply of a nameserver.
-func (h *handler) respondForwarded(dst []byte, t *task) (response []byte, result outcome, ok bool) {
-	found, ok := h.lookup(t)
-	switch {
-	case ok && t.decision.proceed(found):
-		return h.respondForwarded(dst, t)
-	case ok && !h.mayGoElsewhere(t):
-		response, result = h.respondResult(dst, t, found)
-		return response, result, true
-	case !ok && t.outgoing.Stale() == nil && h.forwarder.Full(&t.outgoing) && !h.mayGoElsewhere(t):
-		response, result = h.respondTooMany(dst, t, upstream.ErrSilent)
 		return response, result, true
 	}
 	return dst, outcome{}, false

@@ -12,12 +12,6 @@ type front struct {
 	inUse atomic.Pointer[handler]
 }
 
-// answerFast is [handler.answerFast].
-func (f *front) answerFast(dst []byte, t *task) ([]byte, verdict) {
-	t.handler = f.inUse.Load()
-	return t.handler.answerFast(dst, t)
-}
-
 // newPacer returns the Pacer by which a listener waits before it retries after a transient error.
 func newPacer(h *front, listener Addr) *listen.Pacer {
 	return &listen.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}

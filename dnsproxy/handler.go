@@ -20,7 +20,7 @@ import (
 	"github.com/nametap/nametap/internal/nat64"
 )
 
-// A handler answers queries. [handler.answerFast] answers queries that need not wait, and [handler.answerSlow] answers
+// A handler answers queries. [front.answerFast] answers queries that need not wait, and [handler.answerSlow] answers
 // all other queries. A handler is safe for concurrent use. It never changes: when settings change, a handler with the
 // new settings takes its place in [front].
 type handler struct {

@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// answerSlow is the slow path. It returns the response to a query that [handler.answerFast] has left to it. It may have
+// answerSlow is the slow path. It returns the response to a query that [front.answerFast] has left to it. It may have
 // to wait for a nameserver, or for the first table.
 func (h *handler) answerSlow(t *task) []byte {
 	if !t.usual || t.decision.action != actChaos { // class CH: probes are not counted as requests of clients
@@ -103,7 +103,7 @@ func (h *handler) forward(t *task) ([]byte, outcome) {
 	}
 	found := h.forwarder.Answer(&t.outgoing)
 	if !signed(&t.query) && t.decision.proceed(&found) {
-		if response, result, ok := h.respondForwarded(nil, t); ok {
+		if response, result, ok := h.respond(nil, t); ok {
 			return response, result
 		}
 		return h.forward(t)

@@ -140,9 +140,14 @@ func (l *udpListener) send(m *udpMessage, response []byte) {
 	_ = l.raw.Control(func(fd uintptr) { l.sendTo(fd, m, response) })
 }
 
-// sendTo is send for the socket fd.
+// sendTo is send for the socket fd. It tries twice, because the kernel may first return an error that another client has
+// caused on the socket, such as ECONNREFUSED.
 func (l *udpListener) sendTo(fd uintptr, m *udpMessage, response []byte) {
-	if m.send(fd, response) != 0 {
+	errno := m.send(fd, response)
+	if errno != 0 && errno != unix.EAGAIN {
+		errno = m.send(fd, response)
+	}
+	if errno != 0 {
 		l.unsent.Add(1)
 		l.handler.metrics.dropped.Inc()
 	}

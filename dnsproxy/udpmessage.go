@@ -80,18 +80,8 @@ func (m *udpMessage) receiveMsg(fd uintptr) ([]byte, unix.Errno) {
 }
 
 // send sends response to the client: to the source address of the message, from its destination address.
-// It does not block. send tries twice, because the kernel may first return an error that another
-// client has caused on the socket, such as ECONNREFUSED.
+// It does not block.
 func (m *udpMessage) send(fd uintptr, response []byte) unix.Errno {
-	errno := m.sendOnce(fd, response)
-	if errno != 0 && errno != unix.EAGAIN {
-		errno = m.sendOnce(fd, response)
-	}
-	return errno
-}
-
-// sendOnce is one attempt of send.
-func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
 	if m.envelope != nil {
 		return m.sendMsg(fd, response)
 	}
@@ -101,7 +91,7 @@ func (m *udpMessage) sendOnce(fd uintptr, response []byte) unix.Errno {
 	return errno
 }
 
-// sendMsg is sendOnce for a socket that is bound to all addresses.
+// sendMsg is send for a socket that is bound to all addresses.
 func (m *udpMessage) sendMsg(fd uintptr, response []byte) unix.Errno {
 	e := m.envelope
 	e.vector.Base = &response[0]

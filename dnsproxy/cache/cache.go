@@ -83,7 +83,7 @@ type Stats struct {
 	Bytes   int64 // bytes that the entries occupy, with the index
 
 	// The numbers of questions for which Get returned Fresh (Hits), Miss (Misses), Stale or StaleNow (Stale), and
-	// Failed (Failures). After Miss and Stale, a question counts only if the caller calls CountMiss.
+	// Failed (Failures).
 	Hits, Misses, Stale, Failures uint64
 	Evictions                     uint64 // entries that were removed to make room
 }
@@ -101,8 +101,6 @@ type Cache struct {
 	// generation counts calls of Flush. Each shard has a copy, which Flush changes together with the content of the
 	// shard.
 	generation atomic.Uint64
-
-	misses, staleAsked atomic.Uint64 // counted by CountMiss
 }
 
 // shardCount is the number of shards. With 16 shards, readers rarely wait for a lock. In a cache of the default size,
@@ -148,8 +146,7 @@ func (c *Cache) Configure(cfg Config, now time.Time) {
 // Off reports whether the cache keeps nothing.
 func (c *Cache) Off() bool { return c.off.Load() }
 
-// Get returns what the cache has for the question k. It counts the question in Stats, unless the state is Miss or
-// Stale. For these states, the caller calls [Cache.CountMiss] if it asks nameservers. Get does not allocate.
+// Get returns what the cache has for the question k, and counts the question in Stats. Get does not allocate.
 func (c *Cache) Get(k Key, now time.Time) Hit {
 	hash := c.hash(k)
 	s := c.shard(hash)
@@ -159,25 +156,25 @@ func (c *Cache) Get(k Key, now time.Time) Hit {
 	switch hit.State {
 	case Fresh:
 		s.stats.Hits++
-	case StaleNow:
+	case Stale, StaleNow:
 		s.stats.Stale++
 	case Failed:
 		s.stats.Failures++
-	case Miss, Stale:
+	case Miss:
+		if s.max > 0 {
+			s.stats.Misses++
+		}
 	}
 	return hit
 }
 
-// CountMiss counts a question for which Get has returned the state Miss or Stale. The caller calls it once it knows
-// that the question needs nameservers. CountMiss ignores other states.
-func (c *Cache) CountMiss(state State) {
-	switch {
-	case c.Off():
-	case state == Miss:
-		c.misses.Add(1)
-	case state == Stale:
-		c.staleAsked.Add(1)
-	}
+// Look is Get for a question that Get has counted before.
+func (c *Cache) Look(k Key, now time.Time) Hit {
+	hash := c.hash(k)
+	s := c.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.get(hash, k, now.Sub(c.origin))
 }
 
 // Generation returns the number of calls of [Cache.Flush] so far, for [Value.Generation].
@@ -214,11 +211,49 @@ func (c *Cache) Flush(match func(Key) bool) {
 	}
 }
 
+// An Entry describes what a cache has for one question.
+type Entry struct {
+	Key     Key
+	Reply   *reply.Reply  // nil if no nameserver answered
+	Server  string        // the nameserver that sent Reply
+	Left    time.Duration // until Reply expires; negative if it has expired
+	Failure string        // why the last attempt to ask failed; empty if it did not fail
+}
+
+// Entries returns up to limit entries of questions for which match returns true, in no particular order. It also
+// returns the number of all such entries. Being listed does not count as a use of an entry.
+func (c *Cache) Entries(match func(Key) bool, limit int, now time.Time) (entries []Entry, total int) {
+	for i := range c.shards {
+		s := &c.shards[i]
+		s.mu.Lock()
+		for _, e := range s.entries {
+			left := e.expires - now.Sub(c.origin)
+			if !match(e.key) || max(e.usableUntil, e.retryAt)-now.Sub(c.origin) <= 0 {
+				continue
+			}
+			if total++; len(entries) < limit {
+				entries = append(entries, Entry{Key: e.key, Reply: e.reply, Server: e.server, Left: left, Failure: e.failure})
+			}
+		}
+		s.mu.Unlock()
+	}
+	return entries, total
+}
+
 // Stats returns the counts. Shards are read one after the other.
 func (c *Cache) Stats() Stats {
-	sum := Stats{Misses: c.misses.Load(), Stale: c.staleAsked.Load()}
+	var sum Stats
 	for i := range c.shards {
-		c.shards[i].addStats(&sum)
+		s := &c.shards[i]
+		s.mu.Lock()
+		sum.Entries += len(s.entries)
+		sum.Bytes += s.bytes
+		sum.Hits += s.stats.Hits
+		sum.Misses += s.stats.Misses
+		sum.Stale += s.stats.Stale
+		sum.Failures += s.stats.Failures
+		sum.Evictions += s.stats.Evictions
+		s.mu.Unlock()
 	}
 	return sum
 }

@@ -53,7 +53,7 @@ type shard struct {
 	bytes      int64             // the size of all entries
 	max        int64             // the bound of bytes
 	stale      time.Duration     // how long answers are kept after they have expired
-	stats      Stats             // only Hits, Stale, Failures and Evictions are used
+	stats      Stats             // Entries and Bytes are not used
 }
 
 // configure is [Cache.Configure] for one shard.
@@ -98,18 +98,6 @@ func (s *shard) flush(match func(Key) bool, generation uint64) {
 	}
 }
 
-// addStats adds the counts of the shard.
-func (s *shard) addStats(sum *Stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	sum.Entries += len(s.entries)
-	sum.Bytes += s.bytes
-	sum.Hits += s.stats.Hits
-	sum.Stale += s.stats.Stale
-	sum.Failures += s.stats.Failures
-	sum.Evictions += s.stats.Evictions
-}
-
 // find returns the entry for k, or nil.
 func (s *shard) find(hash uint64, k Key) *entry {
 	if e := s.entries[hash]; e != nil && e.key == k {
@@ -132,37 +120,24 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 		if !e.isAnswer {
 			state = Failed
 		}
-		return Hit{State: state, Reply: e.reply, Server: e.server, Age: age, Refresh: e.refresh(now)}
+		refresh := !e.refreshing && e.isAnswer && e.hits >= refreshHits && now >= e.retryAt && e.aging(now)
+		e.refreshing = e.refreshing || refresh
+		return Hit{State: state, Reply: e.reply, Server: e.server, Age: age, Refresh: refresh}
 	case now < e.usableUntil:
 		age.Stale = true
 		if e.fails == 0 {
 			return Hit{State: Stale, Reply: e.reply, Server: e.server, Age: age}
 		}
-		return Hit{State: StaleNow, Reply: e.reply, Server: e.server, Age: age, Failure: e.failure, Refresh: e.recheck(now)}
+		recheck := now >= e.retryAt
+		if recheck {
+			e.retryAt = now + maxRecheck // unless a result is stored before; so only one caller asks
+		}
+		return Hit{State: StaleNow, Reply: e.reply, Server: e.server, Age: age, Failure: e.failure, Refresh: recheck}
 	case now < e.retryAt:
 		return Hit{State: Failed, Failure: e.failure}
 	default:
 		return Hit{}
 	}
-}
-
-// refresh reports whether the caller is to ask again before e expires. If so, it sets e.refreshing.
-func (e *entry) refresh(now time.Duration) bool {
-	if e.refreshing || !e.isAnswer || e.hits < refreshHits || now < e.retryAt || !e.aging(now) {
-		return false
-	}
-	e.refreshing = true
-	return true
-}
-
-// recheck reports whether the caller is to ask nameservers again, after an attempt to ask them has failed. After it has
-// returned true, it returns false until a result is stored or maxRecheck has passed, so only one caller asks.
-func (e *entry) recheck(now time.Duration) bool {
-	if now < e.retryAt {
-		return false
-	}
-	e.retryAt = now + maxRecheck // unless a result is stored before
-	return true
 }
 
 // aging reports whether e is in the last tenth of its time.
@@ -238,19 +213,14 @@ func (s *shard) put(hash uint64, k Key, e *entry) {
 	}
 	e.key, e.hash = k, hash
 	e.key.Name = strings.Clone(k.Name)
-	s.insert(e, e.stored)
-}
-
-// insert adds e as the newest entry. There must be no entry with its hash.
-func (s *shard) insert(e *entry, now time.Duration) {
 	if int64(size(e)) > s.max {
 		return // there is no room for it, even if all other entries are evicted
 	}
 	e.prev, e.next = &s.ring, s.ring.next
 	e.prev.next, e.next.prev = e, e
-	s.entries[e.hash] = e
+	s.entries[hash] = e
 	s.resize(e)
-	s.evict(now)
+	s.evict(e.stored)
 }
 
 // remove removes e.

@@ -1,7 +1,6 @@
 package forward
 
 import (
-	"crypto/sha256"
 	"strings"
 	"sync"
 	"time"
@@ -13,8 +12,8 @@ import (
 // A flightKey identifies what nameservers are asked: a question, or a message that is relayed.
 type flightKey struct {
 	cache.Key // zero for a relayed message
-	// relay distinguishes relayed messages. It consists of the digest of the message, the client's transport and, if
-	// the client chose the nameserver, the nameserver. For a question that is not relayed, it is
+	// relay distinguishes relayed messages. It consists of the client's transport, the nameserver if the client chose
+	// it, and the message without its ID. For a question that is not relayed, it is
 	// the client's transport, but empty for UDP if the cache is on.
 	relay string
 }
@@ -22,12 +21,8 @@ type flightKey struct {
 // relayKey returns the key of a message that is relayed for q.
 func relayKey(packet []byte, q *Query) flightKey {
 	const idLen = 2
-	digest := sha256.Sum256(packet[idLen:])
-	relay := append(digest[:], byte(q.Mode))
-	if q.Server.IsValid() {
-		relay = append(relay, q.Server.String()...)
-	}
-	return flightKey{relay: string(relay)}
+	relay := q.Server.AppendTo([]byte{byte(q.Mode)})
+	return flightKey{relay: string(append(append(relay, 0), packet[idLen:]...))}
 }
 
 // A Client waits for the result of its query.
@@ -44,15 +39,17 @@ type seat struct {
 	otherwise  bool    // Query.Otherwise
 }
 
-// give passes a result to the client of a seat. If the result is a failure, and the seat has a stale reply, the client
-// gets the stale reply instead.
-func (s seat) give(result *Result) {
-	switch {
-	case s.client == nil:
-	case s.staleReply != nil && !result.usable():
-		s.client.Receive(s.staleReply.withFailure(result))
-	default:
-		s.client.Receive(result)
+// give passes a result to the clients of seats. If the result is a failure, a client whose seat has a stale reply gets
+// the stale reply instead.
+func give(result *Result, seats ...seat) {
+	for _, s := range seats {
+		switch {
+		case s.client == nil:
+		case s.staleReply != nil && !result.usable():
+			s.client.Receive(s.staleReply.withFailure(result))
+		default:
+			s.client.Receive(result)
+		}
 	}
 }
 
@@ -60,10 +57,12 @@ func (s seat) give(result *Result) {
 // question or message in this time take a seat in the flight, and get the same answer. The flight lands when the
 // answer has come.
 type flight struct {
-	flights *flights
-	key     flightKey
-	began   time.Time
-	// generation is the cache's generation before the nameservers were chosen. It is set before they are asked.
+	forwarder *Forwarder
+	key       flightKey
+	began     time.Time
+	// These two are set before nameservers are asked. relays is true if the flight relays its message. generation is the
+	// cache's generation before the nameservers were chosen.
+	relays     bool
 	generation uint64
 
 	// Guarded by the mutex of the flights.
@@ -74,12 +73,6 @@ type flight struct {
 	older, newer *flight // the flights that began before and after it
 }
 
-// Receive implements [upstream.Receiver].
-func (l *flight) Receive(answer upstream.Answer, err error) { l.flights.receive(l, answer, err) }
-
-// relays reports whether the flight relays its message.
-func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
-
 // flights are all flights, and the places that clients take in them. Each client takes one place. A flight that began
 // without a client takes a place, too, and so does each successful call of the method take.
 //
@@ -87,8 +80,7 @@ func (l *flight) relays() bool { return len(l.key.relay) > sha256.Size }
 // flight is one whose nameservers do not answer. In this way, names with dead nameservers never keep other names from
 // being asked.
 type flights struct {
-	places  int                                                       // how many places there are; never changes
-	receive func(answered *flight, answer upstream.Answer, err error) // called with an answer; never changes
+	forwarder *Forwarder // its Config.MaxInflight is how many places there are
 
 	mu    sync.Mutex
 	used  int // how many places are taken
@@ -96,18 +88,19 @@ type flights struct {
 	ends  flight // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
 }
 
-func newFlights(places int, receive func(answered *flight, answer upstream.Answer, err error)) *flights {
-	f := &flights{places: places, receive: receive, byKey: map[flightKey]*flight{}}
+func newFlights(forwarder *Forwarder) *flights {
+	f := &flights{forwarder: forwarder, byKey: map[flightKey]*flight{}}
 	f.ends.older, f.ends.newer = &f.ends, &f.ends
 	return f
 }
 
-// take takes a place for a query that has no flight. It reports whether a place was free. If it reports true, the
-// caller must call the method release.
+// take takes a place for a query that has no flight. If it reports true, the caller must call the method release. If it
+// reports false, no place was free, and the query counts as refused.
 func (f *flights) take() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.used >= f.places {
+	if f.used >= f.forwarder.config.MaxInflight {
+		f.forwarder.metrics.overflow(1)
 		return false
 	}
 	f.used++
@@ -130,17 +123,18 @@ func (f *flights) count() int {
 
 // join seats a client in the flight for a key, and begins the flight if there is none. first is true if it has begun it:
 // the caller must ask nameservers, or the cache again. If no place is free and evict is true, the oldest other flight
-// ends and makes room. If joined is nil, there is no place.
-func (f *flights) join(key flightKey, s seat, evict bool) (joined *flight, first bool, evicted int) {
+// ends and makes room. If joined is nil, there is no place, and the client gets its stale reply, or an error.
+func (f *flights) join(key flightKey, s seat, evict bool) (joined *flight, first bool) {
 	f.mu.Lock()
 	joined = f.byKey[key]
 	if joined != nil && s.client == nil {
 		f.mu.Unlock()
-		return joined, false, 0
+		return joined, false
 	}
 	var call upstream.Call
 	var victims []seat
-	if oldest := f.ends.newer; f.used >= f.places && evict {
+	places := f.forwarder.config.MaxInflight
+	if oldest := f.ends.newer; f.used >= places && evict {
 		if oldest == joined {
 			oldest = oldest.newer
 		}
@@ -148,28 +142,23 @@ func (f *flights) join(key flightKey, s seat, evict bool) (joined *flight, first
 			victims, call = f.endLocked(oldest), oldest.call
 		}
 	}
-	if f.used >= f.places {
-		joined = nil
-	} else {
+	if f.used < places {
 		if first = joined == nil; first {
-			joined = f.beginLocked(key)
+			key.Name = strings.Clone(key.Name) // the string is in the memory of the client's query
+			joined = &flight{forwarder: f.forwarder, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
+			joined.older.newer, f.ends.older = joined, joined
+			f.byKey[key], joined.seats = joined, joined.room[:0]
 		}
 		f.used++
 		joined.seats = append(joined.seats, s)
+	} else if joined = nil; s.client != nil {
+		victims = append(victims, s)
 	}
 	f.mu.Unlock()
 	call.Cancel()
-	giveAll(victims, &Result{Err: ErrTooMany, Source: SourceSelf})
-	return joined, first, len(victims)
-}
-
-func (f *flights) beginLocked(key flightKey) *flight {
-	key.Name = strings.Clone(key.Name) // the string is in the memory of the client's query
-	begun := &flight{flights: f, key: key, began: time.Now(), older: f.ends.older, newer: &f.ends}
-	begun.seats = begun.room[:0]
-	begun.older.newer, f.ends.older = begun, begun
-	f.byKey[key] = begun
-	return begun
+	f.forwarder.metrics.overflow(len(victims))
+	give(&Result{Err: ErrTooMany, Source: SourceSelf}, victims...)
+	return joined, first
 }
 
 // endLocked removes a flight and returns its seats.
@@ -205,13 +194,7 @@ func (f *flights) land(l *flight, result *Result) {
 		seats = f.endLocked(l)
 	}
 	f.mu.Unlock()
-	giveAll(seats, result)
-}
-
-func giveAll(seats []seat, result *Result) {
-	for _, s := range seats {
-		s.give(result)
-	}
+	give(result, seats...)
 }
 
 // giveStale gives a stale reply to each client of a flight whose seat has one.
@@ -229,7 +212,7 @@ func (f *flights) giveStale(l *flight) {
 	l.seats = left
 	call := l.call
 	f.mu.Unlock()
-	giveAll(given, &Result{Err: errLate, call: call})
+	give(&Result{Err: errLate, call: call}, given...)
 }
 
 // shut keeps clients from joining the flights that have begun, because the answers of these flights may be out of

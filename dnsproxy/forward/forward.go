@@ -11,10 +11,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/dnsproxy/cache"
 	"github.com/nametap/nametap/dnsproxy/reply"
+	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
@@ -50,9 +52,16 @@ func New(cfg Config) (*Forwarder, error) {
 	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
 	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
 	f.client = upstream.NewClient(client)
-	f.flights = newFlights(cfg.MaxInflight, f.receive)
+	f.flights = newFlights(f)
 	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
-	f.readResolvConf()
+	conf, err := f.files().Read()
+	if err != nil {
+		cfg.Logger.Warn(
+			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
+			"path", cfg.ResolvConf, "error", err)
+		conf = resolvconf.Parse(nil)
+	}
+	f.useResolvConf(conf)
 	return f, nil
 }
 
@@ -80,13 +89,33 @@ func (f *Forwarder) Configure(cfg Config) error {
 // nameservers, which ends the queries in flight. Queries may be answered before Run, but not after the end of ctx.
 func (f *Forwarder) Run(ctx context.Context) error {
 	defer f.client.Close()
-	return f.watch(ctx)
+	watcher := &resolvconf.Watcher{
+		Files: f.files(), Clock: f.config.Clock, Current: f.routing.Load().conf,
+		Changed: func(conf *resolvconf.Config) {
+			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
+				"nameservers", conf.Servers, "search", conf.Search)
+			f.useResolvConf(conf)
+		},
+		Failed: func(err error) {
+			f.metrics.resolvConfErrors.Inc()
+			f.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
+				"path", f.config.ResolvConf, "error", err)
+		},
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return watcher.Run(ctx) })
+	group.Go(func() error {
+		f.followAddresses(ctx)
+		return nil
+	})
+	return group.Wait()
 }
 
 // Lookup looks up the Key of a query in the cache. It reports whether the cache has the answer. The result is stored
 // in q, and is valid as long as q is. Lookup does not allocate memory if it finds a reply.
 func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
-	f.lookUp(q.Key, &q.found)
+	q.found.generation = f.cache.Generation()
+	q.found.note(f.cache.Get(q.Key, f.clock.Now()))
 	return &q.found.result, q.found.final()
 }
 
@@ -95,38 +124,17 @@ func (f *Forwarder) Lookup(q *Query) (found *Result, ok bool) {
 func (f *Forwarder) Refresh(q *Query) { f.renew(q, cache.Fresh) }
 
 // Begin begins to answer a query by the rules in the package comment, and returns. It does not refer to q after it has
-// returned. It does not use q.Send. The client receives the result, perhaps before Begin returns.
+// returned. It does not use q.Send. The client receives the result, perhaps before Begin returns. If nameservers fail or
+// are slow, it is the stale reply that the cache has (RFC 8767).
 func (f *Forwarder) Begin(q *Query, client Client) {
 	switch {
 	case f.client.Echo(q.Name, q.Message, q.Server):
 		client.Receive(&Result{Err: ErrEcho, Source: SourceSelf})
+		return
 	case q.Server.IsValid() || !q.Cacheable:
 		f.relay(q, client)
-	default:
-		f.resolve(q, client)
-	}
-}
-
-// Answer is like Begin, but waits for the result and returns it. If q.Send is set, it makes a zone transfer.
-func (f *Forwarder) Answer(q *Query) Result {
-	if q.Send != nil {
-		return f.transfer(q)
-	}
-	result := make(waiter, 1)
-	f.Begin(q, result)
-	return *<-result
-}
-
-// A waiter is the client of Answer.
-type waiter chan *Result
-
-// Receive passes the result to Answer.
-func (w waiter) Receive(result *Result) { w <- result }
-
-// resolve answers a question from the cache or by asking nameservers, once for all clients that wait for the same answer
-// over one transport. If nameservers fail or are slow, clients get the stale reply that the cache has (RFC 8767).
-func (f *Forwarder) resolve(q *Query, client Client) {
-	if q.found.generation != f.cache.Generation() {
+		return
+	case q.found.generation != f.cache.Generation():
 		q.found = lookup{} // the cache was flushed after the lookup
 	}
 	if q.found.final() {
@@ -149,25 +157,36 @@ func (f *Forwarder) resolve(q *Query, client Client) {
 		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
 		return
 	}
-	l, first := f.board(f.questionKey(q), s, group)
-	if first {
+	l, first := f.flights.join(f.questionKey(q), s, !group.Full())
+	if first { // otherwise another client, or a nameserver that forwards to this agent, asks the same
 		f.launch(l, state)
-	} else { // another client, or a nameserver that forwards to this agent, asks the same
-		f.cache.CountMiss(state)
 	}
 	if l != nil && (s.staleReply != nil || s.otherwise) {
 		time.AfterFunc(staleAfter-time.Since(l.began), func() { f.flights.giveStale(l) })
 	}
 }
 
+// Answer is like Begin, but waits for the result and returns it. If q.Send is set, it makes a zone transfer.
+func (f *Forwarder) Answer(q *Query) Result {
+	if q.Send != nil {
+		return f.transfer(q)
+	}
+	result := make(waiter, 1)
+	f.Begin(q, result)
+	return *<-result
+}
+
+// A waiter is the client of Answer.
+type waiter chan *Result
+
+// Receive passes the result to Answer.
+func (w waiter) Receive(result *Result) { w <- result }
+
 // renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
 // if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
-	switch l, first := f.board(f.questionKey(q), seat{}, nil); {
-	case first:
+	if l, first := f.flights.join(f.questionKey(q), seat{}, false); first {
 		f.launch(l, state)
-	case state != cache.Fresh:
-		f.cache.CountMiss(state)
 	}
 }
 
@@ -188,15 +207,11 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 		// After the caller looked into the cache, and before it began this flight, another flight for the question
 		// may have landed. So the cache may have the answer now. Without this second look, a burst of equal
 		// questions could become two queries to nameservers.
-		var second lookup
-		f.lookUp(key, &second)
-		switch {
-		case second.final() && !second.refresh:
-			result := second.result
+		again := lookup{}
+		if again.note(f.cache.Look(key, f.clock.Now())); again.final() && !again.refresh {
+			result := again.result
 			f.flights.land(l, &result)
 			return
-		case !second.final():
-			f.cache.CountMiss(second.state)
 		}
 	}
 	l.generation = f.cache.Generation() // before the nameservers are chosen
@@ -208,31 +223,10 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), mode, l))
 }
 
-// lookUp looks a question up in the cache.
-func (f *Forwarder) lookUp(key cache.Key, found *lookup) {
-	found.generation = f.cache.Generation()
-	hit := f.cache.Get(key, f.clock.Now())
-	found.state, found.refresh = hit.State, hit.Refresh
-	r := &found.result
-	r.Reply, r.Age, r.Server = hit.Reply, hit.Age, hit.Server
-	switch hit.State {
-	case cache.Stale, cache.StaleNow:
-		r.Source, r.failure = SourceStale, hit.Failure
-	case cache.Failed:
-		r.Source = SourceCachedFailure
-		if r.Reply == nil {
-			r.Err = CachedFailure(hit.Failure)
-		}
-	case cache.Fresh, cache.Miss:
-		r.Source = SourceCache
-	}
-}
-
-// receive is called with the answer of nameservers to the question of a flight. It caches the answer and gives it to
-// the clients.
-func (f *Forwarder) receive(l *flight, answer upstream.Answer, err error) {
-	result := &Result{Source: SourceUpstream, Server: answer.Server, Err: err, call: answer.Call}
-	if l.relays() {
+// Receive implements [upstream.Receiver]. It caches the answer and gives it to the clients.
+func (l *flight) Receive(answer upstream.Answer, err error) {
+	f, result := l.forwarder, &Result{Source: SourceUpstream, Server: answer.Server, Err: err, call: answer.Call}
+	if l.relays {
 		result.Relayed = answer.Reply
 		f.flights.land(l, result)
 		return
@@ -285,38 +279,25 @@ func (f *Forwarder) relay(q *Query, client Client) {
 		}
 		return f.routing.Load().group(q.Name)
 	}
-	l, first := f.board(relayKey(packet, q), seat{client: client}, group())
+	l, first := f.flights.join(relayKey(packet, q), seat{client: client}, !group().Full())
 	if !first {
 		return
 	}
+	l.relays = true
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
 	}
-	// The function group is called a second time, because nameservers must be chosen after board: see flush.
+	// The function group is called a second time, because nameservers must be chosen after join: see flush.
 	f.flights.setCall(l, group().Start(packet, q.Mode|upstream.Verbatim, l))
-}
-
-// board seats a client in a flight; first is true if the flight is new. If there is no place, the client gets its stale
-// reply, or an error, and board returns nil. group has the nameservers that will be asked. If they are all silent
-// (Group.Full), no other flight is evicted to make room.
-func (f *Forwarder) board(key flightKey, s seat, group *upstream.Group) (l *flight, first bool) {
-	l, first, evicted := f.flights.join(key, s, s.client != nil && !group.Full())
-	f.metrics.overflow(evicted)
-	if l == nil && s.client != nil {
-		f.metrics.overflow(1)
-		s.give(&Result{Err: ErrTooMany, Source: SourceSelf})
-	}
-	return l, first
 }
 
 // transfer requests a zone transfer over TCP. It sends all messages except the last one to the client, and returns
 // the last one.
 func (f *Forwarder) transfer(q *Query) Result {
-	release, ok := f.Hold()
-	if !ok {
+	if !f.flights.take() {
 		return Result{Err: ErrTooMany, Source: SourceSelf}
 	}
-	defer release()
+	defer f.flights.release()
 	group := f.routing.Load().group(q.Name)
 	if q.Server.IsValid() {
 		f.metrics.direct.Inc()
@@ -328,12 +309,7 @@ func (f *Forwarder) transfer(q *Query) Result {
 
 // Hold takes a place for a query that waits for the first table. If ok is true, the caller
 // must call release.
-func (f *Forwarder) Hold() (release func(), ok bool) {
-	if ok = f.flights.take(); !ok {
-		f.metrics.overflow(1)
-	}
-	return f.flights.release, ok
-}
+func (f *Forwarder) Hold() (release func(), ok bool) { return f.flights.release, f.flights.take() }
 
 // Overflow counts a query that was refused because too many queries are in flight.
 func (f *Forwarder) Overflow() { f.metrics.overflow(1) }

@@ -63,5 +63,23 @@ type lookup struct {
 	generation uint64
 }
 
+// note notes what the cache has.
+func (l *lookup) note(hit cache.Hit) {
+	l.state, l.refresh = hit.State, hit.Refresh
+	r := &l.result
+	r.Reply, r.Age, r.Server = hit.Reply, hit.Age, hit.Server
+	switch hit.State {
+	case cache.Stale, cache.StaleNow:
+		r.Source, r.failure = SourceStale, hit.Failure
+	case cache.Failed:
+		r.Source = SourceCachedFailure
+		if r.Reply == nil {
+			r.Err = CachedFailure(hit.Failure)
+		}
+	case cache.Fresh, cache.Miss:
+		r.Source = SourceCache
+	}
+}
+
 // final reports whether the cache has the answer, so that nameservers need not be asked.
 func (l *lookup) final() bool { return l.state != cache.Miss && l.state != cache.Stale }

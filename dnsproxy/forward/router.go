@@ -7,31 +7,29 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// readResolvConf makes the first routing.
-func (f *Forwarder) readResolvConf() {
-	conf, err := f.files().Read()
-	if err != nil {
-		f.config.Logger.Warn(
-			"resolv.conf cannot be used: there is no search list, and only nameservers of --upstream are used",
-			"path", f.config.ResolvConf, "error", err)
-		conf = resolvconf.Parse(nil)
-	}
-	f.logIgnored(conf)
-	f.useResolvConf(conf)
-}
-
 func (f *Forwarder) files() resolvconf.Files { return resolvconf.Files{Path: f.config.ResolvConf} }
 
-// useResolvConf makes the routing from a resolv.conf and uses it.
+// useResolvConf makes the routing from a resolv.conf and uses it. It logs the values that are ignored, and what the option
+// rotate means.
 func (f *Forwarder) useResolvConf(conf *resolvconf.Config) {
+	ignored := slices.Clone(conf.Ignored)
+	for _, domain := range conf.Search {
+		if _, err := wire.ParseHostname(domain); err != nil && domain != "." {
+			ignored = append(ignored, fmt.Sprintf("search %q: want a domain name: %v", domain, err))
+		}
+	}
+	for _, value := range ignored {
+		f.config.Logger.Warn("resolv.conf: a value is left out", "path", f.config.ResolvConf, "value", value)
+	}
+	if conf.Rotate {
+		f.config.Logger.Info("resolv.conf: options rotate means upstream-order fastest", "path", f.config.ResolvConf)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.useLocked(conf, f.readLocalLocked())
@@ -97,47 +95,6 @@ func (f *Forwarder) Elsewhere(original netip.AddrPort) bool {
 	return original.IsValid() && !f.routing.Load().standsFor(original)
 }
 
-// watch applies changes of resolv.conf and of the addresses of this host, until ctx ends.
-func (f *Forwarder) watch(ctx context.Context) error {
-	watcher := &resolvconf.Watcher{
-		Files: f.files(), Clock: f.config.Clock, Current: f.routing.Load().conf,
-		Changed: func(conf *resolvconf.Config) {
-			f.config.Logger.Info("resolv.conf has changed", "path", f.config.ResolvConf,
-				"nameservers", conf.Servers, "search", conf.Search)
-			f.logIgnored(conf)
-			f.useResolvConf(conf)
-		},
-		Failed: func(err error) {
-			f.metrics.resolvConfErrors.Inc()
-			f.config.Logger.Warn("resolv.conf cannot be used any more: its previous content stays in use",
-				"path", f.config.ResolvConf, "error", err)
-		},
-	}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return watcher.Run(ctx) })
-	group.Go(func() error {
-		f.followAddresses(ctx)
-		return nil
-	})
-	return group.Wait()
-}
-
-// logIgnored logs the values of a resolv.conf that are ignored, and what the option rotate means.
-func (f *Forwarder) logIgnored(conf *resolvconf.Config) {
-	ignored := slices.Clone(conf.Ignored)
-	for _, domain := range conf.Search {
-		if _, err := wire.ParseHostname(domain); err != nil && domain != "." {
-			ignored = append(ignored, fmt.Sprintf("search %q: want a domain name: %v", domain, err))
-		}
-	}
-	for _, value := range ignored {
-		f.config.Logger.Warn("resolv.conf: a value is left out", "path", f.config.ResolvConf, "value", value)
-	}
-	if conf.Rotate {
-		f.config.Logger.Info("resolv.conf: options rotate means upstream-order fastest", "path", f.config.ResolvConf)
-	}
-}
-
 // addressInterval is how often the addresses of this host are read if there is no signal on Config.AddressesChanged.
 const addressInterval = 12 * clock.Tick
 
@@ -172,7 +129,11 @@ func (f *Forwarder) useLocked(conf *resolvconf.Config, local []netip.Addr) {
 		conf: conf, resolvedDomains: f.resolvedDomains, local: local,
 		ownDomains: f.settings.OwnDomains, ownTTL: f.settings.OwnTTL,
 	}
-	next.readSearch()
+	for _, domain := range conf.Search {
+		if name, err := wire.ParseHostname(domain); err == nil && domain != "." {
+			next.search = append(next.search, name)
+		}
+	}
 	servers := f.settings.Upstreams
 	if len(servers) == 0 {
 		for _, addr := range conf.Servers {

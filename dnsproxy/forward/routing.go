@@ -35,28 +35,15 @@ type route struct {
 	others *upstream.Group
 }
 
-// readSearch sets search from the search list of resolv.conf.
-func (r *routing) readSearch() {
-	for _, domain := range r.conf.Search {
-		if name, err := wire.ParseHostname(domain); err == nil && domain != "." {
-			r.search = append(r.search, name)
-		}
-	}
-}
-
-// route returns the route of a name.
-func (r *routing) route(name wire.Name) *route {
-	for i := range r.routes {
-		if name.Below(r.routes[i].suffix) {
-			return &r.routes[i]
-		}
-	}
-	return &r.fallback
-}
-
 // group returns the nameservers to ask for a name.
 func (r *routing) group(name wire.Name) *upstream.Group {
-	found := r.route(name)
+	found := &r.fallback
+	for i := range r.routes { // the longest suffix first
+		if name.Below(r.routes[i].suffix) {
+			found = &r.routes[i]
+			break
+		}
+	}
 	if found.others != nil {
 		if _, returned := name.BelowAny(r.resolvedDomains); returned {
 			return found.others

@@ -175,7 +175,8 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 }
 
 // proceed takes the next step of a question: at its start, when an attempt has ended, and when the timer has fired. It
-// passes the answer to the receiver if there is one.
+// sends what is due, until there is nothing to do but to wait, or the question is over. Then it passes the answer to the
+// receiver.
 func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	q.mu.Lock()
 	if q.over.Load() {
@@ -185,15 +186,37 @@ func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	if ended != nil {
 		q.take(ended, o, now)
 	}
-	answer, over, err := q.step(now)
-	if over {
-		q.ended, answer.Call = now, Call{q}
-		q.end()
+	if q.answer == nil {
+		q.look(now)
 	}
+	var answer Answer
+	var err error
+	for over := false; !over; {
+		over = true
+		switch {
+		case q.answer != nil:
+			answer = q.win(q.answer)
+		case !now.Before(q.deadline), !q.cutUntil.IsZero() && !now.Before(q.cutUntil):
+			answer, err = q.giveUp(ErrTimeout)
+		case q.held != nil && !q.outranked(q.held.at):
+			answer = q.win(q.held)
+		case q.settled(now):
+			answer, err = q.giveUp(nil)
+		default:
+			i, repeated := q.due(now)
+			if i < 0 {
+				q.wait(now)
+				q.mu.Unlock()
+				return
+			}
+			q.send(i, repeated, now)
+			over = false
+		}
+	}
+	q.ended, answer.Call = now, Call{q}
+	q.end()
 	q.mu.Unlock()
-	if over {
-		q.receiver.Receive(answer, err)
-	}
+	q.receiver.Receive(answer, err)
 }
 
 // end keeps the question from taking further steps.
@@ -218,33 +241,6 @@ type alarm struct {
 func (a *alarm) fire() {
 	if q := a.question.Load(); q != nil {
 		q.proceed(time.Now(), nil, outcome{})
-	}
-}
-
-// step sends what is due, until the question is over or there is nothing to do but to wait.
-func (q *question) step(now time.Time) (answer Answer, over bool, err error) {
-	if q.answer == nil {
-		q.look(now)
-	}
-	for {
-		switch {
-		case q.answer != nil:
-			return q.win(q.answer), true, nil
-		case !now.Before(q.deadline), !q.cutUntil.IsZero() && !now.Before(q.cutUntil):
-			answer, err = q.giveUp(ErrTimeout)
-			return answer, true, err
-		case q.held != nil && !q.outranked(q.held.at):
-			return q.win(q.held), true, nil
-		case q.settled(now):
-			answer, err = q.giveUp(nil)
-			return answer, true, err
-		}
-		i, repeated := q.due(now)
-		if i < 0 {
-			q.wait(now)
-			return Answer{}, false, nil
-		}
-		q.send(i, repeated, now)
 	}
 }
 
@@ -378,7 +374,7 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		a.patience = min(a.patience<<min(c.sends-1, 8), maxWait)
 	}
 	q.slot++
-	a.sends, c.again, c.stream = c.sends, false, c.stream != c.inTurn
+	c.again, c.stream = false, c.stream != c.inTurn
 	q.lateAt, q.attempts = now.Add(a.patience), append(q.attempts, a)
 	packet := q.query
 	if a.plain = q.edns && (c.plain || c.sends >= plainFrom && !wire.WantsDNSSEC(q.query)); a.plain {

@@ -17,7 +17,6 @@ type attempt struct {
 
 	slot            uint32        // chooses one of the server's UDP sockets
 	stream          bool          // sent over a connection
-	sends           int           // how often the question was sent to this server, including this time
 	plain           bool          // sent without the OPT record that the query has
 	repeated        bool          // sent because a server was late
 	patience        time.Duration // how long the question waits for the outcome before it asks the next server

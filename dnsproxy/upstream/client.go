@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+
 	"github.com/nametap/nametap/internal/clock"
 )
 
@@ -37,7 +39,7 @@ type Client struct {
 	closed    bool
 	sweeping  bool
 	servers   map[Spec]*server
-	elsewhere map[netip.AddrPort]*server // the servers of Elsewhere that are not in servers
+	elsewhere *simplelru.LRU[netip.AddrPort, *server] // the servers of Elsewhere that are not in servers
 	probes    map[[probeLen]byte]*loopProbe
 }
 
@@ -51,8 +53,9 @@ func NewClient(config Config) *Client {
 	}
 	c := &Client{
 		config: config, tickets: tls.NewLRUClientSessionCache(0), servers: make(map[Spec]*server),
-		elsewhere: make(map[netip.AddrPort]*server), probes: make(map[[probeLen]byte]*loopProbe),
+		probes: make(map[[probeLen]byte]*loopProbe),
 	}
+	c.elsewhere, _ = simplelru.NewLRU[netip.AddrPort, *server](maxElsewhere, nil) // fails only for a size below 1
 	c.dialTCP = (&net.Dialer{Control: config.Control}).DialContext
 	c.Configure(config)
 	c.context, c.cancel = context.WithCancel(context.Background())
@@ -106,7 +109,7 @@ func (c *Client) newServer(spec Spec) *server {
 
 // allLocked returns the servers that were ever in a group, and the servers of Elsewhere.
 func (c *Client) allLocked() []*server {
-	return slices.AppendSeq(slices.Collect(maps.Values(c.servers)), maps.Values(c.elsewhere))
+	return slices.AppendSeq(c.elsewhere.Values(), maps.Values(c.servers))
 }
 
 // Status returns the status of each server that was ever in a group, sorted by
@@ -233,50 +236,28 @@ const (
 
 // Elsewhere returns a group with one server, at an address that a client of the agent chose. If the
 // server was ever in a group of [Client.Group], it keeps its history. All other servers, and their sockets, are bounded
-// in number: the servers that were asked least recently are evicted, and queries to them fail with [ErrCrowded].
+// in number: the server that was asked least recently is evicted, and queries to it fail with [ErrCrowded].
 // [Client.Status] leaves these servers out.
 func (c *Client) Elsewhere(addr netip.AddrPort) *Group {
-	group, evicted := c.findElsewhere(addr)
-	if evicted != nil {
-		evicted.close()
-	}
-	return group
-}
-
-// findElsewhere returns the group of a server, and the server that is evicted for it, if any.
-func (c *Client) findElsewhere(addr netip.AddrPort) (group *Group, evicted *server) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	s := c.servers[Spec{Addr: addr}]
 	if s == nil {
-		s = c.elsewhere[addr]
+		s, _ = c.elsewhere.Get(addr)
 	}
 	if s == nil {
-		if len(c.elsewhere) >= maxElsewhere {
-			evicted = c.leastLocked()
-			delete(c.elsewhere, evicted.spec.Addr)
+		if c.elsewhere.Len() == maxElsewhere {
+			_, evicted, _ := c.elsewhere.RemoveOldest()
 			evicted.evicted.Store(true)
+			defer evicted.close() // not with mu held: it waits for sockets that are being opened
 		}
 		s = c.newServer(Spec{Addr: addr})
 		s.elsewhere = true
-		c.elsewhere[addr] = s
+		c.elsewhere.Add(addr, s)
 	}
 	if s.single == nil {
 		s.single = &Group{client: c, servers: []*server{s}, timeout: c.latest.Load().Timeout}
 	}
-	s.asked = time.Now()
-	return s.single, evicted
-}
-
-// leastLocked returns the server that is not configured and was asked least recently of those that have never replied
-// or, if all have, of all.
-func (c *Client) leastLocked() (least *server) {
-	leastReplied := false
-	for _, s := range c.elsewhere {
-		replied := s.rtt() > 0
-		if least == nil || leastReplied && !replied || leastReplied == replied && s.asked.Before(least.asked) {
-			least, leastReplied = s, replied
-		}
-	}
-	return least
+	group := s.single
+	c.mu.Unlock()
+	return group
 }

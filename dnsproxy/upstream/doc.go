@@ -96,8 +96,8 @@
 //
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
 // to these servers, but they have bounds of their own: 256 servers are remembered, and at most 512 sockets are open to
-// all of them together. A further server evicts the one that was asked least recently of those that have never replied.
-// Nothing is logged about such servers.
+// all of them together. A further server evicts the one that was asked least recently. Nothing is logged about such
+// servers.
 //
 // A zone transfer over TCP has a connection of its own, and all of its messages are relayed.
 // There are at most 16 transfers at a time.

@@ -44,9 +44,9 @@ const redirectedAlways = "the capture rules redirect the agent's own queries to 
 
 // A loopProbe is a question sent to a server to see whether it comes back.
 type loopProbe struct {
-	id     [probeLen]byte
-	server *server
-	sent   time.Time
+	id      [probeLen]byte
+	server  *server
+	sent    time.Time
 	sending atomic.Pointer[sending]
 	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
 	// it came back because the kernel redirected this client's own packet to the agent.

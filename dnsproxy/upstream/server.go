@@ -39,18 +39,16 @@ type server struct {
 
 	elsewhere bool         // it is not configured; never changes
 	single    *Group       // the group of this server alone; guarded by the client's mutex
-	asked     time.Time    // when Elsewhere last returned single; guarded by the client's mutex
 	evicted   atomic.Bool  // it was removed from the client's elsewhere
 	owes      atomic.Int64 // how many queries were sent, are still in memory, and have no reply so far
 
-	mu             sync.Mutex
-	known          Status    // its counters, and its last errors
-	strayed        time.Time // when the last packet came that was no reply to a query in flight
-	history        history
-	options        Options // options of the group that the server was put into last
-	refused        refusals
-	refusalsLogged time.Time // when a change of refused.all was last logged
-	loggedDown     bool      // the last line in the log reports it as down
+	mu         sync.Mutex
+	known      Status    // its counters, and its last errors
+	strayed    time.Time // when the last packet came that was no reply to a query in flight
+	history    history
+	options    Options // options of the group that the server was put into last
+	refused    refusals
+	loggedDown bool // the last line in the log reports it as down
 
 	loopProbed time.Time // when the last loop probe was sent
 	redirected int       // loop probes in a row that the kernel redirected to the agent
@@ -177,33 +175,21 @@ func (s *server) replied(a *attempt, now time.Time, r reading) {
 	s.history.replied(now, rtt, r)
 	rose := s.loggedDown
 	s.loggedDown = false
-	changed := a.question != nil && !r.other && s.countLocked(a, r) &&
-		now.Sub(s.refusalsLogged) >= refusalsLogEvery
-	if changed {
-		s.refusalsLogged = now
+	if a.question != nil && !r.other {
+		s.countLocked(a, r)
 	}
-	refusing, lastError := s.refused.all(), s.known.LastError
 	s.mu.Unlock()
-	switch {
-	case rose:
+	if rose {
 		s.logs(slog.LevelInfo, "nameserver answers again")
-	case changed && refusing:
-		s.logs(slog.LevelWarn, "nameserver answers all queries with failures", slog.String("last_error", lastError))
-	case changed:
-		s.logs(slog.LevelInfo, "nameserver answers queries again")
 	}
 	if s.client.config.Observe != nil {
 		s.client.config.Observe(s.spec, rtt)
 	}
 }
 
-// refusalsLogEvery is the least time between two log lines about whether a server answers queries or only refuses them.
-const refusalsLogEvery = time.Minute
-
-// countLocked counts a reply to a query, and reports whether it has changed the result of refused.all. A failure does
-// not count for refused.all if another server has failed for the same question: the reason may be the question.
-func (s *server) countLocked(a *attempt, r reading) (changed bool) {
-	before := s.refused.all()
+// countLocked counts a reply to a query. A failure does not count for refused.all if another server has failed for the
+// same question: the reason may be the question.
+func (s *server) countLocked(a *attempt, r reading) {
 	if r.err == nil {
 		s.known.Responses[rcodeKey(r.code)]++
 	}
@@ -213,7 +199,6 @@ func (s *server) countLocked(a *attempt, r reading) (changed bool) {
 		s.refused.add(a.text)
 		s.known.RefusedAt = time.Now()
 	}
-	return s.refused.all() != before
 }
 
 // failed notes an attempt that got no reply.

@@ -91,19 +91,14 @@ func (s *socket) removeIf(match func(*attempt) bool) (removed []*attempt) {
 	return removed
 }
 
-// isResponse reports whether a message can be a reply. It counts every other message as malformed.
-func (s *socket) isResponse(message []byte) bool {
-	if len(message) < wire.HeaderLen || message[wire.FlagsOffset]&wire.QR == 0 {
-		s.server.stray(true)
-		return false
-	}
-	return true
-}
-
-// removeRepliedLocked removes and returns the attempt that a response is the reply to. The caller
-// ends the attempt. If there is no such attempt, the response is late or forged (RFC 5452, section 9.1); then
-// removeRepliedLocked returns nil and counts the response.
+// removeRepliedLocked removes and returns the attempt that a message is the reply to. The caller
+// ends the attempt. If there is no such attempt, the message is late or forged (RFC 5452, section 9.1), or no response
+// at all; then removeRepliedLocked returns nil and counts the message.
 func (s *socket) removeRepliedLocked(response []byte) *attempt {
+	if len(response) < wire.HeaderLen || response[wire.FlagsOffset]&wire.QR == 0 {
+		s.server.stray(true)
+		return nil
+	}
 	id := binary.BigEndian.Uint16(response)
 	a := s.pending[id]
 	if a == nil || !replies(response, a.opcode, a.text) {
@@ -145,7 +140,13 @@ func (s *socket) endLocked() (first bool) {
 // send implements carrier.
 func (p *sockets[S]) send(a *attempt, packet []byte) error {
 	for {
-		s, err := p.take(a)
+		p.mu.Lock()
+		if p.closed {
+			p.mu.Unlock()
+			return net.ErrClosed
+		}
+		s, err := p.choose(a)
+		p.mu.Unlock()
 		if err != nil {
 			return err
 		}
@@ -153,15 +154,6 @@ func (p *sockets[S]) send(a *attempt, packet []byte) error {
 			return err
 		}
 	}
-}
-
-func (p *sockets[S]) take(a *attempt) (s S, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return s, net.ErrClosed
-	}
-	return p.choose(a)
 }
 
 // remove forgets a socket that is closed.

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"time"
@@ -27,7 +26,6 @@ type stream struct {
 	socket
 	pool *streams
 	wake chan struct{} // has an element when there is something to write, or the connection was closed
-	born time.Time
 
 	// Guarded by mu.
 	queue   []byte    // to be written, framed
@@ -40,7 +38,7 @@ type stream struct {
 const (
 	// streamQueries is how many queries in flight share a connection before another one
 	// is opened. A server gets at most maxStreams connections (RFC 7766, section 6.2.2,
-	// wants few).
+	// wants few), with those that wait for their last replies.
 	streamQueries = 128
 	maxStreams    = 4
 )
@@ -56,55 +54,38 @@ func newStreams(s *server) *streams {
 	return p
 }
 
-// chooseLocked returns the newest connection that has few queries, or a new one if all have many. A server gets at most
-// maxStreams.
-//
-// A connection that has been silent for too long is avoided, because it may be dead. Too long means longer than the
-// server usually takes to reply. For a query that was sent to the server before, it means longer than minLate. If
-// all connections have been silent for too long, a new one takes the place of the oldest. This happens at most once in
-// maxLate, because the reason for the silence may be slow names.
-func (p *streams) chooseLocked(a *attempt) (*stream, error) {
-	now, patience := time.Now(), minLate
-	if a.sends <= 1 {
-		patience = p.server.lateAfter()
-	}
-	var open []*stream // the newest first
-	stale := 0
+// chooseLocked returns the newest connection that has few queries. It avoids a connection that has been silent for longer
+// than the server usually takes to reply, because it may be dead. If there is no such connection, it opens one or, if
+// there are maxStreams, returns the one that was silent for the shortest time.
+func (p *streams) chooseLocked(*attempt) (*stream, error) {
+	now, patience := time.Now(), p.server.lateAfter()
+	var best *stream
+	var least time.Duration // the silence of best
 	for _, s := range slices.Backward(p.all) {
 		queries, silence, ok := s.load(now)
 		switch {
 		case !ok:
-			continue
-		case silence > patience:
-			stale++
-		case queries < streamQueries:
+		case silence < patience && queries < streamQueries:
 			return s, nil
+		case best == nil || silence < least:
+			best, least = s, silence
 		}
-		open = append(open, s)
 	}
-	room := len(p.all) < 2*maxStreams
-	switch {
-	case room && len(open) < maxStreams:
-	case room && stale == len(open) && now.Sub(open[0].born) > maxLate:
-		open[len(open)-1].retire()
-	case len(open) > 0:
-		return open[rand.IntN(len(open))], nil
-	default:
+	if len(p.all) < maxStreams {
+		return p.openLocked()
+	}
+	if best == nil {
 		return nil, errTooManyQueries
 	}
-	s, err := p.openLocked(now)
-	if err != nil && len(open) > 0 {
-		return open[0], nil
-	}
-	return s, err
+	return best, nil
 }
 
 // openLocked opens a connection.
-func (p *streams) openLocked(now time.Time) (*stream, error) {
+func (p *streams) openLocked() (*stream, error) {
 	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
-	s := &stream{pool: p, wake: make(chan struct{}, 1), born: now, used: p.server.client.config.Clock.Now()}
+	s := &stream{pool: p, wake: make(chan struct{}, 1), used: p.server.client.config.Clock.Now()}
 	s.server, s.pending = p.server, make(map[uint16]*attempt)
 	if !p.server.client.spawn(s.run) {
 		p.server.releaseSocket()
@@ -230,9 +211,6 @@ func (s *stream) read() error {
 
 // receive ends the attempt that a message is the reply to.
 func (s *stream) receive(message []byte) {
-	if !s.isResponse(message) {
-		return
-	}
 	s.mu.Lock()
 	a := s.removeRepliedLocked(message)
 	if a != nil {

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/binary"
@@ -17,10 +18,9 @@ import (
 const (
 	// udpSlots is how many UDP sockets of a server take queries. Each query leaves from one
 	// of them at random. There are no more, because each socket is one more port that a forged reply could hit.
+	// A server that is not configured has one, which is closed as soon as no query waits on it. So most queries have a
+	// socket of their own.
 	udpSlots = 4
-	// elsewhereSlots is how many sockets of a server that is not configured take queries. Such a socket is closed as
-	// soon as no query waits on it. So most queries have a socket of their own.
-	elsewhereSlots = 1
 	// udpQueries and udpAge bound how long a socket takes queries. So a forger who has found its port cannot use the
 	// port for long.
 	udpQueries = 128
@@ -63,7 +63,10 @@ func transfer(trap, fd uintptr, b []byte) (n int, errno unix.Errno) {
 // chooseLocked returns the socket in the attempt's slot. It replaces a socket that has taken
 // udpQueries queries or is older than udpAge.
 func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
-	slot := a.slot % p.slotsInUse()
+	slot := a.slot % udpSlots
+	if p.server.elsewhere {
+		slot = 0
+	}
 	s := p.slots[slot]
 	if s != nil {
 		if s.mayTake(len(p.all) >= maxUDPSockets) {
@@ -80,35 +83,23 @@ func (p *udpSockets) chooseLocked(a *attempt) (*udpSocket, error) {
 	return s, nil
 }
 
-// slotsInUse returns how many sockets of the server take queries.
-func (p *udpSockets) slotsInUse() uint32 {
-	if p.server.elsewhere {
-		return elsewhereSlots
-	}
-	return udpSlots
-}
-
 // open opens a socket. It connects the socket, so that the kernel drops packets from other senders and reports ICMP
 // errors.
-func (p *udpSockets) open() (*udpSocket, error) {
+func (p *udpSockets) open() (s *udpSocket, err error) {
 	if err := p.server.reserveSocket(); err != nil {
 		return nil, err
 	}
-	s, err := p.dial()
-	if err != nil {
-		p.server.releaseSocket()
-	}
-	return s, err
-}
-
-// dial opens a socket that reserveSocket has counted.
-func (p *udpSockets) dial() (*udpSocket, error) {
+	defer func() {
+		if err != nil {
+			p.server.releaseSocket()
+		}
+	}()
 	dialer := net.Dialer{Control: p.server.client.config.Control}
 	conn, err := dialer.DialContext(context.Background(), "udp", p.server.spec.Addr.String())
 	if err != nil {
 		return nil, cause(err)
 	}
-	s := &udpSocket{pool: p, born: p.server.client.config.Clock.Now(), left: udpQueries}
+	s = &udpSocket{pool: p, born: p.server.client.config.Clock.Now(), left: udpQueries}
 	s.server, s.conn, s.pending = p.server, conn, make(map[uint16]*attempt)
 	if raw, ok := conn.(syscall.Conn); ok {
 		s.raw, err = raw.SyscallConn()
@@ -207,22 +198,6 @@ func (s *udpSocket) sweep(now time.Time) {
 	}
 }
 
-// receive ends the attempt that a packet is the reply to. It reports whether the socket is retired
-// and has no attempts left.
-func (s *udpSocket) receive(packet []byte) (idle bool) {
-	if !s.isResponse(packet) {
-		return false
-	}
-	s.mu.Lock()
-	a := s.removeRepliedLocked(packet)
-	idle = s.retired && len(s.pending) == 0
-	s.mu.Unlock()
-	if a != nil {
-		a.end(append([]byte(nil), packet...), nil)
-	}
-	return idle
-}
-
 // write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
 // reports no error: a packet may be lost on the network, too.
 func (s *udpSocket) write(packet []byte) error {
@@ -264,7 +239,14 @@ func (s *udpSocket) read() {
 			n, errno := transfer(unix.SYS_READ, fd, buffer[:])
 			switch errno {
 			case 0:
-				if idle := s.receive(buffer[:n]); idle {
+				s.mu.Lock()
+				a := s.removeRepliedLocked(buffer[:n])
+				idle := s.retired && len(s.pending) == 0
+				s.mu.Unlock()
+				if a != nil {
+					a.end(bytes.Clone(buffer[:n]), nil)
+				}
+				if idle {
 					return true
 				}
 			case unix.EINTR:
