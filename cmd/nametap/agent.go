@@ -121,10 +121,9 @@ func runAgent(command *cobra.Command, o *options) error {
 	if cfg.Service {
 		signals.onHandOver(a.HandOver)
 	}
-	reloads.watcher.Clock = a.Clock()
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
-	beside.Go(func() { reloads.run(running, signals.reload) })
+	beside.Go(func() { reloads.run(running, a.Clock(), signals.reload) })
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())
