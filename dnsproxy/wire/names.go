@@ -230,33 +230,6 @@ func (n Name) FirstLabel() string {
 	return string(n[1 : 1+int(n[0])])
 }
 
-// CompareText compares the presentation forms of two names as [strings.Compare] does.
-func (n Name) CompareText(other Name) int {
-	for n != Root && other != Root {
-		// The dot after a label counts: "a-c.b" sorts before "a.b", although "a" is shorter than "a-c".
-		x, y := n.FirstLabel(), other.FirstLabel()
-		for i := 0; ; i++ {
-			a, b := textByte(x, i), textByte(y, i)
-			if a != b {
-				return int(a) - int(b)
-			}
-			if i >= len(x) {
-				break // both labels have ended
-			}
-		}
-		n, other = n.Parent(), other.Parent()
-	}
-	return len(n) - len(other)
-}
-
-// textByte returns the i-th byte of a label with a dot at its end.
-func textByte(label string, i int) byte {
-	if i < len(label) {
-		return label[i]
-	}
-	return '.'
-}
-
 // ReverseAddr returns the address that n is the PTR name of.
 func ReverseAddr(n Name) (netip.Addr, bool) {
 	if rest, ok := n.CutSuffix(inAddrArpa); ok {
