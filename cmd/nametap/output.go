@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -79,4 +80,13 @@ func isTerminal(w io.Writer) bool {
 // seconds returns a time that JSON has in seconds, to 10 µs.
 func seconds(n float64) time.Duration {
 	return time.Duration(n * float64(time.Second)).Round(10 * time.Microsecond)
+}
+
+// ago returns a text for a duration, without seconds if they are 0.
+func ago(d time.Duration) string {
+	text := d.Round(time.Second).String()
+	if minutes, ok := strings.CutSuffix(text, "m0s"); ok {
+		return minutes + "m"
+	}
+	return text
 }
