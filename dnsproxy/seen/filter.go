@@ -24,8 +24,8 @@ type Filter struct {
 	qtype      *uint16
 	rcode      *uint16
 	source     string
-	server     string // the address of a nameserver, perhaps with its port
-	minTook    time.Duration  // queries that took at least this time; 0 for all
+	server     string        // the address of a nameserver, perhaps with its port
+	minTook    time.Duration // queries that took at least this time; 0 for all
 
 	// The client. At most one of addr, uid and unit is set. port may be set if addr is.
 	addr netip.Prefix
