@@ -77,9 +77,16 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// seconds returns a time that JSON has in seconds, to 10 µs.
+// seconds returns a time that JSON has in seconds, rounded for people.
 func seconds(n float64) time.Duration {
-	return time.Duration(n * float64(time.Second)).Round(10 * time.Microsecond)
+	d := time.Duration(n * float64(time.Second))
+	switch {
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(100 * time.Microsecond)
+	}
+	return d.Round(time.Microsecond)
 }
 
 // ago returns a text for a duration, without seconds if they are 0.

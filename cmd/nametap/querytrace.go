@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -156,28 +155,23 @@ func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 			fmt.Fprintf(w, "    %-20s  not asked: %s\n", a.Server, a.Result)
 			continue
 		}
-		fmt.Fprintf(w, "    %-20s  %-3s  +%-8v %s\n", a.Server, a.Protocol, inMillis(a.Sent), attemptText(a))
+		fmt.Fprintf(w, "    %-20s  %-3s  +%-8v %s\n", a.Server, a.Protocol, seconds(a.Sent), attemptText(a))
 	}
 	if more := r.From.MoreAttempts; more > 0 {
 		fmt.Fprintf(w, "    and %d more\n", more)
 	}
 }
 
-func inMillis(seconds float64) string {
-	const thousand = 1000
-	return strconv.FormatFloat(seconds*thousand, 'f', -1, 64) + "ms"
-}
-
 // attemptText returns the result of an attempt as text.
 func attemptText(a *upstream.Attempt) string {
 	text := "no reply"
 	if a.Result != "" {
-		text = fmt.Sprintf("%s after %s", a.Result, inMillis(a.Took))
+		text = fmt.Sprintf("%s after %s", a.Result, seconds(a.Took))
 	} else if a.Patience > 0 {
-		text += " within " + inMillis(a.Patience)
+		text += " within " + seconds(a.Patience).String()
 	}
 	if a.Usual > 0 {
-		text += fmt.Sprintf(" (usually %s)", inMillis(a.Usual))
+		text += fmt.Sprintf(" (usually %s)", seconds(a.Usual))
 	}
 	if a.Repeated {
 		text += "; asked because the previous one was late"

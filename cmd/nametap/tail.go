@@ -337,24 +337,14 @@ func tailFrom(r *seen.Record) string {
 }
 
 func tailTook(r *seen.Record) string {
+	text := "-"
+	if r.Took != nil {
+		text = seconds(*r.Took).String()
+	}
 	if r.Transport == "tcp" {
-		return tookText(r) + ", TCP"
+		text += ", TCP"
 	}
-	return tookText(r)
-}
-
-func tookText(r *seen.Record) string {
-	if r.Took == nil {
-		return "-"
-	}
-	took := time.Duration(*r.Took * float64(time.Second))
-	switch {
-	case took >= time.Second:
-		return took.Round(10 * time.Millisecond).String()
-	case took >= time.Millisecond:
-		return took.Round(100 * time.Microsecond).String()
-	}
-	return took.Round(time.Microsecond).String()
+	return text
 }
 
 // clientNames names the clients of queries for people.
