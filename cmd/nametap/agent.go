@@ -76,7 +76,7 @@ func checkSettings(w io.Writer, o *options) error {
 func hasSources(sources []netip.Addr) error {
 	var failed []error
 	for _, source := range sources {
-		if own, err := onInterface(source); err != nil || !own {
+		if own, err := listen.OnInterface(source); err != nil || !own {
 			failed = append(failed, cmp.Or(err, fmt.Errorf("egress-source %s: want an address of this host: no interface has it", source)))
 		}
 	}
