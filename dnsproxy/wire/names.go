@@ -158,18 +158,14 @@ func Fold(wire []byte) Name {
 	return Name(folded)
 }
 
-// Presentation returns the presentation form, with the trailing dot, of a name in wire form
-// without the root label.
-func Presentation(wire string) string {
-	s, _, err := dns.UnpackDomainName(append([]byte(wire), 0), 0)
+// String returns the presentation form, with the trailing dot.
+func (n Name) String() string {
+	s, _, err := dns.UnpackDomainName(append([]byte(n), 0), 0)
 	if err != nil {
-		return "." // not reached: the names of all callers are well-formed
+		return "." // not reached: names are well-formed
 	}
 	return s
 }
-
-// String returns the presentation form, with the trailing dot.
-func (n Name) String() string { return Presentation(string(n)) }
 
 // Parent returns the name without its first label; n must not be the root.
 func (n Name) Parent() Name { return n[1+int(n[0]):] }
