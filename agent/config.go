@@ -74,8 +74,7 @@ type Config struct {
 	// Restarts is how often the supervisor has done so.
 	Supervised bool
 	Restarts   int
-	// Settings returns, by name, the settings in use that were set. The commands for capture read them, and `nametap
-	// doctor --bundle`. Settings may be nil.
+	// Settings returns, by name, the settings in use that were set. The commands for capture read them. Settings may be nil.
 	Settings func() map[string][]string
 	// Conditions says what is wrong with the settings files. It may be nil.
 	Conditions func() []condition.Condition

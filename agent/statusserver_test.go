@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -218,7 +219,7 @@ func TestDumps(t *testing.T) {
 	a := start(t, cfg)
 	a.await(t, true)
 	wait.Until(t, "all hosts are known", func() bool { return a.Proxy().Table().Len() == many })
-	want := a.Proxy().Table().NameTable()
+	want := &api.NameTable{Table: maps.Collect(a.Proxy().Table().Infos)}
 	var held []net.Conn
 	hold := func() { // a place, by a client that does not read
 		conn, err := agent.DialPrivate(t.Context(), agent.SocketPaths(cfg.SocketDirs, a.StatusAddr()))

@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -78,7 +79,7 @@ func TestDestinations(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got\n%s", diff)
 	}
-	if d := built.NameTable().GetTable()["alias.example.com"].GetDestinations(); d != nil {
+	if d := maps.Collect(built.Infos)["alias.example.com"].GetDestinations(); d != nil {
 		t.Errorf("an alias has the destinations %v", d)
 	}
 	var reasons []string

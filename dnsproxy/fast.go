@@ -46,9 +46,6 @@ func (f *front) answerFast(dst []byte, t *task) ([]byte, verdict) {
 		t.measure()
 		return dst, deferred
 	}
-	if t.from.protocol == overTCP {
-		h.seen.Retried(t.from.client().Addr().Unmap(), t.query.Name, t.query.Type)
-	}
 	t.decision = h.decide(t.query.Question, h.table.Load(), &t.names)
 	response, result, ok := h.respond(dst, t)
 	if !ok {

@@ -42,7 +42,7 @@ func FuzzTable(f *testing.F) { // N7, N10
 		if p.Load(push) != nil {
 			return
 		}
-		for key := range p.Table().NameTable().GetTable() {
+		for key := range p.Table().Infos {
 			suffix, wildcard := strings.CutPrefix(key, "*.")
 			name := key
 			if wildcard {

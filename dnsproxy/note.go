@@ -96,8 +96,6 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 		return seen.Failure
 	case took >= seen.Slow, truncated(response) && t.from.protocol == overTCP:
 		return seen.Odd
-	case truncated(response):
-		return seen.Truncated
 	}
 	return seen.Ordinary
 }

@@ -3,6 +3,7 @@ package dnsproxy_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -103,7 +104,7 @@ func TestPrecedence(t *testing.T) { // N7
 func tableText(t *testing.T, current *table.Table) string {
 	t.Helper()
 	var lines []string
-	for key, info := range current.NameTable().GetTable() {
+	for key, info := range current.Infos {
 		lines = append(lines, fmt.Sprint(key, info.GetIps(), info.GetRegistry(), info.GetShortname(), info.GetNamespace(), info.GetAlias(), info.GetHeadless(), info.GetPorts()))
 	}
 	slices.Sort(lines)
@@ -232,7 +233,7 @@ func TestNameTable(t *testing.T) { // R5
 		"web.shop.svc.cluster.local": {"ips": ["10.0.0.1", "10.0.0.2", "2001:db8::1"], "registry": "Kubernetes",
 			"shortname": "web", "namespace": "shop"}
 	}`
-	text, err := protojson.Marshal(table.NameTable())
+	text, err := protojson.Marshal(&api.NameTable{Table: maps.Collect(table.Infos)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -561,7 +561,7 @@ func (w *writer) services(owner uint16, m *table.Match, t *table.Table) {
 	}
 	written := int(w.answers - w.aliases)
 	next := start - w.start // the offset of the next SRV record
-	t.Hosts(m, first, func(target table.Target) bool {
+	t.Targets(m, first, func(target table.Target) bool {
 		if written--; written < 0 {
 			return false
 		}

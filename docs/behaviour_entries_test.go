@@ -12,12 +12,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/nametap/nametap/internal/explain"
 )
 
 const (
-	entriesFile = root + "/internal/explain/entries.gz"
+	entriesFile = root + "/cmd/nametap/explain.gz"
 
 	symptomHeader = "| symptom | meaning |"
 	codeHeader    = "| code | name | meaning |"
@@ -31,11 +29,23 @@ var (
 	errorCode = regexp.MustCompile(`dns\.ExtendedErrorCode([A-Z]\w+)\b`)
 )
 
+// An entry is what a document says about one thing, as `nametap explain` reads it.
+type entry struct {
+	ID       string `json:"id,omitempty"`
+	Title    string `json:"title"`
+	Text     string `json:"text"`
+	Document string `json:"document"`
+}
+
 // TestBehaviourEntries checks that `nametap explain` has the rows, the symptoms and the extended DNS errors of the
 // documents as they are. With -update it writes them.
 func TestBehaviourEntries(t *testing.T) {
 	want := slices.Concat(rowEntries(t), entriesOf(t, "operations.md"), entriesOf(t, "problems.md"))
-	got, err := explain.Entries()
+	var got []entry
+	unpacked, err := gzip.NewReader(strings.NewReader(read(t, entriesFile)))
+	if err == nil {
+		err = json.NewDecoder(unpacked).Decode(&got)
+	}
 	diff := cmp.Diff(want, got)
 	if err == nil && diff == "" {
 		return
@@ -69,8 +79,8 @@ func TestErrorCodes(t *testing.T) {
 	delete(sent, "ToString")
 	documented := map[string]bool{}
 	for _, e := range entriesOf(t, "operations.md") {
-		if e.Kind == explain.Code {
-			documented[strings.ReplaceAll(e.Title, " ", "")] = true
+		if _, name, found := strings.Cut(e.Title, ", "); found && e.ID != "" {
+			documented[strings.ReplaceAll(name, " ", "")] = true
 		}
 	}
 	if diff := cmp.Diff(sent, documented); diff != "" {
@@ -101,9 +111,9 @@ func TestProblemCodes(t *testing.T) {
 }
 
 // rowEntries returns the rows of behaviour.md.
-func rowEntries(t *testing.T) []explain.Entry {
+func rowEntries(t *testing.T) []entry {
 	t.Helper()
-	var entries []explain.Entry
+	var entries []entry
 	section := ""
 	for _, line := range documentLines(t, table) {
 		if title, ok := strings.CutPrefix(line, "## "); ok {
@@ -111,19 +121,19 @@ func rowEntries(t *testing.T) []explain.Entry {
 		}
 		if row := tableRow.FindStringSubmatch(line); row != nil {
 			cells := cellsOf("|" + row[3] + "|")
-			entries = append(entries, explain.Entry{
-				Kind: explain.Row, ID: row[2], Section: section, Text: cells[0], Why: cells[1],
-				Document: "docs/behaviour.md#" + strings.ToLower(row[2]),
-			})
+			if cells[1] != "" {
+				cells[0] += " Why: " + cells[1]
+			}
+			entries = append(entries, entry{row[2], row[2] + " (" + section + ")", cells[0], "docs/behaviour.md#" + strings.ToLower(row[2])})
 		}
 	}
 	return entries
 }
 
 // entriesOf returns the symptoms, the codes and the problems in the tables of a document.
-func entriesOf(t *testing.T, document string) []explain.Entry {
+func entriesOf(t *testing.T, document string) []entry {
 	t.Helper()
-	var entries []explain.Entry
+	var entries []entry
 	section, header := "", ""
 	for _, line := range documentLines(t, document) {
 		switch title, ok := strings.CutPrefix(line, "## "); {
@@ -136,16 +146,16 @@ func entriesOf(t *testing.T, document string) []explain.Entry {
 		case header == "" || strings.HasPrefix(line, "|---"):
 		default:
 			slug := strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(section), ""), " ", "-")
-			e := explain.Entry{Kind: explain.Symptom, Section: section, Document: strings.TrimSuffix("docs/"+document+"#"+slug, "#")}
 			cells := cellsOf(line)
-			if header == codeHeader {
-				e.Kind, e.ID, cells = explain.Code, cells[0], cells[1:]
-			}
-			e.Title, e.Text = cells[0], cells[1]
-			if header == problemHeader {
-				e.Kind, e.ID, e.Title = explain.Problem, strings.Trim(cells[0], "`"), ""
+			e := entry{Title: cells[0], Text: cells[1], Document: strings.TrimSuffix("docs/"+document+"#"+slug, "#")}
+			switch header {
+			case codeHeader:
+				e.ID, e.Title, e.Text = cells[0], "Extended DNS Error "+cells[0]+", "+cells[1], cells[2]
+			case problemHeader:
+				e.ID = strings.Trim(cells[0], "`")
+				e.Title = "problem " + e.ID
 				if cells[2] != "-" {
-					e.Why = "alert " + cells[2]
+					e.Text += "; alert " + cells[2]
 				}
 			}
 			entries = append(entries, e)

@@ -37,7 +37,7 @@ func routeTo(vip netip.AddrPort, cfg *Config) (route, error) {
 	if len(r.hosts) == 0 {
 		return r, refuse(ReasonNoHost, "no host of the table has the address %s", vip.Addr())
 	}
-	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name.CompareText(r.hosts[j].name) < 0 })
+	sort.Slice(r.hosts, func(i, j int) bool { return r.hosts[i].name < r.hosts[j].name })
 	// If at least one host has the port, the route is not refused yet: the client may say the name of this host.
 	if !slices.ContainsFunc(r.hosts, func(h vipHost) bool { return h.refused == nil }) {
 		return r, r.hosts[0].refused

@@ -7,9 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"slices"
 	"strings"
+
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // systemd-resolved accepts settings of an interface from root, or from users that polkit allows. Many servers have
@@ -89,15 +89,8 @@ func readRegistration(r io.Reader) (wanted Registration, err error) {
 	if wanted.Server.Port() == 0 || addr.Zone() != "" {
 		return wanted, fmt.Errorf("want the address and the port of a listener, have %.100q", wanted.Server)
 	}
-	own, err := net.InterfaceAddrs()
-	if err != nil {
-		return wanted, fmt.Errorf("reading the addresses of this host: %w", err)
-	}
-	if !addr.IsLoopback() && !slices.ContainsFunc(own, func(a net.Addr) bool {
-		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && prefix.Addr() == addr.Unmap()
-	}) {
-		return wanted, fmt.Errorf("%s is no address of this host", addr)
+	if own, err := listen.OnInterface(addr); err != nil || !own && !addr.IsLoopback() {
+		return wanted, errors.Join(err, fmt.Errorf("%s is no address of this host", addr))
 	}
 	return wanted, nil
 }

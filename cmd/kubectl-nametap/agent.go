@@ -33,9 +33,6 @@ type agent struct {
 	// has another response code than NOERROR and NXDOMAIN.
 	counts
 	Recent *recent `json:"recent,omitempty"`
-	// Asked and Failed are what the agent tells of single queries, with --queries. Asked is left out if it was not read.
-	Asked  []asked  `json:"asked,omitzero"`
-	Failed []failed `json:"failed,omitempty"`
 
 	path    string // of the agent's status port, at the API server
 	gone    bool   // whether the pod was deleted

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -43,8 +42,7 @@ type fleet struct {
 	request
 	selector, output string
 	problems         bool
-	window, queries  time.Duration
-	wantQueries      bool
+	window           time.Duration
 
 	cluster *cluster
 }
@@ -55,8 +53,7 @@ Usage:
   kubectl nametap fleet [-n NAMESPACE] [-l SELECTOR] [--problems] [--output table|json|html]
 
 The plugin finds the pods with the agent and reads their metrics through the API server, 50 at a time. This needs the rights to
-list pods and to get pods/proxy. With --queries it also reads which names each pod asks for, by kubectl exec, because only who
-may run programs in a pod may see that: the rights to create pods/exec.
+list pods and to get pods/proxy.
 
 The exit code is 0 if all agents are ok, 1 if one has a problem or does not reply, 3 with warnings only.
 
@@ -77,10 +74,9 @@ func (f *fleet) run(args []string, stdout io.Writer) (int, error) {
 		return exitUsage, fmt.Errorf("%q: fleet has no argument; -n names a namespace and -l selects pods by labels", flags.Arg(0))
 	case !slices.Contains([]string{outputTable, outputJSON, outputHTML}, f.output):
 		return exitUsage, fmt.Errorf("--output=%q: want %s, %s or %s", f.output, outputTable, outputJSON, outputHTML)
-	case f.window < 0 || f.queries < 0:
-		return exitUsage, errors.New("--for and --queries: want a time such as 30s")
+	case f.window < 0:
+		return exitUsage, errors.New("--for: want a time such as 30s")
 	}
-	f.wantQueries = flags.Changed("queries")
 	if all, _ := flags.GetBool("all-namespaces"); all && flags.Changed("all-namespaces") { // as with kubectl, -A wins over -n
 		f.namespace = ""
 	}
@@ -103,7 +99,6 @@ func (f *fleet) flags() *pflag.FlagSet {
 	flags.BoolVar(&f.problems, "problems", false, "only agents that are not ok")
 	flags.StringVarP(&f.output, "output", "o", outputTable, "`format`: table, json with an agent in each line, or html, a page for a browser")
 	flags.DurationVar(&f.window, "for", 0, "count queries for this `duration`, and not since the start of each agent")
-	flags.DurationVar(&f.queries, "queries", 0, "also read which names pods ask for, with kubectl exec: failures of the last 10m, and for this `duration` all queries, in 16 pods at a time")
 	return flags
 }
 
@@ -143,7 +138,12 @@ func (f *fleet) read(ctx context.Context) ([]*agent, error) {
 	}
 	end := time.Now().Add(f.window)
 	for last := f.window == 0; ; last = !time.Now().Before(end) {
-		inParallel(parallel, agents, func(a *agent) { a.read(ctx, f.cluster) })
+		var group errgroup.Group
+		group.SetLimit(parallel)
+		for _, a := range agents {
+			group.Go(func() error { a.read(ctx, f.cluster); return nil })
+		}
+		_ = group.Wait() // the functions return no error
 		agents = slices.DeleteFunc(agents, func(a *agent) bool { return a.gone })
 		if last || ctx.Err() != nil {
 			break
@@ -153,35 +153,7 @@ func (f *fleet) read(ctx context.Context) ([]*agent, error) {
 		case <-time.After(min(max(minPause, f.window/maxParts), time.Until(end))):
 		}
 	}
-	if f.wantQueries {
-		f.readAllQueries(ctx, agents)
-	}
 	return agents, ctx.Err()
-}
-
-// readAllQueries reads the queries of all agents. If some cannot be read, it prints a line about that.
-func (f *fleet) readAllQueries(ctx context.Context, agents []*agent) {
-	var failed atomic.Int32
-	var example atomic.Value
-	inParallel(parallelExecs, agents, func(a *agent) {
-		if err := f.readQueries(ctx, a); err != nil {
-			failed.Add(1)
-			example.Store(err.Error())
-		}
-	})
-	if n := failed.Load(); n > 0 {
-		fmt.Fprintf(os.Stderr, "kubectl nametap: the queries of %d pods are not shown, or not all of them: %s\n", n, clip.Line(example.Load().(string)))
-	}
-}
-
-// inParallel calls do for each agent, limit at a time.
-func inParallel(limit int, agents []*agent, do func(*agent)) {
-	var group errgroup.Group
-	group.SetLimit(limit)
-	for _, a := range agents {
-		group.Go(func() error { do(a); return nil })
-	}
-	_ = group.Wait() // the functions return no error
 }
 
 // print prints the agents; with --problems only those with one.

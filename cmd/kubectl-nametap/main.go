@@ -10,7 +10,7 @@
 // `kubectl proxy`, from the port that also Prometheus reads.
 //
 // The files, in the order in which to read them: main.go, fleet.go (the command fleet), agent.go (what is known of an agent, and
-// how it is read), queries.go (which names its pod asks for), cluster.go (the API server).
+// how it is read), cluster.go (the API server).
 package main
 
 import (
@@ -35,7 +35,7 @@ Usage:
   kubectl nametap doctor POD      what is wrong
   kubectl nametap tail POD        the queries that fail, and all others as they are answered
   kubectl nametap top POD         which names, clients or nameservers have most queries
-  kubectl nametap explain POD ROW|CODE|TEXT
+  kubectl nametap explain POD ROW|CODE|WORD...
                                   what the documents of that version say about it
   kubectl nametap version POD     the agent's version
   kubectl nametap agents          the agents of all replicas of nametap-discovery
@@ -171,24 +171,19 @@ func (r *request) check() error {
 
 // exec runs a program in a pod, and returns its exit code.
 func (r *request) exec(pod, namespace string, program []string) (int, error) {
-	cmd := exec.Command("kubectl", r.execArgs(pod, namespace, program)...) //nolint:noctx // it ends with the interrupt
+	container := cmp.Or(r.container, program[0]) // the manifests name each container like its program
+	args := slices.Clone(r.kubectl)
+	if namespace != "" {
+		args = append(args, "--namespace="+namespace)
+	}
+	args = append(append(args, "exec", pod, "--container="+container, "--"), program...)
+	cmd := exec.Command("kubectl", args...) //nolint:noctx // it ends with the interrupt
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	err := cmd.Run()
 	if ended, ok := errors.AsType[*exec.ExitError](err); ok {
 		return max(ended.ExitCode(), exitFailed), nil // ExitCode is -1 after a signal
 	}
 	return 0, err
-}
-
-// execArgs returns the arguments of kubectl that run a program in a pod.
-func (r *request) execArgs(pod, namespace string, program []string) []string {
-	container := cmp.Or(r.container, program[0]) // the manifests name each container like its program
-	args := slices.Clone(r.kubectl)
-	if namespace != "" {
-		args = append(args, "--namespace="+namespace)
-	}
-	args = append(args, "exec", pod, "--container="+container, "--")
-	return append(args, program...)
 }
 
 // replicas runs the command agents in each replica of nametap-discovery. A replica shows the agents that are connected

@@ -19,6 +19,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/examples"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
+	"github.com/nametap/nametap/internal/version"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -96,6 +97,7 @@ func (d *demo) start(ctx context.Context, group *errgroup.Group) (err error) {
 	cfg := agent.Config{
 		DNS: dnsproxy.Config{
 			Addr: "127.0.0.1:0", Namespace: demoNamespace, Domain: demoNamespace + ".svc.cluster.local",
+			Version: "nametap " + version.String(), ID: "demo", // with which doctor knows its agent
 			Forward: forward.Config{ResolvConf: d.path("resolv.conf"), Upstreams: []upstream.Spec{{Addr: d.upstream.Addr}}},
 		},
 		XDS: nds.Config{

@@ -17,11 +17,7 @@ import (
 	"syscall"
 )
 
-// Exit codes.
-const (
-	exitFailed = 1
-	exitUsage  = 2
-)
+const exitFailed, exitUsage = 1, 2 // exit codes
 
 func main() { os.Exit(run()) }
 

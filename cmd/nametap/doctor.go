@@ -1,22 +1,15 @@
 package main
 
 import (
-	"archive/tar"
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -34,8 +27,7 @@ const exitWarnings = 3
 type doctorCommand struct {
 	agentCommand
 
-	all    bool
-	bundle string
+	all bool
 }
 
 func newDoctorCommand() *cobra.Command {
@@ -66,8 +58,6 @@ not ask the agent.`,
 	flag := command.Flags().Lookup("resolv-conf")
 	flag.Hidden, flag.Usage = false, "`path` of the resolv.conf that programs read"
 	command.Flags().BoolVar(&d.all, "all", false, "list the checks that passed and those whose result is not known, too")
-	command.Flags().StringVar(&d.bundle, "bundle", "", "also write a new tar `file` for a ticket: the problems, status, "+
-		"settings, metrics, queries that failed, and a digest of the table")
 	return command
 }
 
@@ -88,11 +78,6 @@ func (d *doctorCommand) run(ctx context.Context, w io.Writer) error {
 	report := condition.Judge(slices.Concat(h.processConditions(ctx), files, h.status.Conditions, h.wayConditions(ctx, servers)))
 	if err := d.output.print(w, report, func(w io.Writer) { d.print(w, h.status, report) }); err != nil {
 		return err
-	}
-	if d.bundle != "" {
-		if err := d.writeBundle(ctx, h.status, report); err != nil {
-			return err
-		}
 	}
 	switch report.Worst() {
 	case condition.Severe:
@@ -159,63 +144,4 @@ func (d *doctorCommand) print(w io.Writer, status agent.Status, report condition
 	if len(report.Problems) == 0 {
 		fmt.Fprintln(w, "queries for single names may fail all the same: nametap tail --failed --since 10m")
 	}
-}
-
-// A bundle is a tar file for a ticket. It does not have the names of the table; it has the queries that failed,
-// and their clients. If a file cannot be written, closing the tar file returns the error.
-type bundle struct {
-	tar     *tar.Writer
-	missing bytes.Buffer // why parts are missing
-}
-
-// add adds a file. If err is not nil, the content is not known, and add notes err instead.
-func (b *bundle) add(name string, content []byte, err error) {
-	if err != nil {
-		fmt.Fprintln(&b.missing, err)
-		return
-	}
-	header := &tar.Header{Name: "nametap/" + name, Mode: 0o600, Size: int64(len(content)), ModTime: time.Now()}
-	if b.tar.WriteHeader(header) == nil {
-		_, _ = b.tar.Write(content)
-	}
-}
-
-// writeBundle writes what is known of the agent to a new file.
-func (d *doctorCommand) writeBundle(ctx context.Context, status agent.Status, report condition.Report) (err error) {
-	// O_EXCL does not follow a link that another user has put there.
-	file, err := os.OpenFile(d.bundle, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("--bundle: %w", err)
-	}
-	defer func() {
-		if err = errors.Join(err, file.Close()); err != nil {
-			_ = os.Remove(d.bundle)
-		}
-	}()
-	b := &bundle{tar: tar.NewWriter(file)}
-	b.add("version.txt", []byte(version.String()+"\n"), nil)
-	for name, v := range map[string]any{"problems.json": report, "status.json": status} {
-		text, err := json.MarshalIndent(v, "", "  ")
-		b.add(name, append(text, '\n'), err)
-	}
-	failures := url.Values{agent.ParamSince: {allOf.String()}, agent.ParamOnce: {"true"}}
-	for _, reply := range []struct {
-		name, path string
-		query      url.Values
-	}{
-		{"settings.json", "/debug/settings", nil},
-		{"failures.json", "/debug/tail", failures},
-		{"metrics.txt", "/metrics", nil},
-	} {
-		text, err := d.status.read(ctx, http.MethodGet, reply.path, reply.query)
-		b.add(reply.name, text, err)
-	}
-	table, err := d.status.read(ctx, http.MethodGet, "/debug/ndsz", nil)
-	b.add("table.txt", fmt.Appendf(nil, "sha256 of /debug/ndsz: %x, %d bytes\n", sha256.Sum256(table), len(table)), err)
-	for name, path := range map[string]string{"resolv.conf": d.resolvConf(), "nsswitch.conf": nsswitchConf} {
-		text, err := os.ReadFile(path)
-		b.add(name, text, err)
-	}
-	b.add("missing.txt", b.missing.Bytes(), nil)
-	return b.tar.Close()
 }

@@ -1,31 +1,41 @@
 package main
 
 import (
+	"bytes"
+	"compress/gzip"
+	_ "embed"
+	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/nametap/nametap/internal/explain"
 	"github.com/nametap/nametap/internal/version"
 )
 
-const (
-	// maxExplained is how many of the matching entries are printed.
-	maxExplained = 10
-	// explainWidth is the width of a printed line.
-	explainWidth = 100
-)
+// packedDocuments has the rows, problems, symptoms and error codes of the documents of this version. `make generate` writes it.
+//
+//go:embed explain.gz
+var packedDocuments []byte
+
+// An explained is what the documents say about one thing. The title of a row or of a code has the ID.
+type explained struct {
+	ID       string `json:"id,omitempty"` // of a row, a problem or an error code
+	Title    string `json:"title"`
+	Text     string `json:"text"`
+	Document string `json:"document"`
+}
 
 func newExplainCommand() *cobra.Command {
 	var output outputFormat
 	command := &cobra.Command{
-		Use:   "explain ROW|CODE|TEXT",
-		Short: "Explain a row, an error code or a message that nametap prints",
+		Use:   "explain ROW|CODE|WORD...",
+		Short: "Explain a row, a problem or an error code that nametap prints",
 		Long: `Print what the documents of this version say about a row of docs/behaviour.md such as N9,
-a problem such as nameserver_down, an Extended DNS Error such as 22, or a message. A text that
-is no message is looked for as words. This needs no network and no agent.
+a problem such as nameserver_down, an Extended DNS Error such as 22, or about all of the
+words. This needs no network and no agent.
 
 The exit code is 1 if the documents say nothing about it.`,
 		Example: `  nametap explain N9
@@ -34,70 +44,50 @@ The exit code is 1 if the documents say nothing about it.`,
   nametap explain no nameserver to ask`,
 		Args: usageArgs(cobra.MinimumNArgs(1)),
 		RunE: func(command *cobra.Command, args []string) error {
-			all, err := explain.Entries()
+			found, err := findExplained(args)
 			if err != nil {
 				return err
 			}
-			found := explain.Find(all, args)
-			if len(found) == 0 {
-				return fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22 or nameserver_down, "+
-					"or a message or words in it",
-					version.String(), strings.Join(args, " "))
-			}
-			return output.print(command.OutOrStdout(), found, func(w io.Writer) { printExplained(w, found) })
+			return output.print(command.OutOrStdout(), found, func(w io.Writer) {
+				for _, e := range found {
+					fmt.Fprintf(w, "%s: %s\n  see: %s\n", e.Title, e.Text, version.Document(e.Document))
+				}
+			})
 		},
 	}
 	output.declare(command.Flags())
 	return command
 }
 
-func printExplained(w io.Writer, entries []explain.Entry) {
-	for i, e := range entries {
-		if i > 0 {
-			fmt.Fprintln(w)
-		}
-		if i == maxExplained {
-			fmt.Fprintf(w, "and %d more: use more words\n", len(entries)-i)
+// findExplained returns what the documents say about the rows and codes that words are or, if one of them is neither, what
+// has all of the words.
+func findExplained(words []string) (found []explained, err error) {
+	var all []explained
+	unpacked, err := gzip.NewReader(bytes.NewReader(packedDocuments))
+	if err == nil {
+		err = json.NewDecoder(unpacked).Decode(&all)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the documents in this program: %w", err)
+	}
+	words = strings.FieldsFunc(strings.ToLower(strings.Join(words, " ")), func(r rune) bool { return strings.ContainsRune(" ,()[]", r) })
+	for _, word := range words {
+		i := slices.IndexFunc(all, func(e explained) bool { return strings.ToLower(e.ID) == word })
+		if i < 0 {
+			found = nil
 			break
 		}
-		switch e.Kind {
-		case explain.Row:
-			wrap(w, "", fmt.Sprintf("%s (%s): %s", e.ID, e.Section, e.Text))
-		case explain.Code:
-			wrap(w, "", fmt.Sprintf("Extended DNS Error %s, %s: %s", e.ID, e.Title, e.Text))
-		case explain.Problem:
-			wrap(w, "", "problem "+e.ID+": "+e.Text)
-		case explain.Symptom:
-			wrap(w, "", e.Title+":")
-			wrap(w, "  ", e.Text)
-		}
-		if e.Why != "" {
-			label := "why: "
-			if e.Kind == explain.Problem {
-				label = ""
-			}
-			wrap(w, "  ", label+e.Why)
-		}
-		if e.Document != "" {
-			fmt.Fprintf(w, "  see: %s\n", version.Document(e.Document))
-		}
+		found = append(found, all[i])
 	}
-}
-
-// wrap writes a text in lines of up to explainWidth. The first line begins with indent. Further lines begin two columns
-// to the right of it.
-func wrap(w io.Writer, indent, text string) {
-	line := indent
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i == 0:
-			line += word
-		case len(line)+1+len(word) > explainWidth:
-			fmt.Fprintln(w, line)
-			line = indent + "  " + word
-		default:
-			line += " " + word
-		}
+	if isCode := len(words) == 1 && strings.ContainsAny(words[0], "0123456789"); len(found) == 0 && !isCode {
+		found = slices.DeleteFunc(all, func(e explained) bool {
+			text := strings.ToLower(e.Title + " " + e.Text)
+			return slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
+		})
 	}
-	fmt.Fprintln(w, line)
+	if len(found) == 0 {
+		return nil, fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22 or nameserver_down, "+
+			"or words", version.String(), strings.Join(words, " "))
+	}
+	return found, nil
 }

@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"net/netip"
 	"os"
 	"strings"
+
+	"github.com/nametap/nametap/internal/listen"
 )
 
 // hostsFile is a file that kubelet writes for each pod.
@@ -49,7 +50,7 @@ func (o *options) nodesNetwork() (sign string, err error) {
 		if err != nil {
 			return "", fmt.Errorf("%s=%.100q: want one IP address", hostIP, text)
 		}
-		own, err := onInterface(node)
+		own, err := listen.OnInterface(node)
 		switch {
 		case own || node.Unmap() == o.instanceIP.Unmap():
 			return hostIP + " " + text + " is its own address", nil
@@ -65,18 +66,4 @@ func (o *options) nodesNetwork() (sign string, err error) {
 		return "kubelet wrote so in " + hostsFile, nil
 	}
 	return "", err
-}
-
-// onInterface reports whether an interface of this network namespace has the address.
-func onInterface(address netip.Addr) (bool, error) {
-	addrs, err := net.InterfaceAddrs()
-	if err != nil {
-		return false, fmt.Errorf("reading the addresses of this network namespace: %w", err)
-	}
-	for _, a := range addrs {
-		if prefix, err := netip.ParsePrefix(a.String()); err == nil && prefix.Addr().Unmap() == address.Unmap() {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -7,7 +7,7 @@
 //	nametap cache     show the replies that the agent keeps, or flush them
 //	nametap tail      show the queries that fail, and all others as they are answered
 //	nametap top       show which names, clients, nameservers or response codes have most queries
-//	nametap explain   explain a row, an error code or a message that nametap prints
+//	nametap explain   explain a row, a problem or an error code that nametap prints
 //	nametap status    show the agent's connection, table, nameservers and capture
 //	nametap doctor    show what is wrong, why, and what ends it
 //	nametap guard     learn, check and show which names clients may ask for and reach
@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/signal"
@@ -28,7 +29,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/nametap/nametap/agent/resolved"
 	"github.com/nametap/nametap/internal/settings"
+	"github.com/nametap/nametap/internal/version"
 )
 
 // runProgram executes one command line and returns the exit code. The first SIGINT, SIGTERM or
@@ -98,3 +101,61 @@ func newRootCommand() *cobra.Command {
 	)
 	return root
 }
+
+func newVersionCommand() *cobra.Command {
+	var output outputFormat
+	command := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			build := version.Read()
+			return output.print(command.OutOrStdout(), build, func(w io.Writer) {
+				fmt.Fprintf(w, "nametap %s (%s)\n", build, build.Toolchain())
+			})
+		},
+	}
+	output.declare(command.Flags())
+	return command
+}
+
+// newResolvedHelperCommand returns the command that nametap-resolved@.service runs as root.
+func newResolvedHelperCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "resolved-helper",
+		Short:  "Register an agent with systemd-resolved; for nametap-resolved.socket",
+		Hidden: true,
+		Args:   usageArgs(cobra.NoArgs),
+		RunE: func(command *cobra.Command, _ []string) error {
+			return resolved.Help(command.Context(), os.Stdin, os.Stdout)
+		},
+	}
+}
+
+// Exit codes.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// A usageError means wrong arguments or settings. It ends the command with exitUsage.
+type usageError struct{ error }
+
+// Unwrap returns the wrapped error.
+func (e usageError) Unwrap() error { return e.error }
+
+// usageArgs returns a function that is like check, but whose errors are usage errors.
+func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(command *cobra.Command, args []string) error {
+		if err := check(command, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// An exitError ends the command with a code and without a message.
+type exitError int
+
+// Error returns the code.
+func (e exitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

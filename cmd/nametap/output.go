@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"os"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -76,7 +77,23 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// seconds returns a time that JSON has in seconds, to 10 µs.
+// seconds returns a time that JSON has in seconds, rounded for people.
 func seconds(n float64) time.Duration {
-	return time.Duration(n * float64(time.Second)).Round(10 * time.Microsecond)
+	d := time.Duration(n * float64(time.Second))
+	switch {
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond)
+	case d >= time.Millisecond:
+		return d.Round(100 * time.Microsecond)
+	}
+	return d.Round(time.Microsecond)
+}
+
+// ago returns a text for a duration, without seconds if they are 0.
+func ago(d time.Duration) string {
+	text := d.Round(time.Second).String()
+	if minutes, ok := strings.CutSuffix(text, "m0s"); ok {
+		return minutes + "m"
+	}
+	return text
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/coreos/go-systemd/v22/activation"
+
 	"github.com/nametap/nametap/internal/listen"
 )
 
@@ -154,4 +156,18 @@ func squatter(sockets []boundSocket, inodes map[string]bool) (user string, found
 		}
 	}
 	return "", false
+}
+
+// systemdSockets returns the sockets that systemd passes to this process; none without systemd. It returns an error if
+// a program of another user may receive the packets of UDP sockets.
+func systemdSockets() (*listen.Inherited, error) {
+	inherited, err := listen.Inherit(activation.Files(true), true)
+	if err != nil || !inherited.Unit() {
+		return inherited, err
+	}
+	inodes, err := inherited.Inodes()
+	if err != nil {
+		return nil, err
+	}
+	return inherited, checkSquatters(inodes)
 }

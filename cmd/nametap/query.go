@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"net/url"
 	"os"
 	"slices"
@@ -15,13 +14,11 @@ import (
 	"github.com/miekg/dns"
 	"github.com/spf13/cobra"
 
-	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/dnsproxy/resolvconf"
 	"github.com/nametap/nametap/dnsproxy/wire"
-	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/version"
@@ -47,7 +44,6 @@ type queryResult struct {
 	Rule       *dnsproxy.Explanation `json:"rule,omitempty"`
 	NoRule     string                `json:"noRule,omitempty"` // why Rule is missing
 	See        []string              `json:"see,omitempty"`    // addresses of the documents about Rule and From
-	Egress     *vipUse               `json:"egress,omitempty"` // if the answer has automatic VIPs
 	Trace      *queryTrace           `json:"trace,omitempty"`
 	Captured   *capturedQuery        `json:"captured,omitempty"`
 }
@@ -70,8 +66,7 @@ rule that gave it, the rows of docs/behaviour.md that describe the rule, and whe
 read them. An address is turned into its reverse name, by default with type PTR.
 
 --trace shows how the answer came about: the names of the search list, what the cache had,
-what each nameserver was sent and what came of it, and which queries for the name failed in
-the last ten minutes.
+and what each nameserver was sent and what came of it.
 
 --captured sends the query as a client of this host does: to the first nameserver of
 resolv.conf, from the socket of a user without rights, and says whether this agent has
@@ -141,7 +136,6 @@ func (c *queryCommand) answer(ctx context.Context, a *asker, q dns.Question) (qu
 	if result.From != nil {
 		result.seeRows(result.From.Rows)
 	}
-	result.findEgress(ctx, &c.status)
 	return result, nil
 }
 
@@ -241,19 +235,13 @@ func (a *asker) ask(ctx context.Context, q dns.Question) (queryResult, error) {
 		Answer: recordTexts(resp.Answer), Authority: recordTexts(resp.Ns), Additional: recordTexts(extra),
 		Protocol: protocol, Took: time.Since(start).Round(10 * time.Microsecond).Seconds(),
 	}
-	result.readFrom(resp)
+	if from, err := dnsproxy.ReadProvenance(resp); err == nil {
+		result.From = &from
+	} else {
+		result.NoFrom = err.Error()
+	}
 	result.Errors = extendedErrors(resp, result.From)
 	return result, nil
-}
-
-// readFrom adds where the answer in resp came from.
-func (r *queryResult) readFrom(resp *dns.Msg) {
-	from, err := dnsproxy.ReadProvenance(resp)
-	if err != nil {
-		r.NoFrom = err.Error()
-		return
-	}
-	r.From = &from
 }
 
 // seeRows adds the addresses of rows of docs/behaviour.md.
@@ -355,7 +343,6 @@ func printResults(w io.Writer, results []queryResult) {
 		for _, address := range r.See {
 			fmt.Fprintf(w, "  see: %s\n", address)
 		}
-		r.Egress.print(w)
 	}
 }
 
@@ -460,53 +447,4 @@ func (c *capturedQuery) print(w io.Writer) {
 			"check` and `nametap status` show why",
 	}[c.By]
 	fmt.Fprintf(w, "  captured: the query of uid %d to %s was answered by %s\n", c.UID, c.Server, by)
-}
-
-// A vipUse says where connections to the automatic VIPs of an answer have gone.
-type vipUse struct {
-	// Carried reports whether the agent carries connections to VIPs.
-	Carried bool `json:"carried"`
-	// Hosts are the names that clients connected to, with the last address of each.
-	Hosts []egress.HostStatus `json:"hosts,omitempty"`
-}
-
-// findEgress adds the use of the VIPs in the answer, if there are any.
-func (r *queryResult) findEgress(ctx context.Context, client *statusClient) {
-	var status agent.Status
-	if r.Rule == nil || !slices.ContainsFunc(r.Answer, hasVIP) || client.get(ctx, "/debug/status", nil, &status) != nil {
-		return
-	}
-	r.Egress = &vipUse{Carried: status.Egress != nil}
-	if status.Egress == nil {
-		return
-	}
-	for _, h := range status.Egress.Hosts {
-		if strings.EqualFold(h.Host, r.Rule.Host) {
-			r.Egress.Hosts = append(r.Egress.Hosts, h)
-		}
-	}
-}
-
-// hasVIP reports whether the data of a record is an automatic VIP.
-func hasVIP(record string) bool {
-	addr, err := netip.ParseAddr(record[strings.LastIndexByte(record, ' ')+1:])
-	return err == nil && slices.ContainsFunc(egress.VIPs(), func(p netip.Prefix) bool { return p.Contains(addr) })
-}
-
-// print prints a line for each name. It prints nothing if u is nil.
-func (u *vipUse) print(w io.Writer) {
-	if u == nil {
-		return
-	}
-	if !u.Carried {
-		fmt.Fprintln(w, "  egress: the agent carries no connections to VIPs: --egress is off")
-		return
-	}
-	if len(u.Hosts) == 0 {
-		fmt.Fprintln(w, "  egress: no client has connected yet")
-	}
-	for _, h := range u.Hosts {
-		fmt.Fprintf(w, "  egress: %s leads to %s port %d at %s, %d connections open of %d\n",
-			h.VIP.Addr(), h.Name, h.VIP.Port(), h.Address, h.Open, h.Total)
-	}
 }

@@ -2,27 +2,19 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/miekg/dns"
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
-
-// traceBack is how far a trace looks back for queries of the name.
-const traceBack = 10 * time.Minute
 
 // A queryTrace is what --trace shows of a question besides its answer. Unknown says which parts could not be read, and
 // why.
@@ -31,10 +23,8 @@ type queryTrace struct {
 	Candidates []candidate `json:"candidates,omitempty"`
 	Table      *tableState `json:"table,omitempty"`
 	// Cache is what the cache had before the query; nil if it had nothing.
-	Cache *forward.CacheEntry `json:"cache,omitempty"`
-	// Recent are the queries for the name that the agent has kept.
-	Recent  *recentQueries `json:"recent,omitempty"`
-	Unknown []string       `json:"unknown,omitempty"`
+	Cache   *forward.CacheEntry `json:"cache,omitempty"`
+	Unknown []string            `json:"unknown,omitempty"`
 }
 
 // A candidate is a name that libc queries, and its answer.
@@ -52,13 +42,6 @@ type tableState struct {
 	Stale   bool    `json:"stale,omitempty"`
 }
 
-// recentQueries are the queries for a name that the agent has kept: failures and slow queries.
-type recentQueries struct {
-	Count  int            `json:"count"`
-	Rcodes map[string]int `json:"rcodes"`
-	Last   *seen.Record   `json:"last,omitempty"`
-}
-
 // newTrace reads the parts of a trace that have to be read before the question is asked.
 func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryTrace {
 	t := &queryTrace{}
@@ -73,10 +56,6 @@ func newTrace(ctx context.Context, status *statusClient, q dns.Question) *queryT
 			t.Cache = &content.Entries[i]
 		}
 	}
-	recent, err := readRecent(ctx, status, q.Name)
-	if t.check("recent queries", err) {
-		t.Recent = recent
-	}
 	return t
 }
 
@@ -86,25 +65,6 @@ func (t *queryTrace) check(part string, err error) bool {
 		t.Unknown = append(t.Unknown, part+": "+err.Error())
 	}
 	return err == nil
-}
-
-// readRecent returns the queries for a name that the agent has kept.
-func readRecent(ctx context.Context, status *statusClient, name string) (*recentQueries, error) {
-	recent := &recentQueries{Rcodes: map[string]int{}}
-	err := status.tail(ctx, url.Values{
-		seen.ParamName: {name}, agent.ParamSince: {traceBack.String()}, agent.ParamOnce: {"true"},
-	}, new(uint64), func(r *seen.Record) (more bool, err error) {
-		if strings.EqualFold(r.Name, name) {
-			recent.Count++
-			recent.Rcodes[tailResult(r)]++
-			recent.Last = r
-		}
-		return true, nil
-	})
-	if !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	return recent, nil
 }
 
 // findCandidates asks the questions that libc asks for a name, unless libc asks only one.
@@ -144,8 +104,7 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 		if t.Table.Stale {
 			stale = ", from the snapshot"
 		}
-		fmt.Fprintf(w, "  table: %s%s old%s\n", versionText(t.Table.Version),
-			ago(seconds(t.Table.Age)), stale)
+		fmt.Fprintf(w, "  table: %s%s old%s\n", versionText(t.Table.Version), ago(seconds(t.Table.Age)), stale)
 	}
 	if r.From != nil && r.From.Source != "table" && r.From.Source != "self" {
 		fmt.Fprintf(w, "  cache before: %s\n", cacheText(t.Cache))
@@ -157,22 +116,14 @@ func (t *queryTrace) print(w io.Writer, r *queryResult) {
 			fmt.Fprintf(w, "    %-50s  %-8s  %d records  %s\n", c.Name, c.Rcode, c.Answer, c.From)
 		}
 	}
-	t.Recent.print(w)
 	for _, text := range t.Unknown {
 		fmt.Fprintf(w, "  unknown: %s\n", text)
 	}
+	also := "nametap tail --since 10m --no-follow " + strings.TrimSuffix(r.Name, ".")
 	if r.Rule != nil && len(r.Rule.Rows) > 0 {
-		fmt.Fprintf(w, "  also: `nametap explain %s`\n", strings.Join(r.Rule.Rows, " "))
+		also += "`, `nametap explain " + strings.Join(r.Rule.Rows, " ")
 	}
-}
-
-// ago returns a text for a duration, without seconds if they are 0.
-func ago(d time.Duration) string {
-	text := d.Round(time.Second).String()
-	if minutes, ok := strings.CutSuffix(text, "m0s"); ok {
-		return minutes + "m"
-	}
-	return text
+	fmt.Fprintf(w, "  also: `%s`\n", also)
 }
 
 // cacheText says what the cache had for a question.
@@ -204,28 +155,23 @@ func (t *queryTrace) printAttempts(w io.Writer, r *queryResult) {
 			fmt.Fprintf(w, "    %-20s  not asked: %s\n", a.Server, a.Result)
 			continue
 		}
-		fmt.Fprintf(w, "    %-20s  %-3s  +%-8v %s\n", a.Server, a.Protocol, inMillis(a.Sent), attemptText(a))
+		fmt.Fprintf(w, "    %-20s  %-3s  +%-8v %s\n", a.Server, a.Protocol, seconds(a.Sent), attemptText(a))
 	}
 	if more := r.From.MoreAttempts; more > 0 {
 		fmt.Fprintf(w, "    and %d more\n", more)
 	}
 }
 
-func inMillis(seconds float64) string {
-	const thousand = 1000
-	return strconv.FormatFloat(seconds*thousand, 'f', -1, 64) + "ms"
-}
-
 // attemptText returns the result of an attempt as text.
 func attemptText(a *upstream.Attempt) string {
 	text := "no reply"
 	if a.Result != "" {
-		text = fmt.Sprintf("%s after %s", a.Result, inMillis(a.Took))
+		text = fmt.Sprintf("%s after %s", a.Result, seconds(a.Took))
 	} else if a.Patience > 0 {
-		text += " within " + inMillis(a.Patience)
+		text += " within " + seconds(a.Patience).String()
 	}
 	if a.Usual > 0 {
-		text += fmt.Sprintf(" (usually %s)", inMillis(a.Usual))
+		text += fmt.Sprintf(" (usually %s)", seconds(a.Usual))
 	}
 	if a.Repeated {
 		text += "; asked because the previous one was late"
@@ -237,20 +183,4 @@ func attemptText(a *upstream.Attempt) string {
 		text += "  ← used"
 	}
 	return text
-}
-
-// print prints how many queries there were and how they ended.
-func (q *recentQueries) print(w io.Writer) {
-	switch {
-	case q == nil:
-	case q.Count == 0:
-		fmt.Fprintf(w, "  in the last %s: no failure and no slow query for this name\n", ago(traceBack))
-	default:
-		var codes []string
-		for _, code := range slices.Sorted(maps.Keys(q.Rcodes)) {
-			codes = append(codes, fmt.Sprintf("%d %s", q.Rcodes[code], code))
-		}
-		fmt.Fprintf(w, "  in the last %s, failures and slow queries for this name: %s; the last %s ago by %s\n",
-			ago(traceBack), strings.Join(codes, ", "), ago(time.Since(q.Last.Time)), new(clientNames).nameOf(q.Last))
-	}
 }

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 
 	"github.com/spf13/pflag"
@@ -17,6 +16,7 @@ import (
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/dnsproxy/guard"
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/settings"
 )
@@ -50,7 +50,7 @@ type reloader struct {
 	identity workloadIdentity // the identity that was read last
 	failed   string           // the last error that was logged
 	log      *slog.Logger
-	watcher  *settings.Watcher
+	watcher  settings.Watcher
 	agent    func() configurable
 	guard    *guard.Guard  // nil without --guard
 	started  *guard.Policy // the policy that the agent was started with
@@ -136,7 +136,8 @@ func newReloader(o *options, log *slog.Logger, current func() configurable) *rel
 		watched = append(watched, o.guardFile)
 	}
 	id, _ := readIdentity(o.flags, os.Environ()) // there is no error, or the agent would not run
-	r := &reloader{running: o, last: o, identity: id, log: log, watcher: settings.NewWatcher(watched), agent: current, started: o.policy}
+	r := &reloader{running: o, last: o, identity: id, log: log, watcher: settings.Watcher{Files: watched}, agent: current, started: o.policy}
+	r.watcher.Note()
 	r.inUse.Store(o)
 	r.files.Store(&fileSettings{})
 	return r
@@ -157,12 +158,10 @@ func (r *reloader) values(wanted func(name string) bool) map[string][]string {
 	return settings.Values(r.inUse.Load().flags, wanted)
 }
 
-// run follows the files and the signals until ctx ends.
-func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
-	changes := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() { r.watcher.Run(ctx, changes) })
-	defer watching.Wait()
+// run follows the files, at ticks of a clock, and the signals until ctx ends.
+func (r *reloader) run(ctx context.Context, ticks *clock.Clock, signals <-chan os.Signal) {
+	changed, stop := ticks.Poll(clock.Tick, r.watcher.Changed)
+	defer stop()
 	if settings.CheckRereadable(r.running.flags) == nil {
 		r.reload() // the files may have changed since the start
 	}
@@ -170,12 +169,12 @@ func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changes:
+		case <-changed:
 		case <-signals:
-			r.watcher.Note()
 			r.log.Info("SIGHUP: reading the settings again")
 			r.failed = "" // the result of each signal is logged
 		}
+		r.watcher.Note()
 		r.reload()
 	}
 }

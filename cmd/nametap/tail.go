@@ -49,9 +49,7 @@ type tailCommand struct {
 	shown   int
 	header  bool
 	colour  bool
-	recent  map[string]time.Time // when a query was printed; the key is what was printed
-	hidden  int                  // queries that were not printed
-	reasons bool                 // reasons were printed
+	reasons bool // reasons were printed
 	counts  counts
 	drawn   time.Time // when the counts were last shown on a terminal
 }
@@ -215,13 +213,9 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 	return nil
 }
 
-// printEnd prints how many queries were shown, and how many were not. If w is no terminal, it prints only the latter, if
+// printEnd prints how many queries were shown, and how many were lost. If w is no terminal, it prints only the latter, if
 // there are any.
 func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
-	hidden := ""
-	if t.hidden > 0 {
-		hidden = fmt.Sprintf("%d repeats within a second are not shown", t.hidden)
-	}
 	switch {
 	case isTerminal(w):
 		text, since := "", t.began.Add(-t.since)
@@ -234,17 +228,12 @@ func (t *tailCommand) printEnd(ctx context.Context, w io.Writer) {
 			text += fmt.Sprintf("-- %d queries since %s; %d lost",
 				t.shown, strings.TrimSuffix(timeOfDay(since), since.Local().Format(".000")), t.lost)
 		}
-		if hidden != "" {
-			text += "; " + hidden
-		}
 		if t.reasons {
 			text += "; `nametap explain F4` explains [F4]"
 		}
 		printError(w, text+"\n")
 	case t.lost > 0:
 		printError(w, fmt.Sprintf("%d more queries came faster than this command read them\n", t.lost))
-	case hidden != "":
-		printError(w, hidden+"\n")
 	}
 }
 
@@ -284,35 +273,8 @@ func (t *tailCommand) coloured(text, colour string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[m"
 }
 
-// A query is a repeat if a query like it was printed less than repeatTime ago. Repeats are counted and not printed. At
-// most maxRecent printed queries are remembered.
-const (
-	repeatTime = time.Second
-	maxRecent  = 1000
-)
-
-// isRepeat reports whether r is a repeat, and counts it if it is.
-func (t *tailCommand) isRepeat(r *seen.Record) bool {
-	if !r.Noteworthy {
-		return false
-	}
-	key := fmt.Sprint(t.names.nameOf(r), r.Question(), tailResult(r), tailFrom(r), r.Rows)
-	if last, printed := t.recent[key]; printed && r.Time.Sub(last).Abs() < repeatTime {
-		t.hidden++
-		return true
-	}
-	if t.recent == nil || len(t.recent) >= maxRecent {
-		t.recent = map[string]time.Time{}
-	}
-	t.recent[key] = r.Time
-	return false
-}
-
 // print prints a query in one line. If there is a reason, it prints that in another line.
 func (t *tailCommand) print(w io.Writer, r *seen.Record) error {
-	if t.isRepeat(r) {
-		return nil
-	}
 	var text strings.Builder
 	if !t.header {
 		fmt.Fprintf(&text, tailRow, "TIME", "CLIENT", "QUESTION", fmt.Sprintf("%-*s", resultColumn, "RESULT"), "FROM", "TOOK")
@@ -375,24 +337,14 @@ func tailFrom(r *seen.Record) string {
 }
 
 func tailTook(r *seen.Record) string {
+	text := "-"
+	if r.Took != nil {
+		text = seconds(*r.Took).String()
+	}
 	if r.Transport == "tcp" {
-		return tookText(r) + ", TCP"
+		text += ", TCP"
 	}
-	return tookText(r)
-}
-
-func tookText(r *seen.Record) string {
-	if r.Took == nil {
-		return "-"
-	}
-	took := time.Duration(*r.Took * float64(time.Second))
-	switch {
-	case took >= time.Second:
-		return took.Round(10 * time.Millisecond).String()
-	case took >= time.Millisecond:
-		return took.Round(100 * time.Microsecond).String()
-	}
-	return took.Round(time.Microsecond).String()
+	return text
 }
 
 // clientNames names the clients of queries for people.

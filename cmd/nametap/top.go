@@ -144,7 +144,7 @@ func (t *tailCommand) printCounts(w io.Writer) error {
 	for _, c := range sorted[:min(maxRows, len(sorted))] {
 		mean := "-"
 		if c.measured > 0 {
-			mean = time.Duration(c.Took / float64(c.measured) * float64(time.Second)).Round(time.Microsecond).String()
+			mean = seconds(c.Took / float64(c.measured)).String()
 		}
 		fmt.Fprintf(&text, row, c.Queries, c.Failed, mean, c.Key)
 	}

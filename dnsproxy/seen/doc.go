@@ -2,13 +2,12 @@
 //
 // A query is noteworthy if it failed, was slow, or was odd in another way; [Kind] has the list. The last 1,000
 // failures, and the last 1,000 other noteworthy queries, are kept in two rings, so that slow queries do not push out
-// failures. A truncated response becomes noteworthy if its client does not ask again over TCP within 5 s.
+// failures.
 //
 // A [Reader] reads these queries, and then the queries that are answered from now on. A [Filter] selects which ones.
 // Clients of the agent may have at most 8 readers at a time. A reader of the agent itself may also get the messages.
 //
 //	query.go      Query: what the query path knows of a query
-//	truncated.go  truncated responses, whose clients should ask again
 //	recorder.go   Recorder: the rings, and the readers
 //	reader.go     Reader: the queries in the rings, and then new ones
 //	record.go     Record: a query for people and programs

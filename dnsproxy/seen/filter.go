@@ -1,8 +1,8 @@
 package seen
 
 import (
-	"cmp"
 	"fmt"
+	"net"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -24,8 +24,8 @@ type Filter struct {
 	qtype      *uint16
 	rcode      *uint16
 	source     string
-	server     netip.AddrPort // of a nameserver; with port 0 all of its ports
-	minTook    time.Duration  // queries that took at least this time; 0 for all
+	server     string        // the address of a nameserver, perhaps with its port
+	minTook    time.Duration // queries that took at least this time; 0 for all
 
 	// The client. At most one of addr, uid and unit is set. port may be set if addr is.
 	addr netip.Prefix
@@ -82,9 +82,12 @@ func ParseFilter(params url.Values) (f *Filter, err error) {
 		}
 	}
 	if text := params.Get(ParamServer); text != "" {
-		var ok bool
-		if f.server, ok = parseServer(text); !ok {
+		addr, port, ok := parseAddr(bareServer(text))
+		switch f.server = addr.String(); {
+		case !ok:
 			return nil, fmt.Errorf("server %q: want the address of a nameserver such as 10.96.0.10 or 10.96.0.10:5353", text)
+		case port != 0 && port != 53 && port != 853: // names of nameservers do not have these
+			f.server = netip.AddrPortFrom(addr, port).String()
 		}
 	}
 	if f.source != "" && !slices.Contains(sources(), f.source) {
@@ -159,27 +162,19 @@ func parseAddr(text string) (addr netip.Addr, port uint16, ok bool) {
 	return addr.Unmap().WithZone(""), port, true
 }
 
-// parseServer parses the name of a nameserver, in the form of upstream.Spec.String. If the name has no port, the result has
-// the port 0.
-func parseServer(name string) (netip.AddrPort, bool) {
-	name, _, _ = strings.Cut(strings.TrimPrefix(name, tlsScheme), "#")
-	addr, port, ok := parseAddr(name)
-	return netip.AddrPortFrom(addr, port), ok
+// selectsServer reports whether a text names the nameserver that f selects, in the form of upstream.Spec.String, as a word.
+func (f *Filter) selectsServer(text string) bool {
+	return slices.ContainsFunc(strings.Fields(text), func(name string) bool {
+		name = bareServer(strings.TrimSuffix(name, ":"))
+		host, _, err := net.SplitHostPort(name)
+		return name == f.server || err == nil && host == f.server
+	})
 }
 
-const tlsScheme = "tls://"
-
-// selectsServer reports whether f selects the nameserver with this name. Without a port, the name has the default port of its
-// protocol, and f selects all ports.
-func (f *Filter) selectsServer(name string) bool {
-	other, ok := parseServer(name)
-	port := cmp.Or(other.Port(), map[bool]uint16{false: 53, true: 853}[strings.HasPrefix(name, tlsScheme)])
-	return ok && other.Addr() == f.server.Addr() && (f.server.Port() == 0 || f.server.Port() == port)
-}
-
-// selectsOneIn reports whether f selects a nameserver that a text names, each as a word.
-func (f *Filter) selectsOneIn(text string) bool {
-	return slices.ContainsFunc(strings.Fields(text), func(word string) bool { return f.selectsServer(strings.TrimSuffix(word, ":")) })
+// bareServer returns the name of a nameserver, as upstream.Spec.String writes it, without what only TLS needs.
+func bareServer(name string) string {
+	name, _, _ = strings.Cut(strings.TrimPrefix(name, "tls://"), "#")
+	return name
 }
 
 // mayWant reports whether f may select a query. The fields Rows, Reason and Who of the query need not be set yet.
@@ -196,7 +191,7 @@ func (f *Filter) mayWant(q *Query) bool {
 		f.addr.IsValid() && !f.addr.Contains(q.Client.Addr().WithZone("")),
 		f.port != 0 && q.Client.Port() != f.port,
 		f.rcode != nil && q.Rcode != *f.rcode,
-		f.server.Addr().IsValid() && !q.Kind.noteworthy() && !f.selectsServer(q.Server):
+		f.server != "" && !q.Kind.noteworthy() && !f.selectsServer(q.Server):
 		return false
 	}
 	return true
@@ -205,7 +200,7 @@ func (f *Filter) mayWant(q *Query) bool {
 // wants reports whether f selects a query, but does not check the unit. mayWant must have returned true for the
 // query.
 func (f *Filter) wants(q *Query) bool {
-	if f.server.Addr().IsValid() && !f.selectsServer(q.Server) && !f.selectsOneIn(q.Reason) {
+	if f.server != "" && !f.selectsServer(q.Server+" "+q.Reason) {
 		return false
 	}
 	return f.uid == nil || q.Who.Known && q.Who.UID == *f.uid

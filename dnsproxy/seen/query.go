@@ -19,8 +19,6 @@ const (
 	Failure
 	// Odd: at least as slow as [Slow], truncated over TCP, or for the name of a Service that does not exist or has no address.
 	Odd
-	// Truncated: a truncated response over UDP. It becomes Odd if the client does not ask again over TCP.
-	Truncated
 	kinds
 )
 

@@ -3,13 +3,10 @@ package seen
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
 const (
@@ -28,8 +25,7 @@ type Recorder struct {
 	readers      atomic.Pointer[[]*Reader] // nil if there are none
 	wantOrdinary atomic.Bool               // whether a reader may want ordinary queries
 	ids          atomic.Uint64             // the id of the last query
-	recent       [kinds]ring               // by kind; the rings of Ordinary and Truncated are not used
-	retries      retries
+	recent       [kinds]ring               // by kind; that of Ordinary is not used
 	clients      *clients
 	units        *units
 
@@ -92,29 +88,16 @@ func (r *Recorder) Find(q *Query, sent Sent) Who {
 func (r *Recorder) Record(q *Query) {
 	q.id = r.ids.Add(1)
 	var kept *Query
-	switch {
-	case q.Kind.noteworthy():
+	if q.Kind.noteworthy() {
 		kept = q.kept()
 		r.recent[q.Kind].put(kept)
-	case q.Kind == Truncated:
-		late := *q.kept()
-		late.Kind, late.Rows, late.Reason = Odd, []string{"A9"}, "truncated, and not asked again over TCP within 5s"
-		r.retries.await(&late, func() {
-			r.recent[Odd].put(&late)
-			r.give(&late, &late, func(reader *Reader) bool { return reader.filter.noteworthy }) // others have it already
-		})
 	}
-	r.give(q, kept, func(*Reader) bool { return true })
-}
-
-// give gives a query to those of some readers that want it. kept is the copy to give; give makes it if it is nil.
-func (r *Recorder) give(q, kept *Query, to func(*Reader) bool) {
 	readers := r.readers.Load()
 	if readers == nil {
 		return
 	}
 	for _, reader := range *readers {
-		if !to(reader) || !reader.filter.mayWant(q) {
+		if !reader.filter.mayWant(q) {
 			continue
 		}
 		if q.Who.skipped && reader.filter.byOwner() {
@@ -129,11 +112,6 @@ func (r *Recorder) give(q, kept *Query, to func(*Reader) bool) {
 		}
 		reader.put(kept, q)
 	}
-}
-
-// Retried notes that a client has asked a question over TCP, perhaps because the response over UDP was truncated.
-func (r *Recorder) Retried(client netip.Addr, name wire.Name, qtype uint16) {
-	r.retries.end(retry{client, name, qtype})
 }
 
 // Failures returns the failures that are kept and were answered at the time start or later, sorted by time.

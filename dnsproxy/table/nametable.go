@@ -1,18 +1,11 @@
 package table
 
 import (
-	"maps"
 	"strings"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
-
-// NameTable returns the table as a NameTable with all entries that [Table.Infos] yields. The result belongs to the
-// caller.
-func (t *Table) NameTable() *api.NameTable {
-	return &api.NameTable{Table: maps.Collect(t.Infos)}
-}
 
 // Infos yields the entries of the table as entries of a NameTable, in no particular order. There is an entry for each
 // host, under the key that the control plane gave it, unless its name is a short name of a Service. As in Istio's agent,

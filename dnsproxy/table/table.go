@@ -427,7 +427,7 @@ func (t *Table) Pointer(name wire.Name, suffixes *Suffixes, s *Scratch) Match {
 	return m
 }
 
-// pointers sets s.ptr to the FQDNs of the hosts that have a packed address, sorted as text, and at most maxPointers of
+// pointers sets s.ptr to the FQDNs of the hosts that have a packed address, sorted, and at most maxPointers of
 // them. They are all Services, or all external hosts. pointers reports whether a host was left out because it is
 // bypassed.
 //
@@ -474,7 +474,7 @@ func (t *Table) pointers(packed []byte, suffixes *Suffixes, s *Scratch) (service
 			s.ptr = append(s.ptr, wire.Name(viewString(s.dashed[start:])))
 		}
 	}
-	slices.SortFunc(s.ptr, wire.Name.CompareText)
+	slices.Sort(s.ptr)
 	s.ptr = slices.Compact(s.ptr)
 	s.ptr = s.ptr[:min(len(s.ptr), maxPointers)]
 	return services, bypassed

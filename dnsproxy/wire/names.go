@@ -158,18 +158,14 @@ func Fold(wire []byte) Name {
 	return Name(folded)
 }
 
-// Presentation returns the presentation form, with the trailing dot, of a name in wire form
-// without the root label.
-func Presentation(wire string) string {
-	s, _, err := dns.UnpackDomainName(append([]byte(wire), 0), 0)
+// String returns the presentation form, with the trailing dot.
+func (n Name) String() string {
+	s, _, err := dns.UnpackDomainName(append([]byte(n), 0), 0)
 	if err != nil {
-		return "." // not reached: the names of all callers are well-formed
+		return "." // not reached: names are well-formed
 	}
 	return s
 }
-
-// String returns the presentation form, with the trailing dot.
-func (n Name) String() string { return Presentation(string(n)) }
 
 // Parent returns the name without its first label; n must not be the root.
 func (n Name) Parent() Name { return n[1+int(n[0]):] }
@@ -228,33 +224,6 @@ func (n Name) FirstLabel() string {
 		return ""
 	}
 	return string(n[1 : 1+int(n[0])])
-}
-
-// CompareText compares the presentation forms of two names as [strings.Compare] does.
-func (n Name) CompareText(other Name) int {
-	for n != Root && other != Root {
-		// The dot after a label counts: "a-c.b" sorts before "a.b", although "a" is shorter than "a-c".
-		x, y := n.FirstLabel(), other.FirstLabel()
-		for i := 0; ; i++ {
-			a, b := textByte(x, i), textByte(y, i)
-			if a != b {
-				return int(a) - int(b)
-			}
-			if i >= len(x) {
-				break // both labels have ended
-			}
-		}
-		n, other = n.Parent(), other.Parent()
-	}
-	return len(n) - len(other)
-}
-
-// textByte returns the i-th byte of a label with a dot at its end.
-func textByte(label string, i int) byte {
-	if i < len(label) {
-		return label[i]
-	}
-	return '.'
 }
 
 // ReverseAddr returns the address that n is the PTR name of.

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -91,6 +92,18 @@ func OfThisHost(addr netip.Addr) bool {
 	}
 	defer func() { _ = unix.Close(fd) }()
 	return !errors.Is(unix.Bind(fd, address), unix.EADDRNOTAVAIL)
+}
+
+// OnInterface reports whether an interface of this network namespace has the address.
+func OnInterface(addr netip.Addr) (bool, error) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false, fmt.Errorf("reading the addresses of this network namespace: %w", err)
+	}
+	return slices.ContainsFunc(addrs, func(a net.Addr) bool {
+		prefix, err := netip.ParsePrefix(a.String())
+		return err == nil && prefix.Addr().Unmap() == addr.Unmap()
+	}), nil
 }
 
 // AsUser calls f on a thread whose new sockets belong to a user and a group: the kernel takes the owner of a socket from

@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -9,8 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/nametap/nametap/internal/clock"
 )
 
 // emptySettle is how long a file that had text must be empty or absent before that counts. A command whose output goes to
@@ -39,69 +36,41 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// A Watcher reports changes of files.
+// A Watcher finds changes of regular files. Its method Changed is for [clock.Clock.Poll].
 //
-// It reads the files at each tick of its clock and compares the bytes, for the same reasons as
-// resolvconf.Watcher: there is no event if a mount covers a file, or if a file changes below an
-// overlayfs, and a reading does not depend on how the file was replaced. Reading a file of
-// 1 KiB costs some 10 µs, and an absent file 1 µs (BenchmarkReadFiles).
+// It reads the files and compares the bytes, for the same reasons as resolvconf.Watcher: there is no event if a mount
+// covers a file, or if a file changes below an overlayfs, and a reading does not depend on how the file was replaced.
+// Reading a file of 1 KiB costs some 10 µs, and an absent file 1 µs.
 type Watcher struct {
-	// Clock says when to read the files. Default clock.New().
-	Clock *clock.Clock
+	Files []string
 
-	files []string
-
-	mu   sync.Mutex
-	used map[string]string // the texts of the files at the last report; guarded by mu
+	mu         sync.Mutex
+	used, last map[string]string // the texts of the files when Note was last called, and when Changed was
+	since      time.Time         // when last was read first
 }
 
-// NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
-func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
-
-// Note makes the Watcher compare with the present texts of the files from now on. Call it
-// before the files are read for another reason than a report. Otherwise the Watcher would
-// not report that a change was undone after the files were read.
+// Note says that the files are read now: changes are those from now on.
 func (w *Watcher) Note() {
-	now := readFiles(w.files)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.used = now
+	w.used = readFiles(w.Files)
 }
 
-// Run sends a value after every change until ctx ends. A change counts when two looks have found it, because a program may
-// still be writing: at most two [clock.Tick] later.
-func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
-	if w.Clock == nil {
-		w.Clock = clock.New()
-	}
-	last, since := readFiles(w.files), time.Now()
-	look := func() bool {
-		now := readFiles(w.files)
-		if !maps.Equal(now, last) {
-			last, since = now, time.Now()
-			return false
-		}
-		return w.changed(now, time.Since(since))
-	}
-	for w.Clock.Await(ctx, clock.Tick, look) {
-		w.Note()
-		select {
-		case changes <- struct{}{}:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// changed reports whether texts, which have lasted for a while, differ from the last report.
-func (w *Watcher) changed(texts map[string]string, lasted time.Duration) bool {
+// Changed reports whether the files differ from those at the last call of Note. A change counts when two looks have found
+// it, because a program may still be writing.
+func (w *Watcher) Changed() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if now := readFiles(w.Files); !maps.Equal(now, w.last) {
+		w.last, w.since = now, time.Now()
+		return false
+	}
 	for path, used := range w.used {
-		if used != "" && texts[path] == "" {
-			return lasted >= emptySettle
+		if used != "" && w.last[path] == "" {
+			return time.Since(w.since) >= emptySettle
 		}
 	}
-	return !maps.Equal(texts, w.used)
+	return !maps.Equal(w.last, w.used)
 }
 
 // readFiles returns the texts of the regular files. Files that cannot be read are left out.

@@ -1,13 +1,13 @@
 package settings_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/settings"
 )
 
@@ -38,14 +38,10 @@ func TestWatcher(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		ctx, stop := context.WithCancel(t.Context())
-		changes := make(chan struct{})
-		done := make(chan struct{})
-		watcher := settings.NewWatcher([]string{path, "/dev/zero"})
-		go func() {
-			defer close(done)
-			watcher.Run(ctx, changes)
-		}()
+		watcher := settings.Watcher{Files: []string{path, "/dev/zero"}}
+		watcher.Note()
+		changes, stop := clock.New().Poll(clock.Tick, watcher.Changed)
+		defer stop()
 		for _, step := range []struct {
 			name string
 			late time.Duration
@@ -76,6 +72,7 @@ func TestWatcher(t *testing.T) {
 			began := time.Now()
 			step.do()
 			<-changes
+			watcher.Note()
 			if took := time.Since(began); took > step.late {
 				t.Errorf("%s: reported after %v", step.name, took)
 			}
@@ -94,7 +91,5 @@ func TestWatcher(t *testing.T) {
 		watcher.Note()
 		put("b/mesh", "E")
 		<-changes
-		stop()
-		<-done
 	})
 }

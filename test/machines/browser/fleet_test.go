@@ -20,7 +20,6 @@ type workload struct {
 	sick            int    // how many pods have this state
 	problems        []object
 	failing         int // the share of their queries that fail at the end, in percent
-	asks            map[string]int
 }
 
 // hostile is a text that a page may not read as HTML.
@@ -33,20 +32,20 @@ func workloads() []workload {
 	}
 	refuses := []object{
 		problem("nameserver_refuses", "problem", "10.96.0.53, the nameserver of corp.example, refuses queries"),
-		problem("queries_fail", "problem", "30 % of the queries fail"),
+		problem("queries_fail", "problem", hostile),
 	}
 	return []workload{
-		{namespace: "payments", name: "ledger", pods: 6, state: "problem", sick: 6, problems: refuses, failing: 30, asks: map[string]int{"corp.example": 320, "db.data": 1200, "stripe.com": 410}},
-		{namespace: "payments", name: "gateway", pods: 8, state: "problem", sick: 5, problems: refuses, failing: 20, asks: map[string]int{"corp.example": 140, "ledger.payments": 2100, "stripe.com": 900}},
-		{namespace: "payments", name: "mail", pods: 3, asks: map[string]int{"db.data": 300, "mailgun.org": 120}},
-		{namespace: "batch", name: "report", pods: 9, state: "problem", sick: 4, problems: []object{problem("token_expired", "problem", "the token has expired at 2026-01-05T03:00:00Z, so the table is 7h old")}, asks: map[string]int{"db.data": 800, "amazonaws.com": 5200}},
-		{namespace: "edge", name: "proxy", pods: 12, state: "unknown", sick: 1, problems: []object{problem("no_reply", "unknown", "no reply in 5s")}, asks: map[string]int{"web.shop": 4000, "cart.shop": 2500, "auth.auth": 3900}},
-		{namespace: "ml", name: "train", pods: 5, state: "warning", sick: 5, problems: []object{problem("nameserver_down", "warning", "10.96.0.11, the second nameserver, does not reply")}, asks: map[string]int{"huggingface.co": 40, "amazonaws.com": 9000}},
-		{namespace: "shop", name: "web", pods: 30, asks: map[string]int{"cart.shop": 4100, "auth.auth": 3800, "search.shop": 5100}},
-		{namespace: "shop", name: "cart", pods: 12, asks: map[string]int{"db.data": 2600, "redis.data": 7100}},
-		{namespace: "shop", name: "search", pods: 8, asks: map[string]int{"elastic.data": 8000}},
-		{namespace: "auth", name: "auth", pods: 6, asks: map[string]int{"db.data": 3000, "okta.com": 500}},
-		{namespace: "data", name: "db", pods: 5, asks: map[string]int{"amazonaws.com": 70}},
+		{namespace: "payments", name: "ledger", pods: 6, state: "problem", sick: 6, problems: refuses, failing: 30},
+		{namespace: "payments", name: "gateway", pods: 8, state: "problem", sick: 5, problems: refuses, failing: 20},
+		{namespace: "payments", name: "mail", pods: 3},
+		{namespace: "batch", name: "report", pods: 9, state: "problem", sick: 4, problems: []object{problem("token_expired", "problem", "the token has expired at 2026-01-05T03:00:00Z, so the table is 7h old")}},
+		{namespace: "edge", name: "proxy", pods: 12, state: "unknown", sick: 1, problems: []object{problem("no_reply", "unknown", "no reply in 5s")}},
+		{namespace: "ml", name: "train", pods: 5, state: "warning", sick: 5, problems: []object{problem("nameserver_down", "warning", "10.96.0.11, the second nameserver, does not reply")}},
+		{namespace: "shop", name: "web", pods: 30},
+		{namespace: "shop", name: "cart", pods: 12},
+		{namespace: "shop", name: "search", pods: 8},
+		{namespace: "auth", name: "auth", pods: 6},
+		{namespace: "data", name: "db", pods: 5},
 	}
 }
 
@@ -74,7 +73,6 @@ func (w *workload) agent(i int) object {
 		"table": object{"hosts": 1204, "ageSeconds": 40 + 60*i, "digest": "9f3ab2c1d0e4", "stale": false},
 	}
 	var curve []object
-	var asked []object
 	total, failing := 0, 0
 	if i < w.sick {
 		a["state"], a["problems"], failing = w.state, w.problems, w.failing
@@ -84,28 +82,9 @@ func (w *workload) agent(i int) object {
 		total += failures
 		curve = append(curve, counts(perPart, failures))
 	}
-	for domain, n := range w.asks {
-		one := object{"domain": domain, "queries": n}
-		if one["failures"] = 0; domain == "corp.example" {
-			one["failures"] = n * failing / 50
-		}
-		asked = append(asked, one)
-	}
 	a["recent"] = object{"seconds": 60, "queries": parts * perPart, "failures": total, "curve": curve}
-	a["asked"] = asked
-	if failing > 0 {
-		var failed []object
-		for s := range 6 {
-			failed = append(failed, object{
-				"time": fmt.Sprintf("2026-01-05T10:11:%02d.113Z", 7*s), "name": "ledger.corp.example.", "type": "A", "rcode": "SERVFAIL",
-				"reason": "no nameserver answered: 10.96.0.53: REFUSED",
-			})
-		}
-		failed[0]["reason"] = hostile
-		a["failed"] = failed
-	}
 	if w.state == "unknown" && i < w.sick {
-		for _, key := range []string{"table", "recent", "version", "asked"} {
+		for _, key := range []string{"table", "recent", "version"} {
 			delete(a, key)
 		}
 	}
