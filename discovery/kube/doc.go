@@ -7,7 +7,7 @@
 // Files, in the order in which they use each other:
 //
 //  1. source.go combines the stores of objects, one for each resource. Until each store has all of its objects,
-//     [Source.Waiting] says which resources are missing. clustersecrets.go and namespaces.go have stores of their own.
+//     [Source.Waiting] says which resources are missing. clustersecrets.go has a store of its own.
 //  2. custom.go asks the API server which custom resources it serves, and follows these. One that is not served is no
 //     error: custom.go asks again.
 //  3. selection.go applies the discovery selectors of the mesh: only objects in the namespaces that they select count.
@@ -23,5 +23,5 @@
 //
 // While the API server cannot be reached, the objects do not change.
 //
-// access.go finds the API server, and asks it to review a client's token.
+// access.go finds the API server, and asks it to review a client's token, and for the namespace of a pod.
 package kube
