@@ -275,8 +275,8 @@ func (cl *cluster) importClaims(k object.Key, s *object.ServiceImport) []claim {
 				continue
 			}
 			claims[0].addEndpoint(&headlessEndpoint{ep, slice.Ports})
-			if slice.Import.Cluster != "" {
-				claims = append(claims, c.endpointsOf(ep, slice.Import.Cluster)...)
+			if slice.Cluster != "" {
+				claims = append(claims, c.endpointsOf(ep, slice.Cluster)...)
 			}
 		}
 	}

@@ -87,8 +87,8 @@ func (cl *cluster) owners(o object.Object) (all []object.Key) {
 		if o.Slice.Service != "" {
 			add(object.KindService, o.Slice.Service)
 		}
-		if o.Slice.Import != nil {
-			add(object.KindServiceImport, o.Slice.Import.Service)
+		if o.Slice.Import != "" {
+			add(object.KindServiceImport, o.Slice.Import)
 		}
 	case o.Pod != nil:
 		for name := range cl.headless[o.Key.Namespace] {

@@ -41,14 +41,6 @@ func newSelection(namespaces resource, changed func(), log *slog.Logger) *select
 	}
 }
 
-// setSelectors sets the selectors. A namespace counts if a selector matches its labels, or if there are no selectors.
-func (n *selection) setSelectors(selectors []string) {
-	n.mu.Lock()
-	n.wanted, n.known = selectors, true
-	n.mu.Unlock()
-	chans.Wake(n.woken)
-}
-
 // current returns the namespaces that count.
 func (n *selection) current() namespaces {
 	n.mu.Lock()
