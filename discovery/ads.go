@@ -130,7 +130,7 @@ func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
 	defer s.conns.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, p := range ports {
-		server := s.newGRPCServer(p)
+		server := s.newServer(p)
 		group.Go(func() error {
 			if err := server.Serve(p.listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				return p.failed(err)
@@ -140,7 +140,9 @@ func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
 		group.Go(func() error {
 			<-ctx.Done()
 			s.push.Stop()
-			stop(server)
+			timer := time.AfterFunc(stopGrace, server.Stop)
+			defer timer.Stop()
+			server.GracefulStop()
 			return nil
 		})
 	}
@@ -149,28 +151,14 @@ func (s *adsServer) serve(ctx context.Context, ports []*adsPort) error {
 	return err
 }
 
-// newGRPCServer makes the server of a port.
-func (s *adsServer) newGRPCServer(p *adsPort) *grpc.Server {
-	of := insecure.NewCredentials()
+// newServer makes the server of a port. Its options bound the resources that clients can occupy. They also end connections
+// from time to time, which spreads clients over replicas.
+func (s *adsServer) newServer(p *adsPort) *grpc.Server {
+	proof := insecure.NewCredentials()
 	if p.clients != nil {
-		of = credentials.NewTLS(s.tls.Config())
+		proof = credentials.NewTLS(s.tls.Config())
 	}
-	srv := grpc.NewServer(append(s.serverOptions(), grpc.StreamInterceptor(s.admit(p.clients)), grpc.Creds(intake.Credentials(of, func(c net.Conn) *connlimit.Place { return c.(*boundedConn).place })))...)
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(srv, s.push)
-	return srv
-}
-
-// stop waits until the connections have ended, and closes them after stopGrace.
-func stop(srv *grpc.Server) {
-	timer := time.AfterFunc(stopGrace, srv.Stop)
-	defer timer.Stop()
-	srv.GracefulStop()
-}
-
-// serverOptions returns options that bound the resources that clients can occupy. The options also end connections from
-// time to time, which spreads clients over replicas.
-func (s *adsServer) serverOptions() []grpc.ServerOption {
-	return []grpc.ServerOption{
+	server := grpc.NewServer(
 		// Clients ping every 30 s or more often. With gRPC's default limit, one ping in 5
 		// minutes, the server would close their connections.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -189,7 +177,11 @@ func (s *adsServer) serverOptions() []grpc.ServerOption {
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
 		grpc.WriteBufferSize(writeBuffer),
-	}
+		grpc.StreamInterceptor(s.admit(p.clients)),
+		grpc.Creds(intake.Credentials(proof, func(c net.Conn) *connlimit.Place { return c.(*boundedConn).place })),
+	)
+	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, s.push)
+	return server
 }
 
 // admit returns an interceptor that refuses a client if its address has too many streams, if it is not one of the given
@@ -206,14 +198,19 @@ func (s *adsServer) admit(clients *auth.Clients) grpc.StreamServerInterceptor {
 			address := intake.AddressOf(admitted.connection.Conn.RemoteAddr())
 			give, ok := s.addresses.take(address)
 			if !ok {
-				return s.tooMany(ctx, address)
+				s.push.TooMany()
+				err := status.Errorf(codes.ResourceExhausted, "%d clients at %s are connected, or were within a minute (--max-clients-per-address): "+
+					"connect later", s.addresses.most, address)
+				s.logRefusal(ctx, err)
+				return err
 			}
 			defer give()
 		}
 		if clients != nil {
 			who, err := clients.Client(ctx)
 			if err != nil {
-				s.refused(ctx, err)
+				s.push.Refused()
+				s.logRefusal(ctx, err)
 				return err
 			}
 			admitted.ctx = context.WithValue(ctx, identityKey{}, who)
@@ -257,27 +254,14 @@ func (s *adsServer) checkNode(ctx context.Context, node *corev3.Node, namespace 
 	}
 	err := who.Check(node, namespace)
 	if err != nil {
-		s.refused(ctx, err)
+		s.push.Refused()
+		s.logRefusal(ctx, err)
 	}
 	return err
 }
 
-// refused counts and logs a client that may not connect. After maxRefusals lines, at most one line a second is logged,
-// because every client can cause such lines.
-func (s *adsServer) refused(ctx context.Context, err error) {
-	s.push.Refused()
-	s.logRefusal(ctx, err)
-}
-
-// tooMany counts and logs a client whose address has too many streams, and returns the error for it.
-func (s *adsServer) tooMany(ctx context.Context, address netip.Addr) error {
-	s.push.TooMany()
-	err := status.Errorf(codes.ResourceExhausted, "%d clients at %s are connected, or were within a minute (--max-clients-per-address): "+
-		"connect later", s.addresses.most, address)
-	s.logRefusal(ctx, err)
-	return err
-}
-
+// logRefusal logs a client that may not connect. After maxRefusals lines, at most one line a second is logged, because
+// every client can cause such lines.
 func (s *adsServer) logRefusal(ctx context.Context, err error) {
 	client, _ := peer.FromContext(ctx) // each stream has one
 	s.refusals.Do(func() {

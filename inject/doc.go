@@ -17,9 +17,7 @@
 //
 //	manifest.go    Manifest: Pod for each pod of a manifest
 //	workload.go    where the pods are in the objects of a manifest
-//	document.go    a document of a manifest: from text, and back
-//	change.go      giving a tree of YAML another value
-//	tree.go        values, which are read as kubectl reads them, and trees of YAML
+//	document.go    a document of a manifest: from text, which is read as kubectl reads it, and back
 //	inject.go      Pod, and Admit: Pod for the webhook, which takes JSON and returns a JSON patch
 //	edits.go       all changes of a pod; applying them; the annotation that lists what was added
 //	additions.go   keeping the changes that others have made in the additions

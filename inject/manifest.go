@@ -19,11 +19,10 @@ type Report struct {
 }
 
 // Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
-// document in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, with
-// their comments. namespace is the namespace of objects that name none. Pods need no
-// label: the call itself asks for injection. If the manifest has the Namespace of a pod, Manifest uses the annotations
-// of the Namespace. If that Namespace has the label [Label], but not with the value [Enabled], only pods that have the
-// label themselves are injected.
+// document in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, without
+// comments. namespace is the namespace of objects that name none. Pods need no label: the call itself asks for injection.
+// If the manifest has the Namespace of a pod, Manifest uses the annotations of the Namespace. If that Namespace has the
+// label [Label], but not with the value [Enabled], only pods that have the label themselves are injected.
 //
 // Errors are about malformed text and objects, and name the lines. Refused pods are in the
 // reports. If there are errors, the caller should not use the text.
@@ -53,7 +52,7 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		if !bytes.HasSuffix(out.Bytes(), []byte("\n")) {
 			out.WriteByte('\n')
 		}
-		out.WriteString("---\n" + string(encodeYAML(newNode(object))))
+		out.WriteString("---\n" + string(writeObject(object, false)))
 	}
 	return out.Bytes(), m.reports, errors.Join(failures...)
 }

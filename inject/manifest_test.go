@@ -63,8 +63,8 @@ func manifest(t *testing.T, text []byte, cfg inject.Config) (out []byte, lines s
 }
 
 // TestGolden injects the manifests of testdata/in and compares the results with the mode's
-// directory. With -update it writes them. A second injection changes nothing, no comment is lost,
-// the API's types accept the workloads, and each mode can follow the other.
+// directory. With -update it writes them. A second injection changes nothing, the API's types accept the workloads, and
+// each mode can follow the other.
 func TestGolden(t *testing.T) { // I2, I4, I6, I13
 	t.Parallel()
 	for mode, cfg := range modes() {
@@ -77,11 +77,6 @@ func TestGolden(t *testing.T) { // I2, I4, I6, I13
 				again, _ := manifest(t, out, cfg)
 				if diff := cmp.Diff(string(out), string(again)); diff != "" {
 					t.Errorf("a second injection:\n%s", diff)
-				}
-				for _, comment := range regexp.MustCompile(`(?m)(?:^|\s)(# ?[\w :,']+)\r?$`).FindAllSubmatch(text, -1) {
-					if !bytes.Contains(out, comment[1]) {
-						t.Errorf("the comment %q is lost", comment[1])
-					}
 				}
 				checkTypes(t, out)
 				for other, otherConfig := range modes() {
@@ -198,39 +193,16 @@ func TestUnchanged(t *testing.T) { // I13
 	}
 }
 
-// TestForms checks that a document with a value that the YAML library does not write as it was, such as a folded text,
-// keeps its content.
+// TestForms checks that a text that YAML of kubectl's form would change keeps its content.
 func TestForms(t *testing.T) { // I13
 	t.Parallel()
-	const head = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: app\n\n  labels: {a:   b}   # aligned\nspec:\n  containers:\n  - name: app\n    image:   app\n"
-	for name, value := range map[string]string{
-		"folded":              "    args:\n    - >\n      exec server\n      --port 80\n",
-		"folded, more indent": "    args:\n    - >\n      exec server\n        --port 80\n      --long\n",
-		"list in two lines":   "    command: [\"sh\", \"-c\",\n      \"exec x\"]\n",
-		"text in two lines":   "    workingDir: \"a\n      b\"\n",
-		"next line":           "    workingDir: \"a\\N\\L\\x7fb\"\n",
-	} {
-		text := head + value + "\n  # the end\n"
-		out, _ := manifest(t, []byte(text), inject.Config{})
-		want, got := typed(t, text).Spec.Containers, typed(t, string(out)).Spec.Containers
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s:\n%s\n%s", name, diff, out)
-		}
-		if again, lines := manifest(t, out, inject.Config{}); string(again) != string(out) {
-			t.Errorf("%s: a second injection: %s\n%s", name, lines, again)
-		}
+	const text = "--- {apiVersion: v1, kind: Pod, metadata: {name: app}, spec: {containers: [{name: app, image: app, workingDir: \"a\\N\\L\\x7fb\"}]}}\n...\n"
+	out, _ := manifest(t, []byte(text), inject.Config{})
+	if !bytes.Contains(out, []byte("a\u0085\\u2028\x7fb")) {
+		t.Errorf("%s", out)
 	}
-}
-
-// TestAliasesStay checks that an alias stays if its value is still right, and is written out if it is not.
-func TestAliasesStay(t *testing.T) { // I13
-	t.Parallel()
-	const text = "apiVersion: v1\nkind: List\nitems:\n- &pod\n  apiVersion: v1\n  kind: Pod\n  metadata: {name: a}\n  spec: &spec\n    containers:\n    - name: app # own\n      image: app\n"
-	aliases := strings.Repeat("- *pod\n", 90) // kubectl reads no more
-	out, lines := manifest(t, []byte(text+aliases+"- {apiVersion: v1, kind: ConfigMap, spec: *spec}\n"), inject.Config{})
-	const before = "- {apiVersion: v1, kind: ConfigMap, spec: {containers: [{name: app, image: app}]}}\n"
-	if !strings.HasSuffix(string(out), aliases+before) || !strings.Contains(string(out), "- name: app # own\n") || strings.Count(lines, ": injected: ") != 91 {
-		t.Errorf("%s\n%s", lines, out)
+	if again, lines := manifest(t, out, inject.Config{}); string(again) != string(out) {
+		t.Errorf("a second injection: %s\n%s", lines, again)
 	}
 }
 

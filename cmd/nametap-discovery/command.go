@@ -40,9 +40,10 @@ line takes precedence.`
 type options struct {
 	server     discovery.Config
 	kubeconfig string
-	inject     injector
 	httpAddr   string
-	logLevel   settings.LogLevel
+	// injectAddr and injectConfig are for the webhook that adds the agent to pods.
+	injectAddr, injectConfig string
+	logLevel                 settings.LogLevel
 
 	client discovery.Client // the client whose table is printed
 	output string
@@ -83,7 +84,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	g.Text(o.logLevel, "log-level", "least important `level` to log: debug, info, warn or error")
 
 	g = settings.NewGroup(f, "Injection")
-	o.inject.addFlags(g)
+	g.String(&o.injectAddr, "inject-addr", "`address` that serves the webhook that adds the agent to pods, over TLS, with the certificate of --tls-cert; empty serves none")
+	g.String(&o.injectConfig, "inject-config", "`file` with the settings of injection, which docs/injection.md lists; read again when it changes")
 
 	g = settings.NewGroup(f, "Printing a table")
 	g.String(&o.client.Namespace, "for-namespace", "`namespace` of the client whose table is printed")

@@ -58,8 +58,7 @@ func newInject(stdout, stderr io.Writer) *cobra.Command {
 		Short: "Add the agent to the pods of a manifest",
 		Long: `Read a manifest of Kubernetes objects, add the agent to the pods in it, and print it. The
 agent is added to Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs
-and PodTemplates, also in Lists. Other objects and comments stay. docs/injection.md says
-what is added.
+and PodTemplates, also in Lists. Other objects stay. docs/injection.md says what is added.
 
 Pods with the label nametap.dev/inject: "false", pods on the network of their node and those
 of ignored namespaces are left out. The standard error says what became of each pod. The

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nametap/nametap/discovery"
+	"github.com/nametap/nametap/inject/webhook"
 	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/chans"
 	"github.com/nametap/nametap/internal/clip"
@@ -36,12 +38,12 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(version.Metric("nametap_discovery_build_info"), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	cfg.Registerer = registry
-	hook, err := o.inject.open(&cfg, logger)
+	var server *discovery.Server
+	hook, err := o.newWebhook(&cfg, func() map[string]string { return server.ProxyMetadata() })
 	if err != nil {
 		return err
 	}
-	server, err := discovery.New(cfg)
-	if err != nil {
+	if server, err = discovery.New(cfg); err != nil {
 		return err
 	}
 	stopping := ctx
@@ -49,10 +51,9 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
 	if o.httpAddr != "" {
-		var lc net.ListenConfig
-		ln, err := lc.Listen(ctx, "tcp", o.httpAddr)
+		ln, err := listenOn(ctx, "status", o.httpAddr, "--http-addr")
 		if err != nil {
-			return fmt.Errorf("serving status on %s: %w: use another address, or none (--http-addr)", o.httpAddr, err)
+			return err
 		}
 		logger.Info("serving status", "address", ln.Addr().String())
 		limit := connlimit.New("status", maxStatusConns, 0)
@@ -67,13 +68,45 @@ func serve(ctx context.Context, o *options, stderr io.Writer) error {
 		})
 	}
 	if hook != nil {
-		if err := o.inject.serve(ctx, group, hook, server); err != nil {
+		ln, err := listenOn(ctx, "the webhook", o.injectAddr, "--inject-addr")
+		if err != nil {
 			return err
 		}
+		group.Go(func() error { return hook.Serve(ctx, ln, server.Certificate) })
 		context.AfterFunc(stopping, hook.Drain)
 	}
 	group.Go(func() error { return server.Run(ctx) })
 	return group.Wait()
+}
+
+// newWebhook makes the webhook that adds the agent to pods; it returns nil if none is served. It changes cfg, so that the
+// server has a certificate.
+func (o *options) newWebhook(cfg *discovery.Config, proxyMetadata func() map[string]string) (*webhook.Webhook, error) {
+	switch {
+	case o.injectAddr == "" && o.injectConfig != "":
+		return nil, usageError{errors.New("--inject-config is for the webhook of --inject-addr: set both")}
+	case o.injectAddr == "":
+		return nil, nil //nolint:nilnil // documented
+	case cfg.TLS.Certificate == "":
+		return nil, usageError{errors.New("the webhook of --inject-addr needs a certificate: set --tls-cert and --tls-key")}
+	}
+	cfg.Certificate = true
+	settings := webhook.Config{File: o.injectConfig, Logger: cfg.Logger, ProxyMetadata: proxyMetadata}
+	if cfg.Kubernetes != nil {
+		settings.Namespace = cfg.Kubernetes.Namespace
+	}
+	hook := webhook.New(settings)
+	cfg.Registerer.MustRegister(hook.Metrics()...)
+	return hook, nil
+}
+
+// listenOn listens on an address, which flag sets, to serve what.
+func listenOn(ctx context.Context, what, address, flag string) (net.Listener, error) {
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("serving %s on %s: %w: use another address, or none (%s)", what, address, err, flag)
+	}
+	return ln, nil
 }
 
 // maxLogged bounds a value in a line of the log, in bytes. Errors quote what clients send and what objects have.

@@ -117,7 +117,7 @@ func (c *Clusters) Run(ctx context.Context) {
 func (c *Clusters) step(ctx context.Context) (next time.Duration) {
 	secrets, ok := c.secrets.All()
 	if !ok {
-		c.outbox.Put(source.Reading{Waiting: c.secrets.Waiting()})
+		c.outbox.Put(source.Reading{Waiting: c.secrets.Status().Waiting()})
 		return checkEvery
 	}
 	all, errs := wantedClusters(secrets, c.cfg.Own)

@@ -114,15 +114,14 @@ func (d *decoder) ports(list []port, field string, targets bool) (all object.Por
 	var ports []object.Port
 	names := map[string]bool{}
 	for i, f := range list {
-		protocol, err := object.ParseProtocol(f.Protocol)
-		p := object.Port{Name: f.Name, Number: uint16(f.Number), Protocol: protocol}
+		p := object.Port{Name: f.Name, Number: uint16(f.Number), Protocol: cmp.Or(f.Protocol, "TCP")}
 		switch {
 		case p.Name != "" && !object.IsLabel(p.Name):
 			d.fail(fmt.Errorf("want a DNS label, got %q", p.Name), "%s[%d].name", field, i)
 		case names[p.Name]:
 			d.fail(fmt.Errorf("want a name that no other port has, got %q", p.Name), "%s[%d].name", field, i)
-		case err != nil:
-			d.fail(err, "%s[%d].protocol", field, i)
+		case p.Protocol != "TCP" && p.Protocol != "UDP" && p.Protocol != "SCTP":
+			d.fail(fmt.Errorf("want TCP, UDP or SCTP, got %q", p.Protocol), "%s[%d].protocol", field, i)
 		default:
 			names[p.Name], numbers = true, append(numbers, p.Number)
 			if targets {
@@ -179,7 +178,11 @@ type endpointSlice struct {
 func (f *endpointSlice) metadata() *Meta { return &f.Metadata }
 
 func (f *endpointSlice) decode(d *decoder, o *object.Object) {
-	s := &object.EndpointSlice{Service: f.Metadata.Labels[object.LabelServiceName], Import: object.NewImportedSlice(f.Metadata.Labels)}
+	labels := f.Metadata.Labels
+	s := &object.EndpointSlice{Service: labels[object.LabelServiceName], Import: labels[object.LabelImport]}
+	if cluster := labels[object.LabelSourceCluster]; object.IsLabel(cluster) {
+		s.Cluster = cluster
+	}
 	o.Slice = s
 	switch f.AddressType {
 	case "", "IPv4", "IPv6":
@@ -309,19 +312,24 @@ type entryEndpoint struct {
 	Ports   map[string]uint16 `json:"ports"`
 }
 
-// An entryStatus has the automatic VIPs that istiod has written to the status of a ServiceEntry.
-type entryStatus struct {
-	Addresses []struct {
-		Host  string `json:"host"`
-		Value string `json:"value"`
-	} `json:"addresses"`
-}
+// An entryStatus has the automatic VIPs that istiod has written to the status of a ServiceEntry, by the host. The status may
+// be older than the spec, and have hosts that the spec has no more.
+type entryStatus map[string][]netip.Addr
 
 // UnmarshalJSON decodes what is right of a status. The rest is no error, because the author of the object does not write
 // the status.
 func (s *entryStatus) UnmarshalJSON(data []byte) error {
-	type plain entryStatus
-	_ = json.Unmarshal(data, (*plain)(s))
+	var from struct {
+		Addresses []struct{ Host, Value string } `json:"addresses"`
+	}
+	_ = json.Unmarshal(data, &from)
+	*s = entryStatus{}
+	for _, f := range from.Addresses {
+		if a := new(decoder).addr(f.Value, ""); a.IsValid() {
+			host := strings.TrimSuffix(f.Host, ".")
+			(*s)[host] = append((*s)[host], a)
+		}
+	}
 	return nil
 }
 
@@ -354,7 +362,7 @@ func (f *serviceEntry) decode(d *decoder, o *object.Object) {
 		e.Hosts = nil
 	} else {
 		e.Destinations = object.NewDestinations(e.Resolution, ports, endpoints)
-		e.VIPs = f.Status.vips()
+		e.VIPs = f.Status
 	}
 	var err error
 	if e.ExportTo, err = object.NewExportTo(f.Spec.ExportTo, d.key.Namespace); err != nil {
@@ -406,7 +414,7 @@ func (d *decoder) entryPorts(list []entryPort) (ports []object.EntryPort) {
 // entryEndpoints returns the endpoints of a ServiceEntry, without Unix sockets.
 func (d *decoder) entryEndpoints(list []entryEndpoint) (endpoints []object.EntryEndpoint) {
 	for i, f := range list {
-		if f.Address == "" || object.IsSocket(f.Address) {
+		if f.Address == "" || strings.HasPrefix(f.Address, "unix://") { // of the client's host, for a proxy there
 			continue
 		}
 		if address, err := object.ParseEndpoint(f.Address); err != nil {
@@ -426,19 +434,6 @@ func sizeInTables(e *object.ServiceEntry, ports []object.EntryPort, endpoints []
 		size += port + len(one.Address)
 	}
 	return len(e.Hosts) * (address*len(e.Addrs) + size*len(ports))
-}
-
-// vips returns the automatic VIPs by host, in the spelling of the spec. The status may be older than the spec, and have
-// hosts that the spec has no more.
-func (s *entryStatus) vips() map[string][]netip.Addr {
-	all := map[string][]netip.Addr{}
-	for _, f := range s.Addresses {
-		if a := new(decoder).addr(f.Value, ""); a.IsValid() {
-			host := strings.TrimSuffix(f.Host, ".")
-			all[host] = append(all[host], a)
-		}
-	}
-	return all
 }
 
 // A sidecar is an Istio Sidecar.

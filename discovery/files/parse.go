@@ -142,7 +142,7 @@ func (p *parsed) decode(in located, data []byte, path, kind string) {
 	switch {
 	case len(errs) == 0:
 		p.objects = append(p.objects, in)
-		if in.Service != nil && in.Service.Unallocated() {
+		if s := in.Service; s != nil && s.ExternalName == "" && !s.Headless && len(s.ClusterIPs) == 0 {
 			p.notes = append(p.notes, in.Key.String()+" has no spec.clusterIP, and no API server allocates one for a directory: add it to the file")
 		}
 	case in.Key.Name != "" && in.Sidecar != nil: // without it, workloads would see more hosts

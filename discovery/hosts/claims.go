@@ -170,128 +170,27 @@ type clusterID uint16
 // ownCluster is the number of the control plane's own cluster, whose name is empty.
 const ownCluster clusterID = 0
 
-// index holds the objects of a cluster that are needed for the claims of other objects, by the keys with which they are
-// looked up. For example, the claims of a headless Service need its EndpointSlices.
-type index struct {
-	domain   string
-	cluster  clusterID
-	pods     map[string]map[string]*object.Pod               // by namespace and name
-	slices   map[object.Key]map[string]*object.EndpointSlice // by Service and name
-	imported map[object.Key]map[string]*object.EndpointSlice // by ServiceImport and name
-	headless map[string]map[string]*object.Service           // by namespace and name
-	// selecting has the ServiceEntries whose endpoints are Pods, by namespace and name.
-	selecting map[string]map[string]*object.ServiceEntry
-}
-
-func newIndex(domain string, cluster clusterID) *index {
-	return &index{
-		domain:   domain,
-		cluster:  cluster,
-		pods:     map[string]map[string]*object.Pod{},
-		slices:   map[object.Key]map[string]*object.EndpointSlice{},
-		imported: map[object.Key]map[string]*object.EndpointSlice{},
-		headless: map[string]map[string]*object.Service{}, selecting: map[string]map[string]*object.ServiceEntry{},
-	}
-}
-
-// add adds an object.
-func (ix *index) add(o object.Object) {
-	k := o.Key
-	switch {
-	case o.Pod != nil:
-		innerMap(ix.pods, k.Namespace)[k.Name] = o.Pod
-	case o.Slice != nil:
-		if service, ok := serviceOf(o); ok {
-			innerMap(ix.slices, service)[k.Name] = o.Slice
-		}
-		if imported, ok := importOf(o); ok {
-			innerMap(ix.imported, imported)[k.Name] = o.Slice
-		}
-	case o.Service != nil && o.Service.Headless:
-		innerMap(ix.headless, k.Namespace)[k.Name] = o.Service
-	case o.Entry != nil && len(o.Entry.Selector) > 0:
-		innerMap(ix.selecting, k.Namespace)[k.Name] = o.Entry
-	}
-}
-
-// remove removes an object that was added.
-func (ix *index) remove(o object.Object) {
-	k := o.Key
-	switch {
-	case o.Pod != nil:
-		removeInner(ix.pods, k.Namespace, k.Name)
-	case o.Slice != nil:
-		if service, ok := serviceOf(o); ok {
-			removeInner(ix.slices, service, k.Name)
-		}
-		if imported, ok := importOf(o); ok {
-			removeInner(ix.imported, imported, k.Name)
-		}
-	case o.Service != nil && o.Service.Headless:
-		removeInner(ix.headless, k.Namespace, k.Name)
-	case o.Entry != nil && len(o.Entry.Selector) > 0:
-		removeInner(ix.selecting, k.Namespace, k.Name)
-	}
-}
-
-// owners returns the keys of the objects whose claims depend on an object.
-func (ix *index) owners(o object.Object) []object.Key {
-	var all []object.Key
-	switch {
-	case o.Slice != nil:
-		if service, ok := serviceOf(o); ok {
-			all = append(all, service)
-		}
-		if imported, ok := importOf(o); ok {
-			all = append(all, imported)
-		}
-	case o.Pod != nil:
-		for name := range ix.headless[o.Key.Namespace] {
-			all = append(all, object.Key{Kind: object.KindService, Namespace: o.Key.Namespace, Name: name})
-		}
-		for name := range ix.selecting[o.Key.Namespace] {
-			all = append(all, object.Key{Kind: object.KindServiceEntry, Namespace: o.Key.Namespace, Name: name})
-		}
-	case o.Service != nil || o.Entry != nil || o.Import != nil:
-		all = []object.Key{o.Key}
-	}
-	return all
-}
-
-// serviceOf returns the key of the Service of an EndpointSlice; ok is false if the slice has no Service.
-func serviceOf(slice object.Object) (key object.Key, ok bool) {
-	return object.Key{Kind: object.KindService, Namespace: slice.Key.Namespace, Name: slice.Slice.Service}, slice.Slice.Service != ""
-}
-
-// importOf returns the key of the ServiceImport of an EndpointSlice; ok is false if the slice has no ServiceImport.
-func importOf(slice object.Object) (key object.Key, ok bool) {
-	if slice.Slice.Import == nil {
-		return key, false
-	}
-	return object.Key{Kind: object.KindServiceImport, Namespace: slice.Key.Namespace, Name: slice.Slice.Import.Service}, true
-}
-
 // claims returns the claims of an object.
-func (ix *index) claims(o object.Object) []claim {
+func (cl *cluster) claims(o object.Object) []claim {
 	var claims []claim
 	switch {
 	case o.Service != nil:
-		claims = ix.serviceClaims(o.Key, o.Service)
+		claims = cl.serviceClaims(o.Key, o.Service)
 	case o.Entry != nil:
-		claims = ix.entryClaims(o.Key, o.Entry)
+		claims = cl.entryClaims(o.Key, o.Entry)
 	case o.Import != nil:
-		claims = ix.importClaims(o.Key, o.Import)
+		claims = cl.importClaims(o.Key, o.Import)
 		// The name of a ServiceImport may be too long for a host.
 		claims = slices.DeleteFunc(claims, func(c claim) bool { return !object.IsHost(c.host) })
 	}
 	for i := range claims {
-		claims[i].cluster = ix.cluster
+		claims[i].cluster = cl.id
 	}
 	return claims
 }
 
-func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
-	c := claim{host: k.Name + "." + k.Namespace + ".svc." + ix.domain, namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo, ports: s.Numbers}
+func (cl *cluster) serviceClaims(k object.Key, s *object.Service) []claim {
+	c := claim{host: k.Name + "." + k.Namespace + ".svc." + cl.domain, namespace: k.Namespace, shortname: k.Name, exportTo: s.ExportTo, ports: s.Numbers}
 	switch {
 	case s.ExternalName != "":
 		c.alias = s.ExternalName
@@ -302,7 +201,7 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 	}
 	c.endpoints, c.clusterOnly = true, s.ClusterOnly
 	claims := []claim{c}
-	for _, ep := range ix.endpoints(k, s) {
+	for _, ep := range cl.endpoints(k, s) {
 		if !ep.Ready && !s.PublishNotReady {
 			continue
 		}
@@ -320,10 +219,10 @@ func (ix *index) serviceClaims(k object.Key, s *object.Service) []claim {
 
 // endpoints returns the endpoints of a headless Service, from its slices or, if it has no
 // slices, from the Pods that it selects.
-func (ix *index) endpoints(k object.Key, s *object.Service) []headlessEndpoint {
-	pods := ix.pods[k.Namespace]
+func (cl *cluster) endpoints(k object.Key, s *object.Service) []headlessEndpoint {
+	pods := cl.pods[k.Namespace]
 	var out []headlessEndpoint
-	if found := ix.slices[k]; len(found) > 0 {
+	if found := cl.slices[k]; len(found) > 0 {
 		for _, name := range sortedKeys(found) {
 			for _, ep := range found[name].Endpoints {
 				if p := pods[ep.Pod]; ep.Hostname == "" && p != nil && p.Subdomain == k.Name {
@@ -360,7 +259,7 @@ type headlessEndpoint struct {
 // importClaims returns the claims of a ServiceImport: its address or, if it is headless, its
 // endpoints in all clusters. Each endpoint also has a name of its own: HOST.CLUSTER followed by the
 // name of the ServiceImport. Endpoints that are not ready are left out.
-func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
+func (cl *cluster) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	c := claim{host: object.ImportHost(k), namespace: k.Namespace, shortname: k.Name, imported: true, ports: s.Numbers}
 	if !s.Headless {
 		c.addrs, c.services = s.IPs, s.Ports
@@ -368,7 +267,7 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 	}
 	c.endpoints = true
 	claims := []claim{c}
-	found := ix.imported[k]
+	found := cl.slices[k]
 	for _, name := range sortedKeys(found) {
 		slice := found[name]
 		for _, ep := range slice.Endpoints {
@@ -376,8 +275,8 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 				continue
 			}
 			claims[0].addEndpoint(&headlessEndpoint{ep, slice.Ports})
-			if slice.Import.Cluster != "" {
-				claims = append(claims, c.endpointsOf(ep, slice.Import.Cluster)...)
+			if slice.Cluster != "" {
+				claims = append(claims, c.endpointsOf(ep, slice.Cluster)...)
 			}
 		}
 	}
@@ -389,11 +288,11 @@ func (ix *index) importClaims(k object.Key, s *object.ServiceImport) []claim {
 // an address gets an automatic VIP. As in istiod, a wildcard gets a VIP only with resolution DYNAMIC_DNS: with
 // other resolutions, a proxy does not know where to send the connection. With resolution NONE, a proxy never knows,
 // so no host gets a VIP, and the addresses of the Pods that the ServiceEntry selects are those of its hosts.
-func (ix *index) entryClaims(k object.Key, e *object.ServiceEntry) []claim {
+func (cl *cluster) entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	var claims []claim
 	auto, addrs := !e.HasAddresses && !e.NoVIP && e.Resolution != object.ResolutionNone, e.Addrs
 	if !e.HasAddresses && len(e.Selector) > 0 && len(e.Numbers) > 0 {
-		for _, p := range ix.pods[k.Namespace] {
+		for _, p := range cl.pods[k.Namespace] {
 			if p.Ready && !p.Terminated && object.Selects(e.Selector, p.Labels) {
 				addrs = append(addrs, p.Addrs...)
 			}
@@ -413,18 +312,17 @@ func (ix *index) entryClaims(k object.Key, e *object.ServiceEntry) []claim {
 	return claims
 }
 
-// innerMap returns the inner map of a key, and creates it if it does not exist.
-func innerMap[O, K comparable, V any](m map[O]map[K]V, k O) map[K]V {
-	if m[k] == nil {
-		m[k] = map[K]V{}
+// setInner sets a key of an inner map, and makes the inner map if there is none. The zero value removes the key, and the
+// inner map when it is empty.
+func setInner[O, K, V comparable](m map[O]map[K]V, outer O, inner K, v V) {
+	if v != *new(V) {
+		if m[outer] == nil {
+			m[outer] = map[K]V{}
+		}
+		m[outer][inner] = v
+		return
 	}
-	return m[k]
-}
-
-// removeInner removes a key of an inner map, and removes the inner map when it is empty.
-func removeInner[O, K comparable, V any](m map[O]map[K]V, outer O, inner K) {
-	delete(m[outer], inner)
-	if len(m[outer]) == 0 {
+	if delete(m[outer], inner); len(m[outer]) == 0 {
 		delete(m, outer)
 	}
 }

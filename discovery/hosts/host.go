@@ -1,7 +1,6 @@
 package hosts
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -146,7 +145,10 @@ func (h *Host) variant(key variantKey, claims []*claim, build func() *Entry) *En
 		}
 		entry, next := build(), []variant(nil)
 		if known != nil {
-			entry, next = reuse(entry, *known), slices.Clip(*known)
+			next = slices.Clip(*known)
+			if i := slices.IndexFunc(next, func(v variant) bool { return !v.entry.Differs(entry) }); i >= 0 {
+				entry = next[i].entry
+			}
 		}
 		if len(next) >= maxVariants {
 			next = nil
@@ -155,16 +157,6 @@ func (h *Host) variant(key variantKey, claims []*claim, build func() *Entry) *En
 			return entry
 		}
 	}
-}
-
-// reuse returns an entry in known with the same content as entry, or entry itself if there is none.
-func reuse(entry *Entry, known []variant) *Entry {
-	for _, known := range known {
-		if entry != nil && known.entry != nil && bytes.Equal(known.entry.Encoded, entry.Encoded) {
-			return known.entry
-		}
-	}
-	return entry
 }
 
 // A variant is an entry of a host, with all that determines it. Views for which this is the same share the entry.

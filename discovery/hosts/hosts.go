@@ -85,11 +85,8 @@ func (h *Hosts) Update(changes ...Change) Update {
 	settings, key := h.mesh.Mesh, h.vipKey
 	var dropped []clusterID
 	for _, c := range changes {
-		id, known := h.clusterOf(c.Cluster)
-		if !known {
-			id = h.addCluster(c.Cluster)
-			u.Views = true
-		}
+		id, added := h.clusterOf(c.Cluster)
+		u.Views = u.Views || added
 		dropped = slices.DeleteFunc(dropped, func(earlier clusterID) bool { return earlier == id })
 		if c.Dropped {
 			dropped = append(dropped, id)
@@ -141,11 +138,11 @@ func (h *Hosts) exchange(id clusterID, old, current object.Object, u *updating) 
 		if h.kinds[kind]--; h.kinds[kind] == 0 {
 			delete(h.kinds, kind)
 		}
-		c.remove(old)
+		c.note(old, none)
 	}
 	if current != none {
 		h.kinds[current.Key.Kind]++
-		c.add(current)
+		c.note(current, current)
 	}
 	for _, changed := range []object.Object{old, current} {
 		for _, owner := range c.owners(changed) {
@@ -187,7 +184,7 @@ func (h *Hosts) renewClaims(owners map[objectID]bool) (changed map[string]bool) 
 			continue
 		}
 		for i := range old {
-			innerMap(dropped, hostKey(old[i].host))[id] = true
+			setInner(dropped, hostKey(old[i].host), id, true)
 		}
 		before, after = append(before, old), append(after, made{id.key, now})
 		if c.byObject[id.key] = now; len(now) == 0 {
@@ -208,7 +205,9 @@ func (h *Hosts) renewClaims(owners map[objectID]bool) (changed map[string]bool) 
 			key := hostKey(m.claims[i].host)
 			changed[key] = true
 			h.byHost[key] = append(h.byHost[key], claimOf{&m.claims[i], m.object})
-			h.addTarget(m.claims[i].alias, key)
+			if alias := m.claims[i].alias; alias != "" {
+				setInner(h.aliases, targetKey(alias), key, true)
+			}
 		}
 	}
 	return changed
@@ -253,10 +252,10 @@ func (h *Hosts) renew(key string) *Host {
 		delete(h.hosts, key)
 		return nil
 	}
-	// The order in which objects came must not matter.
+	// Neither the order in which objects came nor the numbers of clusters may matter.
 	slices.SortFunc(claims, func(a, b claimOf) int {
 		return cmp.Or(-cmp.Compare(min(len(a.shortname), 1), min(len(b.shortname), 1)), cmp.Compare(a.created, b.created), cmp.Compare(a.namespace, b.namespace),
-			a.object.Compare(b.object), h.compareClusters(a.cluster, b.cluster), cmp.Compare(a.host, b.host))
+			a.object.Compare(b.object), cmp.Compare(h.clusters[a.cluster].name, h.clusters[b.cluster].name), cmp.Compare(a.host, b.host))
 	})
 	host := &Host{Key: key}
 	host.shared, _, _ = h.mesh.Shows("")
@@ -301,59 +300,38 @@ func (h *Hosts) newScene() *Scene {
 	return s
 }
 
-// clusterOf returns the number of the cluster with a name; ok is false if there is none.
-func (h *Hosts) clusterOf(name string) (id clusterID, ok bool) {
-	for i, c := range h.clusters {
-		if c != nil && c.name == name {
-			return clusterID(i), true //nolint:gosec // addCluster has numbered it
+// clusterOf returns the number of the cluster with a name, which it adds if there is none.
+func (h *Hosts) clusterOf(name string) (id clusterID, added bool) {
+	free := len(h.clusters)
+	for i, c := range slices.Backward(h.clusters) {
+		switch {
+		case c == nil:
+			free = i
+		case c.name == name:
+			return c.id, false
 		}
 	}
-	return 0, false
-}
-
-// addCluster adds a cluster, and returns its number.
-func (h *Hosts) addCluster(name string) clusterID {
-	i := 0
-	for i < len(h.clusters) && h.clusters[i] != nil {
-		i++
-	}
-	if i == len(h.clusters) {
+	if free == len(h.clusters) {
 		h.clusters = append(h.clusters, nil)
 	}
-	id := clusterID(i) //nolint:gosec // there is no mesh of 65,536 clusters
-	h.clusters[i] = newCluster(name, id, h.domain, 1)
+	id = clusterID(free) //nolint:gosec // there is no mesh of 65,536 clusters
+	h.clusters[free] = newCluster(name, id, h.domain, 1)
 	h.remote++
-	return id
-}
-
-// compareClusters orders clusters by name, the own one first. It does not use their numbers, which
-// depend on the order in which the clusters were added.
-func (h *Hosts) compareClusters(a, b clusterID) int {
-	if a == b {
-		return 0
-	}
-	return cmp.Compare(h.clusters[a].name, h.clusters[b].name)
+	return id, true
 }
 
 // targetKey returns the key of the host that an alias stands for.
 func targetKey(alias string) string { return hostKey(strings.TrimSuffix(alias, ".")) }
 
-// addTarget notes that a host has a claim with an alias, unless the alias is empty.
-func (h *Hosts) addTarget(alias, host string) {
-	if alias != "" {
-		innerMap(h.aliases, targetKey(alias))[host] = true
-	}
-}
-
-// removeTarget undoes addTarget after the claim was removed, unless another claim of the host has the same target:
-// Services of several clusters may have the same alias.
+// removeTarget notes that a claim with an alias, which may be empty, was removed. Another claim of the host may have the
+// same target: Services of several clusters may have the same alias.
 func (h *Hosts) removeTarget(alias, host string) {
 	if alias == "" {
 		return
 	}
 	target := targetKey(alias)
 	if !slices.ContainsFunc(h.byHost[host], func(c claimOf) bool { return c.alias != "" && targetKey(c.alias) == target }) {
-		removeInner(h.aliases, target, host)
+		setInner(h.aliases, target, host, false)
 	}
 }
 

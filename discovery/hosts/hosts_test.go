@@ -227,7 +227,7 @@ func (w world) object() object.Object {
 			{Addrs: []netip.Addr{w.addr()}, Ready: true, Pod: w.pick("web", "db")},
 		}}
 		if w.IntN(2) == 0 {
-			o.Slice.Import = &object.ImportedSlice{Service: w.pick("web", "db"), Cluster: w.pick("", "c1", "c2")}
+			o.Slice.Import, o.Slice.Cluster = w.pick("web", "db"), w.pick("", "c1", "c2")
 		}
 	case 3:
 		o.Key.Kind = object.KindPod

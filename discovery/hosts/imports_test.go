@@ -17,7 +17,7 @@ func serviceImport(name string, s object.ServiceImport) object.Object {
 // importedFrom returns a slice of a ServiceImport with endpoints of a cluster, as endpoints does.
 func importedFrom(cluster, name string, texts ...string) object.Object {
 	o := endpoints(name, texts...)
-	o.Key.Name, o.Slice.Service, o.Slice.Import = name+"-"+cluster, "", &object.ImportedSlice{Service: name, Cluster: cluster}
+	o.Key.Name, o.Slice.Service, o.Slice.Import, o.Slice.Cluster = name+"-"+cluster, "", name, cluster
 	o.Slice.Ports = object.NewPorts([]object.Port{{Name: "sql", Number: 5432, Protocol: "TCP"}})
 	return o
 }

@@ -39,7 +39,11 @@ func (h *Hosts) admit(key string, c claimOf) *claim {
 		named, belongs := servicesName(key, h.domain)
 		switch {
 		case belongs && named != c.namespace:
-			h.addProblem(key, c.object, "spec.hosts", foreignMessage(c.host, named, h.mesh.RootNamespace))
+			owners := "of the root namespace " + h.mesh.RootNamespace
+			if named != "" {
+				owners = "of the namespace " + named + ", or " + owners
+			}
+			h.addProblem(key, c.object, "spec.hosts", fmt.Sprintf("the host %q is left out: its name belongs to Services, and to ServiceEntries %s", c.host, owners))
 			return nil
 		case !belongs && !strings.Contains(key, "."):
 			own := *c.claim
@@ -48,15 +52,6 @@ func (h *Hosts) admit(key string, c claimOf) *claim {
 		}
 	}
 	return c.claim
-}
-
-// foreignMessage says why a ServiceEntry does not have a host whose name belongs to Services.
-func foreignMessage(host, named, root string) string {
-	owners := "of the root namespace " + root
-	if named != "" {
-		owners = "of the namespace " + named + ", or " + owners
-	}
-	return fmt.Sprintf("the host %q is left out: its name belongs to Services, and to ServiceEntries %s", host, owners)
 }
 
 // addProblem adds what is wrong with a host in a field of an object.

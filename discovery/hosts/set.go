@@ -25,10 +25,8 @@ func (s *Shards) After(changes []HostChange) *Shards {
 	return &next
 }
 
-// merged returns hosts with changes applied. It sorts changes; hosts must be sorted by key. Both must have each key
-// only once.
+// merged returns hosts with changes applied. Both are sorted by key, and have each key only once.
 func merged(hosts []*Host, changes []HostChange) []*Host {
-	slices.SortFunc(changes, func(a, b HostChange) int { return strings.Compare(a.Key(), b.Key()) })
 	next := make([]*Host, 0, len(hosts)+len(changes))
 	for _, c := range changes {
 		i, found := slices.BinarySearchFunc(hosts, c.Key(), func(h *Host, key string) int { return strings.Compare(h.Key, key) })
@@ -82,10 +80,7 @@ func (s *Special) count(h *Host, n int) {
 	}
 	shard := digest.ShardOf(h.Key)
 	add := func(to map[string]map[int]int, namespace string) {
-		inner := innerMap(to, namespace)
-		if inner[shard] += n; inner[shard] == 0 {
-			removeInner(to, namespace, shard)
-		}
+		setInner(to, namespace, shard, to[namespace][shard]+n)
 	}
 	h.audiences(
 		func(namespace string) { add(s.named, namespace) },

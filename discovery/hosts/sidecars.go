@@ -28,12 +28,10 @@ func (s *sidecars) put(old, current object.Object) bool {
 	if old.Sidecar == nil && current.Sidecar == nil {
 		return false
 	}
-	if current.Sidecar == nil {
-		removeInner(s.all, old.Key.Namespace, old.Key)
-		return true
+	setInner(s.all, old.Key.Namespace, old.Key, nil)
+	if key := current.Key; current.Sidecar != nil {
+		setInner(s.all, key.Namespace, key, &sidecar{key, current.Sidecar, NewLabels(current.Sidecar.Labels), current.Sidecar.NewEgress()})
 	}
-	key := current.Key
-	innerMap(s.all, key.Namespace)[key] = &sidecar{key, current.Sidecar, NewLabels(current.Sidecar.Labels), current.Sidecar.NewEgress()}
 	return true
 }
 
@@ -57,7 +55,7 @@ type namespaceSidecars map[string][]*sidecar
 // find returns the first Sidecar of a namespace that selects a workload with labels, or the zero Limit.
 func (s namespaceSidecars) find(namespace string, labels Labels) Limit {
 	for _, o := range s[namespace] {
-		if labels.match(o.selector) {
+		if !slices.ContainsFunc(o.selector, func(label uint64) bool { return !slices.Contains(labels, label) }) {
 			return Limit{o.key, o}
 		}
 	}
@@ -84,9 +82,4 @@ func NewLabels(labels map[string]string) Labels {
 		l = append(l, hash.Sum64())
 	}
 	return l
-}
-
-// match reports whether l has all labels of a selector.
-func (l Labels) match(selector Labels) bool {
-	return !slices.ContainsFunc(selector, func(label uint64) bool { return !slices.Contains(l, label) })
 }

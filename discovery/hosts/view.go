@@ -47,20 +47,17 @@ func (v *Viewer) SeesOwn() bool {
 	return v.ownVisible && !v.allVisible || v.Sidecar.sidecar != nil && v.Sidecar.sidecar.egress.FromOwn()
 }
 
-// sees reports whether the view shows what a claim says.
+// sees reports whether the namespace of the view may see what a claim says, and the Sidecar shows it.
 func (v *Viewer) sees(c *claim) bool {
-	return v.isExported(c) && (v.Sidecar.sidecar == nil || v.Sidecar.sidecar.egress.Shows(v.Namespace, c.namespace, c.owner(), c.ports))
-}
-
-// isExported reports whether the namespace of the view may see what a claim says.
-func (v *Viewer) isExported(c *claim) bool {
 	switch {
 	case c.private && c.namespace != v.Namespace:
 		return false
-	case c.exportTo.IsDefault():
-		return v.allVisible || v.ownVisible && c.namespace == v.Namespace
+	case c.exportTo.IsDefault() && !v.allVisible && (!v.ownVisible || c.namespace != v.Namespace):
+		return false
+	case !c.exportTo.VisibleIn(v.Namespace):
+		return false
 	}
-	return c.exportTo.VisibleIn(v.Namespace)
+	return v.Sidecar.sidecar == nil || v.Sidecar.sidecar.egress.Shows(v.Namespace, c.namespace, c.owner(), c.ports)
 }
 
 // withholds reports whether a claim is not shown because of the size of its namespace (see usage). The claim owns its host

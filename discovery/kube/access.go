@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/nametap/nametap/discovery/auth"
+	"github.com/nametap/nametap/discovery/decode"
 )
 
 // ErrNotInCluster is returned if the process does not run in a pod with a service account.
@@ -145,6 +146,27 @@ func ifRefused(err error, advice string) string {
 		return advice
 	}
 	return ""
+}
+
+// Namespace returns the labels and annotations of a namespace.
+func (a *Access) Namespace(ctx context.Context, name string) (labels, annotations map[string]string, err error) {
+	one := resource{client: a.client, path: pathNamespaces, fields: selectName(name)} // the role permits no get
+	text, err := do(ctx, one.request(metav1.ListOptions{}))
+	var found struct {
+		Items []struct {
+			Metadata decode.Meta `json:"metadata"`
+		} `json:"items"`
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &found)
+	}
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("%w%s", err, ifRefused(err, ": let nametap-discovery list and watch namespaces, see docs/discovery.md"))
+	case len(found.Items) == 0:
+		return nil, nil, fmt.Errorf("there is no namespace %q", name)
+	}
+	return found.Items[0].Metadata.Labels, found.Items[0].Metadata.Annotations, nil
 }
 
 // reviewTimeout bounds one review of a token.

@@ -69,8 +69,5 @@ func (c *ClusterSecrets) All() (all []ClusterSecret, ok bool) {
 	return all, ok
 }
 
-// Waiting returns why the Secrets were not read yet, or "" if they were.
-func (c *ClusterSecrets) Waiting() string { return c.Status().Waiting() }
-
 // Status returns the state of the resource.
 func (c *ClusterSecrets) Status() source.Status { return c.store.status() }

@@ -122,3 +122,46 @@ func (s *store[T]) status() source.Status {
 	}
 	return state
 }
+
+// pollEvery is the pause between two questions whether the API server serves a custom resource. After a failed question
+// it is shorter at first (retry).
+const pollEvery = 3 * time.Second
+
+// A custom is a custom resource and its store. All versions of the resource have the same fields.
+type custom struct {
+	*objects
+	group string // of the API
+}
+
+// run follows the resource in a version that the API server serves, until ctx ends. When the API server does not find
+// that version any more, run asks again which version it serves.
+func (c custom) run(ctx context.Context) {
+	var missing error // why the API server has not found the version that was followed last
+	for failed := retry(); ctx.Err() == nil; {
+		pause := pollEvery
+		version, served, err := servedVersion(ctx, c.resource.client, c.group, c.resource.name)
+		switch {
+		case err != nil:
+			pause = failed.Step()
+			c.noteRequest(ctx, err)
+		case !served:
+			failed, missing = retry(), nil
+			_ = c.Replace(nil, "") // it returns nil
+		default:
+			failed = retry()
+			c.noteRequest(ctx, missing)
+			following, end := context.WithCancel(ctx)
+			c.resource.path = "/apis/" + c.group + "/" + version + "/" + c.resource.name
+			c.resource.missing = func(err error) {
+				missing = err
+				end()
+			}
+			c.objects.run(following)
+			end()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}

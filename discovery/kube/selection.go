@@ -30,7 +30,7 @@ type selection struct {
 	inUse  bool     // ready is closed, and names was set
 	used   []string // the selectors by which names was set
 	names  namespaces
-	labels *store[labelled] // of all namespaces; nil while there are no selectors
+	labels *store[klabels.Set] // of all namespaces; nil while there are no selectors
 
 	unwatch func() // ends the watch of labels; owned by the goroutine of run
 }
@@ -39,14 +39,6 @@ func newSelection(namespaces resource, changed func(), log *slog.Logger) *select
 	return &selection{
 		namespaces: namespaces, changed: changed, log: log, woken: make(chan struct{}, 1), ready: make(chan struct{}), unwatch: func() {},
 	}
-}
-
-// setSelectors sets the selectors. A namespace counts if a selector matches its labels, or if there are no selectors.
-func (n *selection) setSelectors(selectors []string) {
-	n.mu.Lock()
-	n.wanted, n.known = selectors, true
-	n.mu.Unlock()
-	chans.Wake(n.woken)
 }
 
 // current returns the namespaces that count.
@@ -93,7 +85,7 @@ func (n *selection) update(ctx context.Context) {
 
 // watch begins to follow the labels.
 func (n *selection) watch(ctx context.Context) {
-	m := newStore(n.namespaces, n.log, func() { chans.Wake(n.woken) }, metadataOnly(func(m decode.Meta) labelled { return labelled{labels: m.Labels} }))
+	m := newStore(n.namespaces, n.log, func() { chans.Wake(n.woken) }, metadataOnly(func(m decode.Meta) klabels.Set { return m.Labels }))
 	n.mu.Lock()
 	n.labels = m
 	n.mu.Unlock()
@@ -110,14 +102,14 @@ func (n *selection) watch(ctx context.Context) {
 }
 
 // use sets the namespaces that count. The parameter names has these namespaces, which the selectors have selected. The
-// parameter labels has the labels that were used for that; nil if there are no selectors.
-func (n *selection) use(selectors []string, names namespaces, labels *store[labelled]) {
+// parameter followed has the labels that were used for that; nil if there are no selectors.
+func (n *selection) use(selectors []string, names namespaces, followed *store[klabels.Set]) {
 	n.mu.Lock()
 	first, same := !n.inUse, (n.names == nil) == (names == nil) && maps.Equal(n.names, names)
 	if !slices.Equal(n.used, selectors) {
 		n.log.Info("the discovery selectors have changed", "selectors", selectors, "namespaces", len(names))
 	}
-	n.inUse, n.used, n.names, n.labels = true, selectors, names, labels
+	n.inUse, n.used, n.names, n.labels = true, selectors, names, followed
 	n.mu.Unlock()
 	switch {
 	case first:
@@ -146,7 +138,7 @@ func (n namespaces) include(namespace string) bool {
 }
 
 // matching returns the names of the namespaces whose labels match one of the selectors.
-func matching(selectors []string, all map[object.Key]*labelled) namespaces {
+func matching(selectors []string, all map[object.Key]*klabels.Set) namespaces {
 	var parsed []klabels.Selector
 	for _, text := range selectors {
 		if s, err := klabels.Parse(text); err == nil { // newMesh has checked it
@@ -155,7 +147,7 @@ func matching(selectors []string, all map[object.Key]*labelled) namespaces {
 	}
 	names := namespaces{}
 	for key, namespace := range all {
-		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(klabels.Set(namespace.labels)) }) {
+		if slices.ContainsFunc(parsed, func(s klabels.Selector) bool { return s.Matches(*namespace) }) {
 			names[key.Name] = true
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/nametap/nametap/discovery/hosts"
 	"github.com/nametap/nametap/discovery/object"
 	"github.com/nametap/nametap/discovery/source"
+	"github.com/nametap/nametap/internal/chans"
 )
 
 // objects has the objects of one resource.
@@ -101,7 +102,13 @@ func (a *Access) NewObjects(cfg source.ObjectsConfig) *Source {
 	if cfg.NetworkOf != "" {
 		s.addNamespace(resource{name: "labels of the root namespace", kind: object.KindNamespace, fields: selectName(cfg.NetworkOf)})
 	}
-	s.customs = newCustoms(s.selection, cfg)
+	customs := [][3]string{{"multicluster.x-k8s.io", "serviceimports", object.KindServiceImport}}
+	if cfg.Cluster == "" {
+		customs = append(customs, [3]string{"networking.istio.io", "serviceentries", object.KindServiceEntry}, [3]string{"networking.istio.io", "sidecars", object.KindSidecar})
+	}
+	for _, one := range customs {
+		s.customs = append(s.customs, custom{newObjects(resource{name: one[1], kind: one[2]}, s.selection, cfg), one[0]})
+	}
 	for _, one := range s.all() {
 		one.dirty, one.revised = map[object.Key]bool{}, &s.revised
 	}
@@ -160,7 +167,13 @@ func (s *Source) addMesh() {
 
 // Select sets the discovery selectors, in the form of kubectl's --selector. Before the first call, a Source of another
 // cluster does not know which namespaces count, so it reads no objects in namespaces.
-func (s *Source) Select(selectors []string) { s.selection.setSelectors(selectors) }
+func (s *Source) Select(selectors []string) {
+	n := s.selection
+	n.mu.Lock()
+	n.wanted, n.known = selectors, true
+	n.mu.Unlock()
+	chans.Wake(n.woken)
+}
 
 // Run follows the objects until ctx ends. All its goroutines have ended when it returns. It may be called again then.
 func (s *Source) Run(ctx context.Context) {

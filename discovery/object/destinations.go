@@ -27,10 +27,6 @@ type EntryEndpoint struct {
 	Ports map[string]uint16
 }
 
-// IsSocket reports whether the address of an endpoint of a ServiceEntry is a Unix socket of the client's
-// host, which only a proxy there can use.
-func IsSocket(address string) bool { return strings.HasPrefix(address, "unix://") }
-
 // ParseEndpoint parses the address of an endpoint of a ServiceEntry: an IP address or a DNS name,
 // which may have a trailing dot.
 func ParseEndpoint(text string) (string, error) {
@@ -82,23 +78,12 @@ func NewDestinations(resolution string, ports []EntryPort, endpoints []EntryEndp
 		for _, e := range endpoints {
 			d.Endpoints = append(d.Endpoints, JoinEndpoint(e.Address, cmp.Or(e.Ports[p.Name], p.Target, p.Number)))
 		}
+		slices.Sort(d.Endpoints)
+		d.Endpoints = slices.Compact(d.Endpoints)
 		list = append(list, d)
 	}
-	return newDestinations(list)
-}
-
-// JoinEndpoint returns an endpoint of a Destination.
-func JoinEndpoint(host string, port uint16) string {
-	return net.JoinHostPort(host, strconv.Itoa(int(port)))
-}
-
-func newDestinations(list []Destination) Destinations {
 	if len(list) == 0 {
 		return Destinations{}
-	}
-	for i := range list {
-		slices.Sort(list[i].Endpoints)
-		list[i].Endpoints = slices.Compact(list[i].Endpoints)
 	}
 	slices.SortFunc(list, Destination.Compare)
 	list = slices.CompactFunc(list, func(a, b Destination) bool { return a.Compare(b) == 0 })
@@ -107,6 +92,11 @@ func newDestinations(list []Destination) Destinations {
 		fmt.Fprintln(&text, strings.Join(append([]string{strconv.Itoa(int(d.Port)), strconv.Itoa(int(d.Target))}, d.Endpoints...), " "))
 	}
 	return Destinations{unique.Make(text.String())}
+}
+
+// JoinEndpoint returns an endpoint of a Destination.
+func JoinEndpoint(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
 // Size returns how many bytes the destinations have in a table, at most.
@@ -125,7 +115,7 @@ func (d Destinations) List() []Destination {
 	var list []Destination
 	for line := range strings.Lines(d.text.Value()) {
 		words := strings.Fields(line)
-		port, _ := strconv.ParseUint(words[0], 10, 16)   // newDestinations has written it
+		port, _ := strconv.ParseUint(words[0], 10, 16)   // NewDestinations has written it
 		target, _ := strconv.ParseUint(words[1], 10, 16) // the same
 		list = append(list, Destination{uint16(port), uint16(target), slices.Clip(words[2:])})
 	}

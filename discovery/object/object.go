@@ -98,35 +98,13 @@ type Service struct {
 	ExportTo        ExportTo
 }
 
-// Unallocated reports whether the Service has no address yet. In a cluster the API server allocates an address.
-func (s *Service) Unallocated() bool {
-	return s.ExternalName == "" && !s.Headless && len(s.ClusterIPs) == 0
-}
-
 // EndpointSlice holds the fields of a Kubernetes EndpointSlice that are used.
 type EndpointSlice struct {
 	Service   string // from [LabelServiceName]; empty for no Service
-	Import    *ImportedSlice
-	Ports     Ports // of all endpoints
+	Import    string // the name of its ServiceImport, from [LabelImport]; empty for none
+	Cluster   string // of the endpoints of a ServiceImport, from [LabelSourceCluster]; empty if it is no label of a DNS name
+	Ports     Ports  // of all endpoints
 	Endpoints []Endpoint
-}
-
-// ImportedSlice has the fields of an EndpointSlice that belongs to a ServiceImport.
-type ImportedSlice struct {
-	Service string // name of the ServiceImport, from [LabelImport]
-	Cluster string // of the endpoints, from [LabelSourceCluster]; empty if its value is no label of a DNS name
-}
-
-// NewImportedSlice returns the ImportedSlice of an EndpointSlice with labels; nil if the slice belongs to no ServiceImport.
-func NewImportedSlice(labels map[string]string) *ImportedSlice {
-	s := &ImportedSlice{Service: labels[LabelImport], Cluster: labels[LabelSourceCluster]}
-	if s.Service == "" {
-		return nil
-	}
-	if !IsLabel(s.Cluster) {
-		s.Cluster = ""
-	}
-	return s
 }
 
 // ServiceImport holds the fields of a ServiceImport of the Multi-Cluster Services API that are used.

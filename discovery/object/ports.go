@@ -16,17 +16,6 @@ type Port struct {
 	Protocol string // TCP, UDP or SCTP
 }
 
-// ParseProtocol returns the protocol of a port; the default is TCP.
-func ParseProtocol(text string) (string, error) {
-	switch text {
-	case "":
-		return "TCP", nil
-	case "TCP", "UDP", "SCTP":
-		return text, nil
-	}
-	return "", fmt.Errorf("want TCP, UDP or SCTP, got %q", text)
-}
-
 // Ports is a list of ports in a form that needs little memory: equal lists share their memory, and most Services have
 // one of a few lists. Use == to compare two lists. The zero value has no ports.
 type Ports struct{ text unique.Handle[string] }

@@ -86,7 +86,7 @@ func TestAgentsWithoutTable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newService()
 		silent := &session{service: s, variant: variantSotw, connected: s.tables.elapsed()}
-		s.streams.add(silent)
+		s.streams.Store(silent, nil)
 		c := join(t, s, "shop", modeWhole)
 		c.ack()
 		pass(behindAfter)

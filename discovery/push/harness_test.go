@@ -53,7 +53,7 @@ func (j joining) join(tb testing.TB, s *Service) *fakeClient {
 	c := &fakeClient{tb: tb}
 	c.session = &session{service: s, variant: j.variant, send: c.receive, connected: s.tables.elapsed()}
 	c.timeout = time.AfterFunc(time.Hour, func() {})
-	s.streams.add(c.session)
+	s.streams.Store(c.session, nil)
 	if c.delta() {
 		c.request(&discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: TypeURL, InitialResourceVersions: j.versions})
 	} else {
@@ -89,7 +89,7 @@ func decoded(tb testing.TB, m proto.Message) *Request {
 
 // end ends the session.
 func (c *fakeClient) end() {
-	c.service.streams.remove(c.session)
+	c.service.streams.Delete(c.session)
 	c.session.end()
 }
 

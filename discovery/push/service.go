@@ -6,7 +6,6 @@ import (
 	"errors"
 	"iter"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -62,7 +61,7 @@ type Service struct {
 	metrics *metrics
 	tables  *tables
 	rounds  *broadcaster
-	streams *streams
+	streams sync.Map // the open streams: each *session is a key
 
 	stopped    context.Context //nolint:containedctx // it ends when Stop is called
 	stop       context.CancelFunc
@@ -72,7 +71,7 @@ type Service struct {
 
 // New returns a service that sends changes only while [Service.Run] runs.
 func New(cfg Config) *Service {
-	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts, cfg.Waiting), rounds: &broadcaster{nonEmpty: make(chan struct{}, 1)}, streams: &streams{open: map[*session]struct{}{}}, metrics: newMetrics()}
+	s := &Service{cfg: cfg, tables: newTables(cfg.Hosts, cfg.Waiting), rounds: &broadcaster{nonEmpty: make(chan struct{}, 1)}, metrics: newMetrics()}
 	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.rejections = rate.Sometimes{First: maxRejections, Interval: time.Second}
 	return s
@@ -154,12 +153,12 @@ func (s *Service) serve(ctx context.Context, variant string, receive, send func(
 	if s.cfg.Check != nil {
 		client.check = func(node *corev3.Node, namespace string) error { return s.cfg.Check(ctx, node, namespace) }
 	}
-	s.streams.add(client)
+	s.streams.Store(client, nil)
 	client.timeout = time.AfterFunc(firstReadWait+s.cfg.AckTimeout, func() { cancel(errLate) })
 	done := make(chan error, 1)
 	s.handlers.Go(func() {
 		defer client.end()
-		defer s.streams.remove(client)
+		defer s.streams.Delete(client)
 		done <- s.receive(client, receive)
 	})
 	// Returning from here ends the stream. That ends a receive or a send that waits for the client, and
@@ -217,7 +216,7 @@ func (s *Service) rejected(variant, node, reason string) {
 // reaches it. No lock is held while the caller handles a state.
 func (s *Service) Agents(namespace string) iter.Seq[Agent] {
 	return func(yield func(Agent) bool) {
-		for _, one := range s.streams.sorted(namespace) {
+		for _, one := range s.sorted(namespace) {
 			if a, open := one.state(); open && !yield(a) {
 				return
 			}
@@ -245,32 +244,14 @@ func Encode(all *hosts.Hosts, view hosts.View) []byte {
 	return contentOf(entriesOf(&viewer, slices.Collect(all.All())))
 }
 
-// streams are the open streams.
-type streams struct {
-	mu   sync.Mutex
-	open map[*session]struct{}
-}
-
-func (s *streams) add(one *session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open[one] = struct{}{}
-}
-
-func (s *streams) remove(one *session) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.open, one)
-}
-
 // sorted returns the open streams of a namespace, sorted for [Service.Agents]. If namespace is "", it returns all.
-func (s *streams) sorted(namespace string) []*session {
-	s.mu.Lock()
-	all := slices.Collect(maps.Keys(s.open))
-	s.mu.Unlock()
-	if namespace != "" {
-		all = slices.DeleteFunc(all, func(one *session) bool { return one.said().view.Namespace != namespace })
-	}
+func (s *Service) sorted(namespace string) (all []*session) {
+	s.streams.Range(func(key, _ any) bool {
+		if one, ok := key.(*session); ok && (namespace == "" || one.said().view.Namespace == namespace) {
+			all = append(all, one)
+		}
+		return true
+	})
 	slices.SortFunc(all, func(a, b *session) int {
 		one, other := a.said(), b.said()
 		return cmp.Or(cmp.Compare(one.view.Namespace, other.view.Namespace), cmp.Compare(one.name, other.name), cmp.Compare(a.connected, b.connected))

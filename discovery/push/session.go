@@ -119,11 +119,13 @@ func (s *session) announce(r *Request) {
 func (s *session) answer(r *Request) {
 	s.pending = false
 	s.timeout.Stop()
-	s.record.answered(s.service.tables.elapsed(), r.rejection != nil, r.rejection.GetMessage())
+	now := s.service.tables.elapsed()
 	if r.rejection != nil {
 		s.sent, s.rejected = s.accepted, s.sent
+		s.record.nacked, s.record.reason = now, cut(r.rejection.GetMessage())
 	} else {
 		s.accepted, s.rejected, s.foreign = s.sent, nil, nil
+		s.record.acked = now
 	}
 }
 
@@ -313,7 +315,7 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 		return StateUnanswered
 	case current:
 		return StateCurrent
-	case r.rejected():
+	case r.nacked > r.acked:
 		return StateRejected
 	case s.pending, woken > 0 && now-woken < behindAfter:
 		return StateUpdating
@@ -326,16 +328,4 @@ func (s *session) judgeLocked(now, woken time.Duration, current bool) AgentState
 type record struct {
 	pushed, acked, nacked time.Duration
 	reason                string // of the last NACK
-}
-
-// rejected reports whether the last answer was a NACK.
-func (r *record) rejected() bool { return r.nacked > r.acked }
-
-// answered notes an answer to the last push.
-func (r *record) answered(now time.Duration, rejected bool, reason string) {
-	if rejected {
-		r.nacked, r.reason = now, cut(reason)
-		return
-	}
-	r.acked = now
 }

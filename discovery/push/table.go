@@ -1,9 +1,6 @@
 package push
 
 import (
-	"bytes"
-	"encoding/base64"
-	"encoding/binary"
 	"slices"
 	"strconv"
 	"sync"
@@ -16,7 +13,7 @@ import (
 // A shard is the hosts of a table that are in one shard; nil stands for none. It does not change, except that its bytes
 // are dropped when no stream sends them, and made again when one needs them.
 type shard struct {
-	version uint64
+	version string // as text; "" if it is not one of those that this server has
 	hosts   int
 	bytes   weak.Pointer[encoded] // guarded by tables.encoding
 }
@@ -46,8 +43,8 @@ func (m *maker) shard(v *hosts.Viewer, number int) *shard {
 		return last.shard
 	}
 	content := contentOf(entries)
-	s := &shard{version: digest.HashOf(content), hosts: len(entries)}
-	s.bytes = weak.Make(newEncoded(nameOf(number), s.text(), content))
+	s := &shard{version: digest.VersionOf(digest.HashOf(content)), hosts: len(entries)}
+	s.bytes = weak.Make(newEncoded(nameOf(number), s.version, content))
 	m.last[number] = made{entries, s}
 	return s
 }
@@ -75,9 +72,6 @@ func contentOf(entries []*hosts.Entry) []byte {
 	}
 	return content
 }
-
-// text returns the version of the shard as text.
-func (s *shard) text() string { return digest.VersionOf(s.version) }
 
 // nameOf returns the name of the resource of a shard.
 func nameOf(number int) string { return strconv.Itoa(number) }
@@ -147,7 +141,7 @@ func (t *table) digest() string {
 	t.once.Do(func() {
 		t.text = digest.OfTable(func(yield func(name, version string) bool) {
 			for i := range digest.Count {
-				if s := t.shard(i); s != nil && !yield(nameOf(i), s.text()) {
+				if s := t.shard(i); s != nil && !yield(nameOf(i), s.version) {
 					return
 				}
 			}
@@ -160,6 +154,7 @@ func (t *table) digest() string {
 // The table is nil if the client has none of its shards. The parameter now is the current table, whose shards are used
 // where they are the same.
 func announced(versions [][2][]byte, now *table) (t *table, others []string) {
+	var other shard // with any other version
 	for _, one := range versions {
 		name := string(one[0])
 		number, err := strconv.Atoi(name)
@@ -170,27 +165,12 @@ func announced(versions [][2][]byte, now *table) (t *table, others []string) {
 		if t == nil {
 			t = &table{base: new([digest.Count]*shard)}
 		}
-		sum, s := parseVersion(one[1]), now.shard(number)
-		if s == nil || s.version != sum {
-			s = &shard{version: sum}
+		if t.base[number] = now.shard(number); t.base[number] == nil || t.base[number].version != string(one[1]) {
+			t.base[number] = &other
 		}
-		t.base[number] = s
 	}
 	slices.Sort(others)
 	return t, others
-}
-
-// parseVersion returns the version of a shard from its text; 0 for another text.
-func parseVersion(text []byte) uint64 {
-	var sum [8]byte
-	sums, known := bytes.CutPrefix(text, []byte(digest.VersionPrefix))
-	if !known || len(sums) != base64.RawStdEncoding.EncodedLen(len(sum)) {
-		return 0
-	}
-	if _, err := base64.RawStdEncoding.Decode(sum[:], sums); err != nil {
-		return 0
-	}
-	return binary.BigEndian.Uint64(sum[:])
 }
 
 // A source has what the shards of a table are made of.
@@ -211,7 +191,7 @@ func (t *tables) encoded(of *source, from *table, number int) *encoded {
 		if _, own := from.own[number]; own {
 			v = &of.viewer
 		}
-		e = newEncoded(nameOf(number), s.text(), contentOf(entriesOf(v, of.hosts[number])))
+		e = newEncoded(nameOf(number), s.version, contentOf(entriesOf(v, of.hosts[number])))
 		s.bytes = weak.Make(e)
 	}
 	return e

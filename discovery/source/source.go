@@ -47,7 +47,7 @@ type Reading struct {
 	Missing map[string]string
 }
 
-// An API is an API server. Its methods make what the control plane needs of the API server. None sends a request.
+// An API is an API server. Its methods make what the control plane needs of the API server.
 type API interface {
 	// NewObjects returns the objects of the API server.
 	NewObjects(cfg ObjectsConfig) Source
@@ -56,17 +56,8 @@ type API interface {
 	// Reviewer returns a function that asks the API server to which account a token belongs (TokenReview). The function
 	// refuses a token for another audience.
 	Reviewer(audience string) auth.Review
-	// NewNamespaces returns the namespaces of the API server.
-	NewNamespaces(log *slog.Logger) Namespaces
-}
-
-// Namespaces follows the labels and annotations of namespaces. Call Run once.
-type Namespaces interface {
-	// Run follows the namespaces until ctx ends.
-	Run(ctx context.Context)
-	// Read returns the labels and annotations of a namespace, which the caller must not change. It is safe for
-	// concurrent use, also before Run.
-	Read(ctx context.Context, name string) (labels, annotations map[string]string, err error)
+	// Namespace returns the labels and annotations of a namespace. It is the only method that sends a request.
+	Namespace(ctx context.Context, name string) (labels, annotations map[string]string, err error)
 }
 
 // ObjectsConfig configures the objects of an API server, see [API.NewObjects].
