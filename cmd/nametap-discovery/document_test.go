@@ -9,12 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-
-	"github.com/nametap/nametap/discovery"
-	"github.com/nametap/nametap/inject/webhook"
-	"github.com/nametap/nametap/internal/version"
 )
 
 // Every flag that a document about nametap-discovery names is a flag of one of its commands.
@@ -73,32 +68,5 @@ func TestChartSettings(t *testing.T) {
 	slices.Sort(others)
 	if diff := cmp.Diff(others, schema.Properties.Discovery.Properties.Settings.PropertyNames.Enum); diff != "" {
 		t.Errorf("flags (-) and settings of values.schema.json (+):\n%s", diff)
-	}
-}
-
-// R4: docs/discovery-reference.md lists every metric of nametap-discovery, and no other.
-func TestMetricsDocument(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(version.Metric("nametap_discovery_build_info"))
-	if _, err := discovery.New(discovery.Config{ConfigDir: t.TempDir(), Registerer: registry}); err != nil {
-		t.Fatal(err)
-	}
-	registry.MustRegister(webhook.New(webhook.Config{}).Metrics()...)
-	descriptions := make(chan *prometheus.Desc, 100)
-	registry.Describe(descriptions)
-	close(descriptions)
-	registered, documented := map[string]bool{}, map[string]bool{}
-	for description := range descriptions {
-		registered[regexp.MustCompile(`fqName: "(.*?)"`).FindStringSubmatch(description.String())[1]] = true
-	}
-	text, err := os.ReadFile("../../docs/discovery-reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (?:gauge|counter|histogram) \\|").FindAllStringSubmatch(string(text), -1) {
-		documented[row[1]] = true
-	}
-	if diff := cmp.Diff(registered, documented); diff != "" {
-		t.Errorf("docs/discovery-reference.md (-registered +documented):\n%s", diff)
 	}
 }
