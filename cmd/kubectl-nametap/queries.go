@@ -31,7 +31,7 @@ type asked struct {
 	counts
 }
 
-// A failed is a query without an answer. docs/operations.md explains the keys, which are those of `nametap tail`.
+// A failed is a query without an answer. Its keys are those of `nametap tail`.
 type failed struct {
 	Time   time.Time `json:"time"`
 	Name   string    `json:"name"`
