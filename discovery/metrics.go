@@ -10,7 +10,7 @@ import (
 	"github.com/nametap/nametap/discovery/source"
 )
 
-// metrics are the metrics of the control plane. docs/discovery-reference.md lists them.
+// metrics are the metrics of the control plane.
 type metrics struct {
 	hosts    prometheus.Gauge
 	objects  *prometheus.GaugeVec

@@ -48,6 +48,13 @@ func TestBehaviourTable(t *testing.T) {
 	if len(listed) == 0 {
 		t.Fatalf("%s has no rows", table)
 	}
+	for _, file := range files(t, ".md") {
+		for _, row := range rowNumber.FindAllString(read(t, file), -1) {
+			if !listed[row] {
+				t.Errorf("%s cites row %s, which is not in %s", file, row, table)
+			}
+		}
+	}
 	tested := map[string]bool{}
 	for _, file := range files(t, ".go", ".txtar") {
 		if strings.HasPrefix(file, root+"/docs/") { // comments there explain the rows' form

@@ -6,16 +6,10 @@ import (
 	"os"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
-
-	"github.com/nametap/nametap/discovery"
-	"github.com/nametap/nametap/inject/webhook"
-	"github.com/nametap/nametap/internal/version"
 )
 
 // Every flag that a document about nametap-discovery names is a flag of one of its commands.
@@ -74,39 +68,5 @@ func TestChartSettings(t *testing.T) {
 	slices.Sort(others)
 	if diff := cmp.Diff(others, schema.Properties.Discovery.Properties.Settings.PropertyNames.Enum); diff != "" {
 		t.Errorf("flags (-) and settings of values.schema.json (+):\n%s", diff)
-	}
-}
-
-// R4: docs/discovery-reference.md lists every metric of nametap-discovery, with a meaning that begins
-// with its help text, and no other.
-func TestMetricsDocument(t *testing.T) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(version.Metric("nametap_discovery_build_info"))
-	if _, err := discovery.New(discovery.Config{ConfigDir: t.TempDir(), Registerer: registry}); err != nil {
-		t.Fatal(err)
-	}
-	registry.MustRegister(webhook.New(webhook.Config{}).Metrics()...)
-	descriptions := make(chan *prometheus.Desc, 100)
-	registry.Describe(descriptions)
-	close(descriptions)
-	help := map[string]string{}
-	for description := range descriptions {
-		match := regexp.MustCompile(`fqName: "(.*?)", help: "(.*?)\.?", `).FindStringSubmatch(description.String())
-		help[match[1]] = match[2]
-	}
-	text, err := os.ReadFile("../../docs/discovery-reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (?:gauge|counter|histogram) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
-		name, meaning := row[1], strings.ReplaceAll(row[2], "`", "")
-		documented[name] = meaning
-		if want := help[name]; len(meaning) >= len(want) && strings.EqualFold(meaning[:len(want)], want) {
-			documented[name] = want
-		}
-	}
-	if diff := cmp.Diff(help, documented); diff != "" {
-		t.Errorf("docs/discovery-reference.md (-registered +documented):\n%s", diff)
 	}
 }

@@ -1,38 +1,20 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"log/slog"
-	"net/http"
-	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/miekg/dns"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/nametap/nametap/agent"
-	"github.com/nametap/nametap/api"
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
-	"github.com/nametap/nametap/dnsproxy/guard"
-	"github.com/nametap/nametap/dnsproxy/upstream"
-	"github.com/nametap/nametap/egress"
 	"github.com/nametap/nametap/inject"
 	"github.com/nametap/nametap/internal/settings"
-	"github.com/nametap/nametap/internal/testkit/fakexds"
-	"github.com/nametap/nametap/internal/version"
-	"github.com/nametap/nametap/nds"
 )
 
 // R7: the reference configuration has the names and the defaults of all flags, in their
@@ -215,112 +197,4 @@ func (s schemaKinds) allow(kind schemaKind, text string) bool {
 		return slices.Contains(kind.Enum, any(text))
 	}
 	return regexp.MustCompile(kind.Pattern).MatchString(text)
-}
-
-// R4: docs/metrics.md lists every metric of nametap that the agent serves, with its type
-// and a meaning that begins with its help text, and no other.
-func TestMetricsDocument(t *testing.T) {
-	control := fakexds.Start(t, fakexds.Options{})
-	control.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{"a.example.com": {Ips: []string{"192.0.2.1"}}}})
-	a := startAgent(t, control.Addr())
-	// A metric with labels is served once it has counted something.
-	addr := a.Proxy().Addrs()[0].Address
-	client := dns.Client{Timeout: patience}
-	for range 1024 { // of which one is measured
-		if _, _, err := client.Exchange(new(dns.Msg).SetQuestion("a.example.com.", dns.TypeA), addr); err != nil {
-			t.Fatal(err)
-		}
-	}
-	served, help := map[string]string{}, map[string]string{}
-	for _, line := range strings.Split(get(t, "http://"+a.StatusAddr()+"/stats/prometheus"), "\n") {
-		fields := strings.SplitN(line, " ", 4)
-		if len(fields) < 4 || !strings.HasPrefix(fields[2], "nametap_") && !strings.HasPrefix(fields[2], "istio_") {
-			continue
-		}
-		switch fields[1] {
-		case "HELP":
-			help[fields[2]] = strings.TrimSuffix(fields[3], ".")
-		case "TYPE":
-			served[fields[2]] = fields[3]
-		}
-	}
-	text, err := os.ReadFile("../../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	documented := map[string]string{}
-	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\| (\\w+) \\| (.*) \\|$").FindAllStringSubmatch(string(text), -1) {
-		name, meaning := row[1], strings.ReplaceAll(row[3], "`", "")
-		documented[name] = row[2]
-		if want := help[name]; len(meaning) < len(want) || !strings.EqualFold(meaning[:len(want)], want) {
-			t.Errorf("docs/metrics.md: %s means %q, want it to begin with the help text %q", name, meaning, want)
-		}
-	}
-	if diff := cmp.Diff(served, documented); diff != "" {
-		t.Errorf("docs/metrics.md (-served +documented):\n%s", diff)
-	}
-	if len(served) == 0 {
-		t.Error("the agent serves no metric of nametap")
-	}
-}
-
-// startAgent runs an agent for the test on free ports; it is ready.
-func startAgent(t *testing.T, xdsAddr string) *agent.Agent {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	carried := egress.DefaultConfig()
-	carried.Addr = "127.0.0.1:0"
-	policy, err := guard.Parse("guard.yaml", []byte("mode: audit\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	guarded := guard.New("web-0")
-	guarded.Use(policy)
-	a, err := agent.New(ctx, agent.Config{
-		Egress: &carried, Guard: guarded,
-		DNS: dnsproxy.Config{
-			Addr: "127.0.0.1:0", Namespace: "ns1", Forward: forward.Config{
-				ResolvConf: filepath.Join(t.TempDir(), "absent"),
-				Upstreams:  []upstream.Spec{{Addr: netip.MustParseAddrPort("192.0.2.53:53")}}, // never asked
-			},
-		},
-		XDS: nds.Config{Addr: xdsAddr, Plaintext: true, Node: nds.Node{
-			PodName: "web-0", Namespace: "ns1", IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3")},
-		}},
-		StatusAddr: "127.0.0.1:0",
-		Logger:     slog.New(slog.DiscardHandler),
-		Collectors: []prometheus.Collector{version.Metric("nametap_build_info")},
-	})
-	if err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- a.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case <-a.Ready():
-	case err := <-done:
-		t.Fatal(err)
-	}
-	return a
-}
-
-func get(tb testing.TB, url string) string {
-	tb.Helper()
-	resp, err := http.Get(url)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return string(body)
 }

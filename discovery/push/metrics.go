@@ -10,7 +10,7 @@ const (
 	endedMemory  = "memory"
 )
 
-// metrics are the metrics of streams. docs/discovery-reference.md lists them.
+// metrics are the metrics of streams.
 type metrics struct {
 	clients  *prometheus.GaugeVec
 	pushes   *prometheus.CounterVec

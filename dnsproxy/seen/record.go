@@ -11,7 +11,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// A Record describes a query to people and programs. docs/operations.md explains its keys in JSON.
+// A Record describes a query to people and programs.
 type Record struct {
 	Time       time.Time      `json:"time"`
 	Client     netip.AddrPort `json:"client"`

@@ -113,7 +113,7 @@ func New(cfg Config) *Webhook {
 	}
 }
 
-// Metrics returns the metrics, which docs/discovery-reference.md lists.
+// Metrics returns the metrics.
 func (w *Webhook) Metrics() []prometheus.Collector {
 	return []prometheus.Collector{w.answers, w.seconds, w.broken, w.limit.Metric()}
 }

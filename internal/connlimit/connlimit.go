@@ -94,7 +94,7 @@ func (l *Limit) Close() {
 	}
 }
 
-// Metric returns the metric, which docs/metrics.md and docs/discovery-reference.md list.
+// Metric returns the metric.
 func (l *Limit) Metric() prometheus.Collector {
 	return prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "nametap_connections_evicted_total", Help: "Connections that were closed to make room for others, by server.",
