@@ -118,7 +118,7 @@ const upstreamAddr = "192.0.2.53"
 func upstream(query *dns.Msg, network string) *dns.Msg {
 	first, _, _ := strings.Cut(strings.ToLower(query.Question[0].Name), ".")
 	switch first {
-	case "below", "absent", "empty", "external", "none", "network":
+	case "absent", "empty", "none":
 		if query.Question[0].Qtype != dns.TypeA {
 			return new(dns.Msg).SetReply(query)
 		}
