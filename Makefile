@@ -89,7 +89,7 @@ node: ## test the agent in pods of a real Kubernetes node (needs root)
 	@tools/install-missing containerd runc /usr/lib/cni/bridge debootstrap ip iptables conntrack nsenter
 	$(MACHINES) -parallel 8 ./node $(ARGS)
 
-interop: ## test the agent with a real istiod, beside Istio's agent (needs root)
+interop: ## test the agent and nametap-discovery with a real istiod and API server (needs root)
 	@tools/install-missing ip
 	$(MACHINES) ./interop $(ARGS)
 

@@ -16,6 +16,7 @@ import (
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/clock"
+	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -192,10 +193,11 @@ func (a *Agent) announce(ctx context.Context) error {
 
 // How long queries in flight may take at the end of an agent with Config.Service. stopTimeout is for an agent that has
 // removed its rules. It is short, because replies no longer reach the clients whose queries were captured.
-// handOverTimeout is for an agent that another agent follows: during this time, new queries wait in the sockets.
+// handOverTimeout is for an agent that another agent follows: during this time, new queries wait in the sockets. It leaves half
+// of the lease for the start of the other agent.
 const (
 	stopTimeout     = 50 * time.Millisecond
-	handOverTimeout = time.Second
+	handOverTimeout = iptables.LeaseTime / 2
 )
 
 // drain waits until the agent must end. Then it calls the function release, which starts to remove the capture rules,

@@ -123,6 +123,22 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	}
 }
 
+// TestCaptureIncomplete checks that apply exits 1 if a supported family is not captured, and that the metric says so.
+func TestCaptureIncomplete(t *testing.T) { // K13
+	t.Parallel()
+	v := newVM(t, "nft")
+	v.breakTool("ip6tables-nft-restore")
+	if r := v.root(v.args("apply")...); r.code != 1 || !strings.Contains(r.stderr, "capture is incomplete") || !strings.Contains(r.stdout, "IPv4      in place") {
+		t.Errorf("apply: %+v", r)
+	}
+	v.capture()
+	for _, level := range []string{`family="IPv4",level="complete"`, `family="IPv6",level="failed"`} {
+		if metrics := v.get("/metrics"); !strings.Contains(metrics, "nametap_capture_level{"+level+"} 1") {
+			t.Errorf("the level is not %s:\n%s", level, metrics)
+		}
+	}
+}
+
 // TestStatusOfCapture checks what `nametap status` reports about the rules of an agent.
 func TestStatusOfCapture(t *testing.T) { // K10, R7
 	t.Parallel()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -27,6 +28,18 @@ func TestCaptureSeccomp(t *testing.T) { // K11
 	v.Run(func() { text, _ = cmd.CombinedOutput() })
 	if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(text), "this process has the capabilities, but is confined by a seccomp filter") || strings.Contains(string(text), "is missing:") {
 		t.Errorf("%s", text)
+	}
+}
+
+// TestCaptureUnmapped checks that an error names a uid of the agent that does not exist in the user namespace.
+func TestCaptureUnmapped(t *testing.T) { // K11
+	t.Parallel()
+	v := newVM(t, "nft")
+	cmd := v.command(v.args("apply")...)
+	few := []syscall.SysProcIDMap{{Size: 1000}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: few, GidMappings: few}
+	if r := v.run(cmd); r.code != 1 || !strings.Contains(r.stderr, "uid 1337 is not mapped in this user namespace") {
+		t.Errorf("%+v", r)
 	}
 }
 

@@ -2,18 +2,11 @@ package test
 
 import (
 	"fmt"
-	"net"
 	"os/exec"
 	"strconv"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
-	"github.com/miekg/dns"
-
-	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/internal/testkit/netns"
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -106,56 +99,5 @@ func TestStub(t *testing.T) { // K7, F14, F15
 				t.Errorf("the stub received %v queries", n)
 			}
 		})
-	}
-}
-
-// TestStubIsNoLoop checks that a stub whose own queries are captured does not count as a
-// loop: the agent forwards them to their original destination, and so it forwards the loop
-// probe, which it sends because two clients wait for one answer.
-func TestStubIsNoLoop(t *testing.T) { // F6, K7
-	t.Parallel()
-	v := newVM(t, "auto")
-	v.resolvConf = v.write("resolv.conf", "nameserver "+stubAddr+"\n")
-	v.stub()
-	a := v.capture("--upstream-timeout", "20s")
-	released := make(chan struct{})
-	release := sync.OnceFunc(func() { close(released) })
-	t.Cleanup(release)
-	answer := anyName(namedIP)
-	var passed atomic.Bool // a probe for loops
-	v.named.Handle(func(query *dns.Msg, network string) *dns.Msg {
-		if strings.HasSuffix(query.Question[0].Name, upstream.LoopZone) {
-			passed.Store(true)
-		}
-		if query.Question[0].Name == "slow.example.org." {
-			<-released
-		}
-		return answer(query, network)
-	})
-	var asking sync.WaitGroup
-	for range 2 {
-		asking.Go(func() {
-			v.Run(func() {
-				conn, err := dns.Dial("udp", net.JoinHostPort(stubAddr, "53"))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer conn.Close()
-				if got, err := askOn(conn, "slow.example.org"); err != nil || got != namedIP {
-					t.Errorf("%s, %v", got, err)
-				}
-			})
-		})
-	}
-	wait.Until(t, "the probe has passed", passed.Load)
-	release()
-	asking.Wait()
-	for _, over := range []string{"+notcp", "+tcp"} {
-		v.asked(stubAddr, meshIP)
-		v.digs(namedIP, over, "@"+stubAddr, "www.example.org")
-	}
-	if strings.Contains(v.get("/metrics"), `nametap_upstream_state{state="looping",upstream="`+stubAddr+`"}`) || a.log.Count("come back to this agent") > 0 {
-		t.Error("the stub is not used")
 	}
 }

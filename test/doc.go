@@ -12,7 +12,7 @@
 //   - clients_test.go: DNS clients, such as dig;
 //   - stalls_test.go: the moments in which this machine stood still, which no verdict counts;
 //   - load_test.go: many clients at a time, none of whose queries may be lost;
-//   - attack_test.go: pods that attack a control plane, and attack_lab_test.go: that control plane and its pods.
+//   - plane_test.go: nametap-discovery and its pods.
 //
 // The namespaces, nameservers and control planes themselves are in internal/testkit.
 package test

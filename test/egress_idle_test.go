@@ -108,31 +108,6 @@ func TestEgressIdleTimeout(t *testing.T) {
 	}
 }
 
-// E17: at the limit, the connection that has been idle longest makes room for a new one.
-func TestEgressRoom(t *testing.T) {
-	t.Parallel()
-	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	e.descriptors = 230 // half of them are for DNS, and 64 for pipes: that leaves 10 connections
-	e.capture()
-	oldest := e.open()
-	for range 9 {
-		e.open()
-	}
-	busy := e.open()
-	if _, err := oldest.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
-		t.Errorf("the idle connection: %v, want a reset", err)
-	}
-	if got := e.metric(`nametap_connections_evicted_total{server="egress"}`); got != 1 {
-		t.Errorf("%v connections were closed, want 1", got)
-	}
-	for range 8 {
-		busy.lives("others were idle longer")
-		e.open()
-	}
-	busy.lives("others were idle longer")
-}
-
 // E17: after a momentary lack of descriptors, the next clients are carried.
 func TestEgressDescriptorsLater(t *testing.T) {
 	t.Parallel()

@@ -46,7 +46,7 @@ func (c *openConn) echoes() error {
 	return err
 }
 
-// E12, E13, E14: open connections live while resolv.conf changes, while capture is switched off and on, and
+// E12, E13, E14: open connections live while the table and resolv.conf change, while capture is switched off and on, and
 // while IPv6 goes away. New ones follow the change.
 func TestEgressChanges(t *testing.T) {
 	t.Parallel()
@@ -57,6 +57,12 @@ func TestEgressChanges(t *testing.T) {
 	mesh := e.write("mesh", meshConfig(true))
 	e.capture("--mesh-config", mesh, "--cache-size", "0")
 	conn := e.open()
+
+	e.push(map[string][]string{exactB: {vipA, vip6A}})
+	wait.Until(t, "the VIP is of the other host", func() bool { return e.greeting(vipA, "7") == "220 two" })
+	conn.lives("a push")
+	e.push(map[string][]string{exactA: {vipA, vip6A}})
+	wait.Until(t, "the VIP is of the host again", func() bool { return e.greeting(vipA, "7") == "220 one" })
 
 	// Another nameserver has another address for the name.
 	e.resolve(exactA, serverA)

@@ -200,37 +200,6 @@ func TestHandOverInFlight(t *testing.T) { // V1
 	wait.For(t, "the agent has ended", a.ended)
 }
 
-// TestHandOverOfSilentNameserver hands over while a nameserver does not answer, which takes a second. The
-// next agent still has the lease for its start.
-func TestHandOverOfSilentNameserver(t *testing.T) { // V1
-	t.Parallel()
-	v := newUnitVM(t)
-	a := v.held(v.start())
-	asked := make(chan struct{}, 8)
-	v.named.Handle(func(query *dns.Msg, _ string) *dns.Msg {
-		if strings.HasPrefix(query.Question[0].Name, "silent.") {
-			asked <- struct{}{}
-			return nil
-		}
-		return anyName(namedIP)(query, "")
-	})
-	l := v.load()
-	v.Run(func() {
-		conn, err := dns.Dial("udp", named+":53")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		if err := conn.WriteMsg(new(dns.Msg).SetQuestion("silent.example.org.", dns.TypeA)); err != nil {
-			t.Fatal(err)
-		}
-	})
-	wait.For(t, "the nameserver has a query", asked)
-	v.handsOver(a, nil)
-	v.more(l, meshIP)
-	v.noneLost(l, false)
-}
-
 // TestHandOverAndDrain mixes both signals. The first one counts: after SIGTERM the rules are
 // removed, also if the agent drains, and after a hand-over they stay.
 func TestHandOverAndDrain(t *testing.T) { // V1, V4

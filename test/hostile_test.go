@@ -72,12 +72,17 @@ func TestHostileObjects(t *testing.T) { // D64
 			for _, resource := range []string{"serviceentries", "sidecars"} {
 				p.api.Put(fakekube.Definitions, "{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: "+resource+".networking.istio.io}}")
 			}
-			tables, why := pod{p, "198.19.0.1"}.follow(t.Context())
+			tables := make(chan []byte, 100)
+			go func() {
+				err := pod{p, "198.19.0.1"}.follow(t.Context(), func(table []byte) bool { tables <- table; return true })
+				fmt.Fprintf(p.log, "the stream of a client of another namespace has ended: %v\n", err)
+				close(tables)
+			}()
 			await := func(what, in string) {
 				t.Helper()
 				for change := []byte(nil); !bytes.Contains(change, []byte(in)); {
 					if change = wait.For(t, what, tables); change == nil {
-						t.Fatalf("the stream of a client of another namespace has ended: %v", why())
+						t.Fatal(p.log)
 					}
 				}
 			}

@@ -7,12 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
+	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -30,6 +28,7 @@ import (
 
 const (
 	planeName = "discovery.test"
+	planeAddr = "198.18.0.1:15012"
 	// limitMiB is the memory limit of the Deployment.
 	limitMiB = 256
 	// pods are the addresses of pods (RFC 2544).
@@ -39,27 +38,20 @@ const (
 // A plane is a nametap-discovery that serves the objects of an API server, and the log of it. They are in a
 // namespace in which each address of pods can be the address of a pod.
 type plane struct {
-	tb          testing.TB
-	ns          *netns.NS
-	web         http.Client
-	api         *fakekube.API
-	tls, status string
-	roots       *x509.CertPool
-	cmd         *exec.Cmd
-	log         *testlog.Buffer
-	ended       chan struct{}
+	tb    testing.TB
+	ns    *netns.NS
+	api   *fakekube.API
+	roots *x509.CertPool
+	cmd   *exec.Cmd
+	log   *testlog.Buffer
 }
 
 // startPlane starts a control plane, which has the memory of the Deployment.
 func startPlane(tb testing.TB) *plane {
 	tb.Helper()
-	p := &plane{tb: tb, ns: netns.New(tb), log: testlog.New(tb), roots: x509.NewCertPool(), ended: make(chan struct{})}
+	p := &plane{tb: tb, ns: netns.New(tb), log: testlog.New(tb), roots: x509.NewCertPool()}
 	p.ns.Exec("ip", "route", "add", "local", pods, "dev", "lo")
 	p.ns.Run(func() { p.api = fakekube.Start(tb) })
-	p.tls, p.status = "198.18.0.1:15012", "127.0.0.1:15014"
-	p.web.Transport = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-		return p.dial(ctx, new(net.Dialer), network, address)
-	}}
 	authority := fakexds.NewAuthority(tb, planeName, "spiffe://cluster.local/ns/shop/sa/web")
 	p.roots.AppendCertsFromPEM([]byte(authority.Root()))
 	certificate, key := authority.Server()
@@ -71,36 +63,27 @@ func startPlane(tb testing.TB) *plane {
 	}
 	p.put("web", "10.0.0.1")
 	p.api.SetToken("shop", fakekube.Token{User: "system:serviceaccount:shop:web", Audiences: []string{"istio-ca"}})
-	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"),
-		"--kubeconfig", p.api.Kubeconfig(), "--tls-addr", p.tls, "--http-addr", p.status,
-		"--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key"))
+	p.cmd = exec.Command(filepath.Join(planes.Dir(tb), "nametap-discovery"), "--kubeconfig", p.api.Kubeconfig(), "--tls-addr", planeAddr,
+		"--http-addr", "127.0.0.1:15014", "--tls-cert", filepath.Join(files, "cert"), "--tls-key", filepath.Join(files, "key"))
 	p.cmd.Env = append(os.Environ(), fmt.Sprint("GOMEMLIMIT=", limitMiB*85/100, "MiB")) // as it sets itself in the Deployment
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.ns.Start(p.cmd); err != nil {
 		tb.Fatal(err)
 	}
-	go func() {
-		_ = p.cmd.Wait() // it is killed
-		close(p.ended)
-	}()
-	tb.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-	})
-	wait.Until(tb, "the control plane is ready", func() bool {
-		response, err := p.web.Get("http://" + p.status + "/healthz/ready")
-		if err != nil {
-			return false
+	tb.Cleanup(func() { _, _ = p.cmd.Process.Kill(), p.cmd.Wait() }) // it has nothing to save
+	wait.Until(tb, "the control plane listens", func() bool {
+		conn, err := p.dial(tb.Context(), new(net.Dialer))
+		if err == nil {
+			_ = conn.Close()
 		}
-		_ = response.Body.Close()
-		return response.StatusCode == http.StatusOK
+		return err == nil
 	})
 	return p
 }
 
-// dial opens a connection in the namespace.
-func (p *plane) dial(ctx context.Context, dialer *net.Dialer, network, address string) (conn net.Conn, err error) {
-	p.ns.Run(func() { conn, err = dialer.DialContext(ctx, network, address) })
+// dial connects to the control plane in the namespace.
+func (p *plane) dial(ctx context.Context, dialer *net.Dialer) (conn net.Conn, err error) {
+	p.ns.Run(func() { conn, err = dialer.DialContext(ctx, "tcp", planeAddr) })
 	return conn, err
 }
 
@@ -113,16 +96,10 @@ func (p *plane) put(name, ip string) {
 func (p *plane) peak() int {
 	p.tb.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		p.tb.Fatal(err)
-	}
-	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(text)
-	if found == nil {
-		p.tb.Fatalf("the control plane has ended: %s", text)
-	}
-	kib, err := strconv.Atoi(string(found[1]))
-	if err != nil {
-		p.tb.Fatal(err)
+	_, most, _ := strings.Cut(string(text), "VmHWM:")
+	kib := 0
+	if _, scanErr := fmt.Sscan(most, &kib); err != nil || scanErr != nil {
+		p.tb.Fatalf("the control plane has ended: %v, %v", err, scanErr)
 	}
 	return kib >> 10
 }
@@ -141,77 +118,34 @@ func (pod) GetRequestMetadata(context.Context, ...string) (map[string]string, er
 // RequireTransportSecurity says that the token is secret.
 func (pod) RequireTransportSecurity() bool { return true }
 
-// A tableStream is a stream of tables.
-type tableStream = discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesClient
-
-// open requests the table on a connection of its own. The connection ends with ctx.
-func (p pod) open(ctx context.Context) (tableStream, error) {
+// follow connects, and calls use with the tables that the pod is sent, which it acknowledges, until use returns false.
+func (p pod) follow(ctx context.Context, use func(table []byte) bool) error {
 	config := &tls.Config{RootCAs: p.plane.roots, ServerName: planeName, MinVersion: tls.VersionTLS12}
 	conn, err := grpc.NewClient("passthrough:///plane", grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-		return p.plane.dial(ctx, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(p.ip)}}, "tcp", p.plane.tls)
+		return p.plane.dial(ctx, &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(p.ip)}})
 	}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(1<<30)), grpc.WithTransportCredentials(credentials.NewTLS(config)), grpc.WithPerRPCCredentials(p))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer conn.Close()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	meta := map[string]*structpb.Value{"NAMESPACE": structpb.NewStringValue("shop"), "INSTANCE_IPS": structpb.NewStringValue("10.0.0.1")}
-	node := &corev3.Node{Id: "sidecar~10.0.0.1~web-0.shop~x", Metadata: &structpb.Struct{Fields: meta}}
-	_ = stream.Send(&discoveryv3.DiscoveryRequest{Node: node, TypeUrl: fakexds.TypeURL}) // received gets the reason if the stream has ended
-	return stream, nil
-}
-
-// received returns the next response of a stream, and its table.
-func received(stream tableStream) (*discoveryv3.DiscoveryResponse, []byte, error) {
-	response, err := stream.Recv()
-	if err == nil && len(response.GetResources()) != 1 {
-		err = errors.New("no table")
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return response, response.GetResources()[0].GetValue(), nil
-}
-
-// table connects, and returns the table that the pod is sent.
-func (p pod) table(ctx context.Context) ([]byte, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := p.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	_, table, err := received(stream)
-	return table, err
-}
-
-// follow connects, and returns a channel with the tables that the pod is sent, which it acknowledges. The channel is closed
-// when the stream ends, and then the function why returns the reason.
-func (p pod) follow(ctx context.Context) (tables chan []byte, why func() error) {
-	p.plane.tb.Helper()
-	tables = make(chan []byte, 100)
-	stream, err := p.open(ctx)
-	if err != nil {
-		p.plane.tb.Fatal(err)
-	}
-	var end error
-	go func() {
-		defer close(tables)
-		for {
-			var response *discoveryv3.DiscoveryResponse
-			var table []byte
-			if response, table, end = received(stream); end != nil {
-				return
-			}
-			tables <- table
-			ack := &discoveryv3.DiscoveryRequest{TypeUrl: fakexds.TypeURL, VersionInfo: response.GetVersionInfo(), ResponseNonce: response.GetNonce()}
-			if stream.Send(ack) != nil {
-				return
-			}
+	request := &discoveryv3.DiscoveryRequest{Node: &corev3.Node{Id: "sidecar~10.0.0.1~web-0.shop~x", Metadata: &structpb.Struct{Fields: meta}}, TypeUrl: fakexds.TypeURL}
+	for {
+		_ = stream.Send(request) // Recv gets the reason if the stream has ended
+		response, err := stream.Recv()
+		if err != nil {
+			return err
 		}
-	}()
-	return tables, func() error { return end }
+		if len(response.GetResources()) != 1 {
+			return errors.New("no table")
+		}
+		if !use(response.GetResources()[0].GetValue()) {
+			return nil
+		}
+		request = &discoveryv3.DiscoveryRequest{TypeUrl: fakexds.TypeURL, VersionInfo: response.GetVersionInfo(), ResponseNonce: response.GetNonce()}
+	}
 }

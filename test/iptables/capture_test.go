@@ -193,6 +193,9 @@ func TestRemoveInFlight(t *testing.T) {
 		l.askHeld(conn)
 		end := l.removing(c)
 		wait.Until(t, "the rules are unhooked", func() bool { return l.log.Count("no longer captured") == 1 })
+		if l.holders() == "" {
+			t.Error("nothing waits for replies")
+		}
 		l.wantHeld(conn, "AU")
 		end()
 		if got := l.holders(); got != "" {

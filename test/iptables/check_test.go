@@ -7,9 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,22 +29,6 @@ func failed(t *testing.T, c *iptables.Capture) string {
 		}
 	}
 	return b.String()
-}
-
-// K11
-func TestCheck(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t := l.t
-		c := l.capture()
-		before := l.saves()
-		if missing := failed(t, c); missing != "" {
-			t.Errorf("missing: %s", missing)
-		}
-		if after := l.saves(); after != before {
-			t.Errorf("check changed something:\n%s", after)
-		}
-	})
 }
 
 // Legacy's lock cannot be made.
@@ -104,44 +86,6 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// K9, K10, K12: the agent was killed, so captured queries are refused. Another process removes the rules: DNS works
-// while Remove waits for the replies of earlier queries.
-func TestFailOpen(t *testing.T) {
-	t.Parallel()
-	labs(t, diagonal(), func(l *lab) {
-		t := l.t
-		agent := l.agent()
-		l.apply()
-		conn := l.socket()
-		l.wantOn(conn, "AU")
-		agent.stop()
-		for _, network := range []string{"udp", "tcp"} {
-			if _, err := ask(network, "-", l.server('2'), "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Errorf("%s: %v, want refused", network, err)
-			}
-		}
-		if _, err := askOn(conn, "2d"); !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("socket in use: %v, want refused", err)
-		}
-		remover := l.capture(func(c *iptables.Config) { c.Settle = time.Hour })
-		end := l.removing(remover)
-		wait.Until(t, "DNS works", func() bool {
-			reply, err := ask("udp", "-", l.server('2'), "2d")
-			return err == nil && reply == "2dU"
-		})
-		wait.Until(t, "all is out of use", func() bool { return l.log.Count("no longer captured") == 1 })
-		if got := l.holders(); got == "" {
-			t.Error("nothing waits for replies")
-		}
-		end()
-		if got := l.holders(); got != "" {
-			t.Errorf("after remove: %s", got)
-		}
-		l.want("U")
-		l.wantOn(conn, "U")
-	})
-}
-
 // removing begins to remove the rules. The function end ends only the wait for replies in flight, and returns when all
 // is removed.
 func (l *lab) removing(c *iptables.Capture) (end func()) {
@@ -156,22 +100,4 @@ func (l *lab) removing(c *iptables.Capture) (end func()) {
 			l.t.Errorf("remove: %v", err)
 		}
 	}
-}
-
-// K11: a uid that does not exist in the user namespace.
-func TestUnmappedUser(t *testing.T) {
-	t.Parallel()
-	alone(t, func(l *lab) {
-		cmd := self(envApply, "nft")
-		first := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: 1000}}
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
-			UidMappings: first,
-			GidMappings: first,
-		}
-		out, failed := l.output(cmd)
-		if !failed || !strings.Contains(out, "uid 1337 is not mapped in this user namespace") {
-			t.Errorf("%s", out)
-		}
-	})
 }

@@ -145,27 +145,6 @@ func TestFailureKeepsRules(t *testing.T) {
 	})
 }
 
-// K3, K4: rules that cannot be read do not count as removed.
-func TestRemoveUnseen(t *testing.T) {
-	t.Parallel()
-	alone(t, func(l *lab) {
-		l.apply(func(c *iptables.Config) { c.Backend = iptables.Legacy })
-		denied := `echo "Failed to list table names in /proc/net/ip_tables_names: Permission denied" >&2; exit 1`
-		working := l.tools(map[string]string{"iptables-legacy-save": denied, "ip6tables-legacy-save": denied})
-		if err := l.capture(auto).Remove(l.t.Context()); !errors.Is(err, iptables.ErrUnseen) || !strings.Contains(err.Error(), "legacy") {
-			l.t.Errorf("remove: %v", err)
-		}
-		working()
-		if got := l.holders(); got != inLegacy {
-			l.t.Errorf("rules in %q, want %q", got, inLegacy)
-		}
-		remove(l.t, l.capture(auto))
-		if got := l.holders(); got != "" {
-			l.t.Errorf("rules in %s", got)
-		}
-	})
-}
-
 // K10: while no nft rule changes, no program is run.
 func TestQuietReconcile(t *testing.T) {
 	t.Parallel()

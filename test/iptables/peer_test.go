@@ -32,7 +32,9 @@ type peer struct {
 
 func startPeer(t *testing.T, ns *netns.NS) *peer {
 	t.Helper()
-	cmd := self(envPeer, "1")
+	cmd := exec.Command("/proc/self/exe") // which another user may enter, unlike the directory of the binary
+	// The race detector waits 1 s at each exit, for reports of other threads.
+	cmd.Env = append(os.Environ(), envPeer+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

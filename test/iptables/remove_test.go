@@ -1,14 +1,9 @@
 package iptables_test
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/nametap/nametap/internal/testkit/process"
 	"github.com/nametap/nametap/iptables"
 )
 
@@ -87,73 +82,4 @@ func TestRemoveFromSharedTable(t *testing.T) {
 			t.Errorf("after remove:\n%s", after)
 		}
 	})
-}
-
-// K3, K4: apply is killed during each iptables-restore, while the other
-// backend holds earlier rules of nametap.
-func TestApplyKilled(t *testing.T) {
-	t.Parallel()
-	backends(t, func(l *lab) {
-		t := l.t
-		l.addForeign(iptables.NFT)
-		l.addForeign(iptables.Legacy)
-		before := l.saves()
-		cleaner := l.capture(auto)
-		applyHalf := func(step int) int {
-			t.Helper()
-			l.apply(func(c *iptables.Config) { c.Backend = l.other() })
-			return l.killedApply(step)
-		}
-		steps := applyHalf(0)
-		complete := l.saves()
-		remove(t, cleaner)
-		if steps < 4 {
-			t.Fatalf("apply took %d steps, want one a family and what the other backend takes", steps)
-		}
-		t.Logf("%d steps", steps)
-		for step := 1; step <= steps; step++ {
-			applyHalf(step)
-			l.killedApply(0) // repairs it
-			if after := l.saves(); after != complete {
-				t.Errorf("killed within step %d, and applied again:\n%s\nwant:\n%s", step, after, complete)
-			}
-			remove(t, cleaner)
-			applyHalf(step)
-			remove(t, cleaner)
-			if after := l.saves(); after != before {
-				t.Errorf("killed within step %d, and removed:\n%s\nwant:\n%s", step, after, before)
-			}
-		}
-	})
-}
-
-// killedApply applies the default rules in another process, and kills it within a step, which is
-// an iptables-restore, unless step is 0. It returns the number of steps.
-func (l *lab) killedApply(step int) int {
-	t := l.t
-	t.Helper()
-	dir := t.TempDir()
-	for _, family := range []string{"iptables", "ip6tables"} {
-		for _, b := range []string{"nft", "legacy"} {
-			name := fmt.Sprintf("%s-%s-restore", family, b)
-			script := fmt.Sprintf(`#!/bin/sh
-n=$(($(cat %[1]s/n 2>/dev/null || echo 0) + 1))
-echo $n >%[1]s/n
-if [ $n = %[2]d ]; then
-	sed /^COMMIT/q | %[3]s "$@"
-	kill -9 $PPID
-	exit 1
-fi
-exec %[3]s "$@"
-`, dir, step, tool(t, name))
-			process.WriteScript(t, filepath.Join(dir, name), script)
-		}
-	}
-	cmd := self(envApply, string(l.backend))
-	cmd.Env = append(cmd.Env, "PATH="+dir+":"+os.Getenv("PATH"))
-	if out, killed := l.output(cmd); killed != (step > 0) {
-		t.Fatalf("apply, killed within step %d: %s", step, out)
-	}
-	n, _ := strconv.Atoi(strings.TrimSpace(l.sh("cat %s/n || true", dir)))
-	return n
 }

@@ -150,8 +150,7 @@ func TestLint(t *testing.T) { // P9
 	})
 }
 
-// TestSettings checks that the settings of injection equal the settings of `nametap inject`, and
-// that each can be changed.
+// TestSettings checks that the settings of injection equal the settings of `nametap inject`. TestTexts changes them.
 func TestSettings(t *testing.T) { // P9
 	versions(t, func(h helm) {
 		t := h.t
@@ -170,18 +169,6 @@ func TestSettings(t *testing.T) { // P9
 		}
 		if got := injection(t, h.render("{injection: {guard: sandbox}}")).Guard; got != "sandbox" {
 			t.Errorf("the guard is %q", got)
-		}
-		all := inject.Config{
-			Mode: inject.Resolv, Image: "registry.example.com/mesh/nametap:1.2", InitImage: "registry.example.com/mesh/nametap-init:1.2", ImagePullPolicy: "Always",
-			ControlPlane: "istiod-canary.istio-system.svc:15012", RootCert: "root", ClusterID: "east", ClusterDomain: "corp.example",
-			Nameservers: []string{"10.0.0.10", "fd00::a"}, Settings: map[string]string{"cache-size": "8MiB", "ttl": "10s", "dns-auto-allocate": "true"},
-			Resources: inject.DefaultConfig().Resources, IgnoredNamespaces: []string{"kube-system", namespace},
-		}
-		got := parsed(`{image: {registry: registry.example.com/mesh, tag: "1.2", pullPolicy: Always}, injection: {
-			mode: resolv, controlPlane: "istiod-canary.istio-system.svc:15012", rootCert: root, clusterID: east, clusterDomain: corp.example,
-			nameservers: [10.0.0.10, "fd00::a"], settings: {cache-size: 8MiB, ttl: 10s, dns-auto-allocate: true}, ignoredNamespaces: [kube-system]}}`)
-		if diff := cmp.Diff(all, got); diff != "" {
-			t.Errorf("with other values:\n%s", diff)
 		}
 	})
 }

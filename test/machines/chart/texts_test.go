@@ -49,13 +49,14 @@ func TestTexts(t *testing.T) { // P9
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := h.render(`{image: {registry: "[fd00::1]:5000/mesh", tag: "1.0", pullSecrets: ["1", "true", "1e3"]}, discovery: {
+		all := h.render(`{image: {registry: "[fd00::1]:5000/mesh", tag: "1.0", pullPolicy: Always, pullSecrets: ["1", "true", "1e3"]}, discovery: {
 			replicas: 1000000, priorityClassName: "123", podLabels: {"1": "2"}, podAnnotations: {text: ` + string(quoted) + `, "null": "null"},
 			nodeSelector: {"yes": "on"}, settings: {trust-domain: ` + string(quoted) + `, max-clients: 100000000}},
-			injection: {controlPlane: "[fd00::1]:15012", rootCert: "0123", clusterID: "#1: 'a\"b", clusterDomain: "1.5", nameservers: ["fd00::1", "fd00::"],
+			injection: {mode: resolv, controlPlane: "[fd00::1]:15012", rootCert: "0123", clusterID: "#1: 'a\"b", clusterDomain: "1.5", nameservers: ["fd00::1", "fd00::"],
 			settings: {bypass: ` + string(quoted) + `, egress-mark: 0, pod-name: "0x10", capture-fail-open: false}, ignoredNamespaces: ["123", "null", "1e3"]}}`)
 		cfg := injection(t, all)
 		want := inject.DefaultConfig()
+		want.Mode, want.ImagePullPolicy = inject.Resolv, "Always"
 		want.Image, want.InitImage = "[fd00::1]:5000/mesh/nametap:1.0", "[fd00::1]:5000/mesh/nametap-init:1.0"
 		want.ControlPlane, want.RootCert, want.ClusterID, want.ClusterDomain = "[fd00::1]:15012", "0123", `#1: 'a"b`, "1.5"
 		want.Nameservers = []string{"fd00::1", "fd00::"}

@@ -1,3 +1,2 @@
-// Package image reads container images from OCI layouts. Its test builds the Dockerfile with an
-// engine, and compares the images with the images of `make image`.
+// Package image has only a test, which builds the Dockerfile with an engine, and compares the images with those of `make image`.
 package image

@@ -118,7 +118,7 @@ const upstreamAddr = "192.0.2.53"
 func upstream(query *dns.Msg, network string) *dns.Msg {
 	first, _, _ := strings.Cut(strings.ToLower(query.Question[0].Name), ".")
 	switch first {
-	case "below", "absent", "empty", "external", "none", "network":
+	case "absent", "empty", "none":
 		if query.Question[0].Qtype != dns.TypeA {
 			return new(dns.Msg).SetReply(query)
 		}
@@ -267,7 +267,8 @@ func (h *host) startLoad(e *load.Expectation) *load.Load {
 
 // expectation returns what an agent with a table must answer: the IPv4 addresses of each host, and a forwarded name.
 func expectation(table lab.Table) *load.Expectation {
-	e := &load.Expectation{Questions: []load.Question{{Name: "absent.example.com", Addresses: load.Addrs(upstreamAddr), Weight: max(1, len(table)/10)}}}
+	forwarded := load.Question{Name: "absent.example.com", Addresses: load.Addrs(upstreamAddr)}
+	e := &load.Expectation{Questions: slices.Repeat([]load.Question{forwarded}, max(1, len(table)/10))}
 	for host, entry := range table {
 		four := slices.DeleteFunc(load.Addrs(entry.IPs...), func(a netip.Addr) bool { return !a.Is4() })
 		e.Questions = append(e.Questions, load.Question{Name: host, Addresses: four})

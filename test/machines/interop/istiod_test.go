@@ -21,7 +21,6 @@ func TestIstiod(t *testing.T) { // C1, C2, C5, N1, N2, N4, N5, N7, N8, N9, N11, 
 	const life = "30s"
 	other := c.Istiod(lab.IstiodOptions{Offset: 1000, Env: []string{"ISTIO_DUAL_STACK=true", "DEFAULT_WORKLOAD_CERT_TTL=" + life, "MAX_WORKLOAD_CERT_TTL=" + life}})
 	t.Run("tables", func(t *testing.T) { testTables(t, d, other) })
-	t.Run("Istio's agent", func(t *testing.T) { testIstiosAgent(t, d) })
 	t.Run("names of others", func(t *testing.T) { testNamesOfOthers(t, d) })
 	t.Run("advice", func(t *testing.T) { testAdvice(t, d) })
 	t.Run("workload certificate", func(t *testing.T) { testWorkloadCertificate(t, other) })

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
@@ -115,27 +114,4 @@ func (m *Machine) keepJournal() {
 	if err != nil {
 		m.tb.Logf("the journal of the machine is lost: %v", err)
 	}
-}
-
-// Freeze stops all processes of the machine, as a suspend does, until the function that it returns is called. The
-// clocks and the network of the machine go on, unlike in a suspend.
-func (m *Machine) Freeze() (thaw func()) {
-	m.tb.Helper()
-	write := func(state string) {
-		m.tb.Helper()
-		if err := os.WriteFile(filepath.Join(m.cgroup, "cgroup.freeze"), []byte(state), 0); err != nil {
-			m.tb.Fatal(err)
-		}
-		wait.Until(m.tb, "the kernel has set frozen to "+state, func() bool {
-			events, err := os.ReadFile(filepath.Join(m.cgroup, "cgroup.events"))
-			if err != nil {
-				m.tb.Fatal(err)
-			}
-			return strings.Contains(string(events), "frozen "+state+"\n")
-		})
-	}
-	write("1")
-	thaw = sync.OnceFunc(func() { write("0") })
-	m.tb.Cleanup(thaw) // a frozen machine could not be ended
-	return thaw
 }

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 // TestNode runs all checks on one node, with the images of `make image`. P7.
-func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, G6, G9, G10, I0, I4, I6, I11, I21, K11, K15, K16
+func TestNode(t *testing.T) { // D42, D50, G6, G9, G10, I0, I4, I6, I11, I21, K11, K15, K16
 	c := newCluster(t)
 	install, try := documented(t, c)
 	for _, command := range install {
@@ -52,7 +52,6 @@ func TestNode(t *testing.T) { // D42, D50, E1, E4, E6, G6, G9, G10, I0, I4, I6, 
 			t.Run(mode, injection{c, mode, discoveryAddr, ""}.test)
 		}
 		t.Run("jobs", injection{c, "resolv", discoveryAddr, ""}.testJobs)
-		t.Run("egress", c.testEgress)
 	})
 	t.Run("guard", c.testGuard) // alone, because its loops need a processor
 	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod

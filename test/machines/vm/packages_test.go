@@ -224,49 +224,6 @@ func TestDebUpgrades(t *testing.T) {
 	}
 }
 
-// TestDebInterrupted kills the maintainer scripts of an upgrade, which changes the listeners, before and after their
-// calls of systemctl. `dpkg --configure -a` completes the upgrade, and the agent answers. P3.
-func TestDebInterrupted(t *testing.T) {
-	m := bootDeb(t)
-	debs := []string{m.changed(otherListeners), m.deb}
-	m.enable()
-	round := 0
-	for _, command := range []string{"systemctl", "deb-systemd-invoke"} {
-		for _, after := range []bool{false, true} {
-			for nth := 1; ; nth++ {
-				path, deb := "/usr/local/bin/"+command, debs[round%2]
-				// The command kills the script that calls it for the nth time.
-				m.Write(path, fmt.Sprintf(`#!/bin/sh
-echo >>/run/calls
-[ "$(wc -l </run/calls)" = %d ] || exec /usr/bin/%s "$@"
-! %t || /usr/bin/%s "$@"
-kill -KILL $PPID
-`, nth, command, after, command))
-				m.Run("chmod", "755", path)
-				m.Run("rm", "-f", "/run/calls")
-				_, err := m.Try("env", "DEBIAN_FRONTEND=noninteractive", "dpkg", "--force-confold", "--install", deb)
-				m.Run("rm", path)
-				calls := strings.Count(m.Read("/run/calls"), "\n")
-				m.dpkg("--configure", "-a")
-				if version := m.Run("dpkg-query", "--show", "--showformat=${Version}", "nametap"); !strings.Contains(deb, "_"+version+"_") {
-					m.dpkg("--install", deb) // the unpacking was interrupted, too
-				}
-				when := fmt.Sprintf("killed at call %d of %s, after it: %v", nth, command, after)
-				t.Logf("%s: %v", when, err)
-				m.AwaitMesh()
-				m.wantListeners(deb, when)
-				if left, _ := m.Try("sh", "-c", "ls /run/nametap-listeners /run/nametap-stopped 2>/dev/null"); left != "" {
-					t.Errorf("%s: left:\n%s", when, left)
-				}
-				round++
-				if calls < nth {
-					break
-				}
-			}
-		}
-	}
-}
-
 // TestDebInAnyState installs the package again, and purges it, while its agent is stopped, hangs or cannot run. It runs
 // after an upgrade unless it was stopped, and no unit, process, user or rule that captures is left after a purge. The
 // machine has DNS all the time but for the 2 s of the lease. P2, P3, V2.

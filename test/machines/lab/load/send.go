@@ -56,9 +56,10 @@ func (l *Load) send(ctx context.Context, random *rand.Rand, kept []*keptSocket) 
 
 // sendOne sends a query, and leaves its answer to another goroutine.
 func (l *Load) sendOne(random *rand.Rand, kept []*keptSocket) {
-	question := l.config.Expect.pick(random.Int())
+	questions := l.config.Expect.Questions
+	question := &questions[random.IntN(len(questions))]
 	q := &query{question: question, name: question.ask(random.Uint64()), id: uint16(random.Uint32()), sent: time.Now()} //nolint:gosec // 16 of the bits
-	message := new(dns.Msg).SetQuestion(q.name, question.qtype)
+	message := new(dns.Msg).SetQuestion(q.name, dns.TypeA)
 	message.Id = q.id
 	l.flights.Add(1)
 	var err error
@@ -86,7 +87,7 @@ func (l *Load) overUDP(q *query) {
 		l.fail(q, err, Unsent)
 		return
 	}
-	_ = conn.SetReadDeadline(q.sent.Add(l.config.Timeout)) // of an open socket
+	_ = conn.SetReadDeadline(q.sent.Add(timeout)) // of an open socket
 	if _, err = conn.Write(q.wire); err != nil {
 		_ = conn.Close() // it has sent nothing
 		l.fail(q, err, Unsent)
@@ -110,13 +111,13 @@ func (l *Load) overUDP(q *query) {
 
 // overTCP sends a query over a connection of its own and waits for the answer.
 func (l *Load) overTCP(q *query) {
-	conn, err := (&net.Dialer{Deadline: q.sent.Add(l.config.Timeout)}).Dial("tcp", l.config.Server.String())
+	conn, err := (&net.Dialer{Deadline: q.sent.Add(timeout)}).Dial("tcp", l.config.Server.String())
 	if err != nil {
 		l.fail(q, err, Lost)
 		return
 	}
 	defer func() { _ = conn.Close() }() // it has no more to send
-	_ = conn.SetDeadline(q.sent.Add(l.config.Timeout))
+	_ = conn.SetDeadline(q.sent.Add(timeout))
 	_, err = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(q.wire))), q.wire...)) //nolint:gosec // a query is short
 	for err == nil {
 		var length [2]byte
@@ -171,7 +172,7 @@ func (s *keptSocket) send(q *query) {
 	binary.BigEndian.PutUint16(q.wire, q.id)
 	s.pending[q.id] = q
 	s.mu.Unlock()
-	time.AfterFunc(s.load.config.Timeout, func() {
+	time.AfterFunc(timeout, func() {
 		if s.take(q) {
 			s.load.note(q, Lost, "no answer", time.Now())
 		}
@@ -219,7 +220,7 @@ func (s *keptSocket) read() {
 func parse(q *query, wire []byte) *dns.Msg {
 	message := new(dns.Msg)
 	if message.Unpack(wire) != nil || message.Id != q.id || !message.Response ||
-		len(message.Question) != 1 || !strings.EqualFold(message.Question[0].Name, q.name) || message.Question[0].Qtype != q.question.qtype {
+		len(message.Question) != 1 || !strings.EqualFold(message.Question[0].Name, q.name) || message.Question[0].Qtype != dns.TypeA {
 		return nil
 	}
 	return message
@@ -227,21 +228,15 @@ func parse(q *query, wire []byte) *dns.Msg {
 
 // judge judges and notes the answer to a query.
 func (l *Load) judge(q *query, message *dns.Msg) {
-	a := answer{rcode: message.Rcode}
+	var addresses []netip.Addr
 	for _, rr := range message.Answer {
-		var addr netip.Addr
-		switch rr := rr.(type) {
-		case *dns.A:
-			addr, _ = netip.AddrFromSlice(rr.A.To4())
-		case *dns.AAAA:
-			addr, _ = netip.AddrFromSlice(rr.AAAA.To16())
-		default:
-			continue
+		if a, ok := rr.(*dns.A); ok {
+			addr, _ := netip.AddrFromSlice(a.A.To4())
+			addresses = append(addresses, addr)
 		}
-		a.addresses = append(a.addresses, addr)
 	}
-	kind := l.config.Expect.verdict(q.question, a)
-	l.note(q, kind, fmt.Sprintf("%s %v", dns.RcodeToString[a.rcode], a.addresses), time.Now())
+	kind := l.config.Expect.verdict(q.question, message.Rcode, addresses)
+	l.note(q, kind, fmt.Sprintf("%s %v", dns.RcodeToString[message.Rcode], addresses), time.Now())
 }
 
 // fail notes the end of a query by an error: Unreachable if the server's host refuses it, or else kind.

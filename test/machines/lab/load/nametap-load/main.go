@@ -1,4 +1,4 @@
-// Command nametap-load sends DNS queries at a steady rate, checks every answer, and prints
+// Command nametap-load sends DNS queries to the first nameserver of resolv.conf at a steady rate, checks every answer, and prints
 // a report as JSON. It runs where the queries of an application would: in a virtual machine
 // or a pod.
 //
@@ -14,6 +14,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -32,14 +33,12 @@ func main() {
 }
 
 func run() error {
-	server := flag.String("server", "", "the nameserver, ADDRESS or ADDRESS:PORT (default: the first one of /etc/resolv.conf)")
 	expect := flag.String("expect", "", "a JSON file with an Expectation: questions and their right answers")
 	lasts := flag.Duration("for", 0, "how long to send (default: until SIGTERM)")
 	var config load.Config
 	flag.IntVar(&config.Rate, "rate", 2000, "queries a second")
 	flag.Float64Var(&config.TCP, "tcp", 0.05, "the share of queries over TCP")
-	flag.Float64Var(&config.Kept, "kept", 0.2, "the share of queries from sockets that stay open")
-	flag.DurationVar(&config.Timeout, "timeout", 0, "the time after which a query is lost (default: 5s)")
+	config.Kept = 0.2
 	flag.Parse()
 	text, err := os.ReadFile(*expect)
 	if err != nil {
@@ -48,7 +47,14 @@ func run() error {
 	if err := json.Unmarshal(text, &config.Expect); err != nil {
 		return err
 	}
-	if config.Server, err = serverAddr(*server); err != nil {
+	resolv, err := dns.ClientConfigFromFile("/etc/resolv.conf")
+	if err != nil {
+		return err
+	}
+	if len(resolv.Servers) == 0 {
+		return errors.New("/etc/resolv.conf has no nameserver")
+	}
+	if config.Server, err = netip.ParseAddrPort(net.JoinHostPort(resolv.Servers[0], "53")); err != nil {
 		return err
 	}
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
@@ -65,22 +71,4 @@ func run() error {
 	encoder := json.NewEncoder(os.Stdout)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(l.Stop())
-}
-
-// serverAddr returns the address and port of the flag -server.
-func serverAddr(text string) (netip.AddrPort, error) {
-	if text == "" {
-		config, err := dns.ClientConfigFromFile("/etc/resolv.conf")
-		if err != nil {
-			return netip.AddrPort{}, err
-		}
-		if len(config.Servers) == 0 {
-			return netip.AddrPort{}, errors.New("/etc/resolv.conf has no nameserver: use -server")
-		}
-		text = config.Servers[0]
-	}
-	if addr, err := netip.ParseAddr(text); err == nil {
-		return netip.AddrPortFrom(addr, 53), nil
-	}
-	return netip.ParseAddrPort(text)
 }
