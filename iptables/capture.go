@@ -113,14 +113,14 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
 // Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. Without
-// rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
-func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
-	restarted, emptied, err := c.lease.renew(f)
+// rules that have a lease, it does nothing.
+func (c *Capture) Renew(f family.Family) error {
+	restarted, err := c.lease.renew(f)
 	if restarted { // a check looks for the rules, and drops the entries of what began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
-	return emptied, err
+	return err
 }
 
 // EndLease ends the lease of the rules of a family. left is true if there are rules with a lease.

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
@@ -68,8 +67,10 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
 	findings = append(findings, checkRoutes(ctx, cfg)...)
-	findings = append(findings, checkOthers(m.nft, m.legacy)...)
 	for _, f := range family.All() {
+		if others := istioRules(f, m); len(others) > 0 {
+			findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(), Detail: strings.Join(others, "; "), Advice: istioAdvice})
+		}
 		if len(vs[0].rules.tables(f)) == 0 {
 			continue
 		}
@@ -78,7 +79,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 				Advice: "without them DNS over " + f.String() + " is not captured"}.withResult(err))
 			continue
 		}
-		findings = append(findings, checkVersion(s.tools[f]))
 		findings = append(findings, probe(ctx, s.tools[f], vs, cfg.Needs(f))...)
 	}
 	return findings
@@ -266,42 +266,30 @@ func isMapped(idMap string, id uint32) bool {
 	return false
 }
 
-// checkVersion returns a finding about the version of a family's tool.
-func checkVersion(t tools) Finding {
-	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
-	protocol := goiptables.ProtocolIPv4
-	if t.family == family.IPv6 {
-		protocol = goiptables.ProtocolIPv6
+// istioRules describes the rules of Istio for port 53, of one family in both backends: nametap's come before them. The tools
+// of iptables do not show those that istio-cni makes with nft.
+func istioRules(f family.Family, m machine) (found []string) {
+	add := func(where string) {
+		if text := "Istio's rules capture port 53 too: " + where; !slices.Contains(found, text) {
+			found = append(found, text)
+		}
 	}
-	tool, err := goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol))
-	if err != nil {
-		return found.withResult(fmt.Errorf("the version of %s is not known: %w", t.restore, err))
-	}
-	major, minor, patch := tool.GetIptablesVersion()
-	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", t.restore, major, minor, patch)
-	if slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) < 0 { // older ones do not wait for the lock (-w)
-		found.Needed, err = true, errors.New(found.Detail)
-	}
-	return found.withResult(err)
-}
-
-// checkOthers reports whether other programs capture port 53 too.
-func checkOthers(sides ...*side) []Finding {
-	var findings []Finding
-	for _, s := range sides {
-		for _, f := range family.All() {
-			if found, ambient := istioRules(s.saved[f]); len(found) > 0 {
-				advice := istioAdvice
-				if ambient {
-					advice = ambientAdvice
+	for _, s := range []*side{m.nft, m.legacy} {
+		for _, name := range tableNames() {
+			for _, r := range s.saved[f][name].rules {
+				if strings.HasPrefix(r.chain, "ISTIO_") && valueOf(words(r.spec), "--dport") == "53" {
+					add(fmt.Sprintf("%s, table %s, chain %s", s.backend, name, r.chain))
 				}
-				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),
-					Detail: string(s.backend) + ": " + strings.Join(found, "; "), Advice: advice})
 			}
 		}
 	}
-	if native := nativeAmbient(); native != "" {
-		findings = append(findings, Finding{What: "no other capture of DNS", Detail: native, Advice: nativeAmbientAdvice})
+	const ambient, inet = "istio-ambient-nat", 1 // the kernel's number of the family inet
+	if askNFTTable(inet, ambient) == nil {
+		add("nft table inet " + ambient)
 	}
-	return findings
+	return found
 }
+
+// istioAdvice is the advice if Istio has rules for port 53.
+const istioAdvice = "use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod. " +
+	"In ambient mode, start the pod again with the annotation ambient.istio.io/dns-capture: \"false\": rules of istio-cni that are made with nft send the agent's own queries to ztunnel, or back to the agent"

@@ -121,23 +121,3 @@ func TestIsMapped(t *testing.T) {
 		}
 	}
 }
-
-// K5, K20: rules of Istio and of ztunnel for port 53 are recognised, those of other programs and ports are not.
-func TestIstioRules(t *testing.T) {
-	t.Parallel()
-	for rules, want := range map[string]struct {
-		text    string
-		ambient bool
-	}{
-		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j ISTIO_OUTPUT_DNS\nCOMMIT\n":                                           {"Istio's rules capture port 53 too: table nat, chain OUTPUT", false},
-		"*raw\n-A OUTPUT -p udp -m udp --dport 53 -j CT --zone 2\nCOMMIT\n":                                                {"Istio's rules capture port 53 too: table raw, chain OUTPUT", false},
-		"*nat\n-A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT\nCOMMIT\n":        {"the rules for ztunnel (Istio's ambient mode) capture port 53 too: table nat, chain ISTIO_OUTPUT", true},
-		"*nat\n-A ISTIO_OUTPUT -p tcp -m mark ! --mark 0x539/0xfff -m tcp --dport 443 -j REDIRECT\nCOMMIT\n":               {"", false},
-		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j DOCKER_OUTPUT\n-A NAMETAP_OUTPUT --dport 53 -j CT --zone 1\nCOMMIT\n": {"", false},
-	} {
-		s := newSide(t, NFT, rules).saved[family.IPv4]
-		if got, ambient := istioRules(s); strings.Join(got, "; ") != want.text || ambient != want.ambient {
-			t.Errorf("%s: %q, ambient %v", rules, got, ambient)
-		}
-	}
-}

@@ -34,11 +34,7 @@ type FamilyStatus struct {
 	Guarded map[string]uint64 `json:"guarded,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
-	// Passes describes queries that pass through because no rule can capture them.
-	Passes []string `json:"passes,omitempty"`
-	// Unserved describes queries that are captured but that the kernel cannot deliver.
-	Unserved []string `json:"unserved,omitempty"`
-	// Others describes rules of other programs that capture port 53 too.
+	// Others describes rules of Istio that capture port 53 too.
 	Others []string `json:"others,omitempty"`
 	// Drift lists how the rules differ from the configuration.
 	Drift []string `json:"drift,omitempty"`
@@ -117,8 +113,7 @@ func (r *report) status(ctx context.Context, m machine) (Status, error) {
 	}
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range family.All() {
-		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
-			Others: otherRules(f, s, other)}
+		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(), Others: istioRules(f, m)}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
@@ -168,12 +163,8 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
 			fs.State, fs.Zone, fs.Without = InPlace, v.zone != 0, v.omitted
-			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
 			if v.lease {
 				fs.Lease = leaseState(f)
-			}
-			if f == family.IPv6 {
-				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}
 			return
 		}

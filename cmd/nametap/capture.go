@@ -263,7 +263,7 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status ip
 	}
 	return errors.Join(err, c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
-		printRules(w, status, true)
+		printRules(w, status)
 		printListeners(w, listeners)
 		for _, r := range all.Refusals {
 			fmt.Fprintf(w, "guard\t%s: a packet to %s: %s\n", r.Family, r.To, cmp.Or(r.Error, string(r.State)))
@@ -301,8 +301,8 @@ func printResolved(w io.Writer, status resolved.Status) {
 	fmt.Fprintf(w, "systemd-resolved\t%s\n", text)
 }
 
-// printRules prints a line for the backend and one for each family, with the limits of capture if limits is true.
-func printRules(w io.Writer, status iptables.Status, limits bool) {
+// printRules prints a line for the backend and one for each family.
+func printRules(w io.Writer, status iptables.Status) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
@@ -332,10 +332,6 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 			text += ": " + f.Error
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
-		if limits {
-			printLines(w, "\tnot captured: %s\n", f.Passes)
-			printLines(w, "\tnot served: %s\n", f.Unserved)
-		}
 		printLines(w, "\t%s; `nametap capture check` shows what to do\n", f.Others)
 		printLines(w, "\t%s\n", f.Drift)
 	}
