@@ -659,14 +659,6 @@ func (c *Capture) Left(ctx context.Context) (enforced, endsByItself bool) {
 	return inspectAll(ctx, c.goal.Config).left()
 }
 
-// Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns no
-// texts if all rules are installed. If this machine lacks something (see Check), Apply tries these texts first, and
-// then texts without what is missing.
-func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
-	r := c.report.Load()
-	return r.plan(inspectAll(ctx, r.goal.Config))
-}
-
 // Check lists what this machine has and lacks for the configured rules, and how to get what it lacks. It changes
 // nothing: it tries the rules in a new network namespace. If it cannot make one, it tests only their syntax.
 func (c *Capture) Check(ctx context.Context) []Finding {

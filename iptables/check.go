@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"slices"
@@ -54,8 +52,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does not need it
 		// The list of legacy's tables in /proc, and legacy's lock, belong to root.
 		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
-		Finding{What: "uid and gid", Needed: true, Detail: "exist in this user namespace",
-			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.withResult(checkMapped(cfg)),
 		checkConntrack(),
 	}
 	m := inspectAll(ctx, cfg)
@@ -66,7 +62,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		return findings
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
-	findings = append(findings, checkRoutes(ctx, cfg)...)
 	for _, f := range family.All() {
 		if others := istioRules(f, m); len(others) > 0 {
 			findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(), Detail: strings.Join(others, "; "), Advice: istioAdvice})
@@ -197,73 +192,6 @@ func checkConntrack() Finding {
 	_, err := conntrack.List(family.IPv4.Number(), func(conntrack.Entry) bool { return false })
 	return Finding{What: "conntrack over netlink",
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.withResult(err)
-}
-
-// checkRoutes reports whether programs of this host have routes to the VIPs that the rules redirect. The
-// kernel looks for a route before a packet reaches the rules of OUTPUT.
-func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
-	for _, p := range cfg.VIPs {
-		family := family.Of(p.Addr())
-		if cfg.EgressPort == 0 || !cfg.Has(family) || !hasAddress(family) {
-			continue
-		}
-		var dialer net.Dialer
-		conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(p.Addr(), 1).String()) // sends nothing
-		if err == nil {
-			err = conn.Close()
-		}
-		findings = append(findings, Finding{What: "route to VIPs over " + family.String(), Detail: p.String(),
-			Advice: fmt.Sprintf("ip route add %s dev lo; without a route, connections to these VIPs fail in programs of this host", p)}.withResult(err))
-	}
-	return findings
-}
-
-// hasAddress reports whether this host has an address of family f that other hosts can reach. Without such an
-// address, the control plane sends no VIPs of the family.
-func hasAddress(f family.Family) bool {
-	addrs, err := net.InterfaceAddrs()
-	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && family.Of(prefix.Addr()) == f && prefix.Addr().IsGlobalUnicast()
-	})
-}
-
-// checkMapped returns an error if a uid or gid of the configuration does not exist in this user namespace: the kernel would
-// refuse it with EINVAL.
-func checkMapped(cfg Config) error {
-	for _, m := range []struct {
-		kind, file string
-		ids        [][]uint32
-	}{
-		{"uid", "/proc/self/uid_map", [][]uint32{cfg.AgentUIDs, cfg.ExcludeUIDs}},
-		{"gid", "/proc/self/gid_map", [][]uint32{cfg.AgentGIDs, cfg.ExcludeGIDs}},
-	} {
-		text, err := os.ReadFile(m.file)
-		if err != nil {
-			continue // without user namespaces there is no such file
-		}
-		for _, ids := range m.ids {
-			for _, id := range ids {
-				if !isMapped(string(text), id) {
-					return fmt.Errorf("%s %d is not mapped in this user namespace, so no rule can name it: choose one that %s lists", m.kind, id, m.file)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
-// first id inside the user namespace, the first id outside, and how many ids there are.
-func isMapped(idMap string, id uint32) bool {
-	for line := range strings.Lines(idMap) {
-		var inside, outside, count uint64
-		n, _ := fmt.Sscan(line, &inside, &outside, &count)
-		if n == 3 && uint64(id) >= inside && uint64(id)-inside < count {
-			return true
-		}
-	}
-	return false
 }
 
 // istioRules describes the rules of Istio for port 53, of one family in both backends: nametap's come before them. The tools

@@ -110,14 +110,3 @@ func TestExplain(t *testing.T) {
 		}
 	}
 }
-
-// K11: a uid or gid that does not exist in the user namespace cannot be in a rule.
-func TestIsMapped(t *testing.T) {
-	t.Parallel()
-	const idMap = "         0     100000       1000\n      2000      50000          1\n"
-	for id, want := range map[uint32]bool{0: true, 999: true, 1000: false, 1337: false, 2000: true, 2001: false} {
-		if got := isMapped(idMap, id); got != want {
-			t.Errorf("id %d: mapped is %v", id, got)
-		}
-	}
-}
