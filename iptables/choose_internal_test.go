@@ -30,7 +30,7 @@ func newSide(t *testing.T, b Backend, rules any) *side {
 	return s
 }
 
-// K4, K13: the backend of other programs is used, then the one with rules of nametap, then the one of
+// K4, K13: the backend with rules of nametap is used, then the one of other programs, then the one of
 // iptables-restore. A backend that cannot be read for a moment, or hangs, does not count as unsupported.
 func TestChoose(t *testing.T) {
 	t.Parallel()
@@ -46,27 +46,26 @@ func TestChoose(t *testing.T) {
 		plain       Backend
 		want        Backend // "" for an error
 		says        string
-		renewed     bool
 	}{
-		{Auto, own, one, NFT, NFT, "an agent keeps its rules in it", true},
-		{Auto, two, own, NFT, Legacy, "an agent keeps its rules in it", true},
-		{Auto, "", "", NFT, NFT, "it is what iptables-restore uses", false},
-		{Auto, useless, "", Legacy, Legacy, "it is what iptables-restore uses", false},
-		{Auto, own, own, Legacy, Legacy, "it is what iptables-restore uses", false},
-		{Auto, "", own, NFT, Legacy, "it has rules of nametap", false},
-		{Auto, own, "", Legacy, NFT, "it has rules of nametap", false},
-		{Auto, own, one, NFT, Legacy, "other programs have 2 rules and chains in it, and 0 in nft", false},
-		{Auto, two, one, Legacy, NFT, "other programs have 4 rules and chains in it, and 2 in legacy", false},
-		{Auto, "", errMissing, Legacy, NFT, "this process has no other backend", false},
-		{Auto, errMissing, "", NFT, Legacy, "this process has no other backend", false},
-		{Auto, errors.New("a failure"), own, NFT, "", "backend nft", false},
-		{Auto, own, context.DeadlineExceeded, NFT, "", "backend legacy", false},
-		{Auto, errMissing, errRefused, NFT, "", "backend legacy", false},
-		{NFT, "", two, Legacy, NFT, "as configured", false},
-		{Legacy, own, "", NFT, Legacy, "as configured", false},
-		{Legacy, own, errMissing, NFT, "", "backend legacy", false},
+		{Auto, two, own, NFT, Legacy, "it has rules of nametap"},
+		{Auto, "", "", NFT, NFT, "it is what iptables-restore uses"},
+		{Auto, useless, "", Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, own, own, Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, "", own, NFT, Legacy, "it has rules of nametap"},
+		{Auto, own, "", Legacy, NFT, "it has rules of nametap"},
+		{Auto, own, one, Legacy, NFT, "it has rules of nametap"},
+		{Auto, useless, one, NFT, Legacy, "other programs have 2 rules and chains in it, and 0 in nft"},
+		{Auto, two, one, Legacy, NFT, "other programs have 4 rules and chains in it, and 2 in legacy"},
+		{Auto, "", errMissing, Legacy, NFT, "this process has no other backend"},
+		{Auto, errMissing, "", NFT, Legacy, "this process has no other backend"},
+		{Auto, errors.New("a failure"), own, NFT, "", "backend nft"},
+		{Auto, own, context.DeadlineExceeded, NFT, "", "backend legacy"},
+		{Auto, errMissing, errRefused, NFT, "", "backend legacy"},
+		{NFT, "", two, Legacy, NFT, "as configured"},
+		{Legacy, own, "", NFT, Legacy, "as configured"},
+		{Legacy, own, errMissing, NFT, "", "backend legacy"},
 	} {
-		m := machine{nft: newSide(t, NFT, test.nft), legacy: newSide(t, Legacy, test.legacy), plainBackend: test.plain, renewed: test.renewed}
+		m := machine{nft: newSide(t, NFT, test.nft), legacy: newSide(t, Legacy, test.legacy), plainBackend: test.plain}
 		s, says, err := m.choose(test.configured)
 		if err != nil {
 			says = err.Error()
