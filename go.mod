@@ -3,7 +3,6 @@ module github.com/nametap/nametap
 go 1.26.0
 
 require (
-	github.com/coreos/go-iptables v0.8.0
 	github.com/coreos/go-systemd/v22 v22.7.0
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/go-logr/logr v1.4.4

@@ -68,7 +68,7 @@ func newCapture(agent Config, proxy *dnsproxy.Server, pollClock *clock.Clock) (*
 		log: log, clock: clock.ForPolling(wayInterval), id: agent.DNS.ID, alive: make(chan struct{}),
 		targets: c.probed, direct: c.probeListener, isBarred: c.barred,
 		beforeRound: func() { c.noteListeners(); c.notePolicy(agent.Guard.Policy()) },
-		renew:       c.kernel.Renew, drops: func() uint64 { return queueDrops(cfg.Config.Port) }, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
+		renew:       c.kernel.Renew, onMiss: c.kernel.Look, lapses: lapses{log: log}, begun: c.kernel.Begun(), rules: c.kernel.Installed(),
 		setPassing: func(to map[family.Family][]netip.Prefix) { c.tryChange(func(in *inputs) { in.passing = to }) },
 	}
 	c.ways.status.Store(new([]Way))
@@ -137,7 +137,7 @@ func (c *capture) extend(renew bool) (alive bool) {
 		if !renew {
 			continue
 		}
-		if _, err := c.kernel.Renew(f); err != nil {
+		if err := c.kernel.Renew(f); err != nil {
 			c.log.Warn("the lease was not renewed: queries may go to nameservers until an agent answers", "family", f, "error", err)
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/internal/cgroup"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/condition"
 	"github.com/nametap/nametap/internal/conntrack"
@@ -49,7 +48,7 @@ func (d *diagnosis) run(ctx context.Context) {
 func (d *diagnosis) read(silent []string) []condition.Condition {
 	c := d.core
 	if !c.draining.Load() && c.open() {
-		conditions := slices.Concat(resourceConditions(), d.listening(silent), c.proxy.Conditions(), c.client.Conditions(), c.capture.conditions(), c.guardConditions())
+		conditions := slices.Concat([]condition.Condition{ConntrackCondition(), filesCondition()}, d.listening(silent), c.proxy.Conditions(), c.client.Conditions(), c.capture.conditions(), c.guardConditions())
 		if c.config.Conditions != nil {
 			conditions = append(c.config.Conditions(), conditions...)
 		}
@@ -86,51 +85,34 @@ func (d *diagnosis) listening(silent []string) []condition.Condition {
 	return []condition.Condition{taken, answer}
 }
 
-// A resource says how much of a resource is in use, and how much may be in use. A limit of 0 means that there is no
+// resourceCondition returns c with the problem p if at most free of a resource is left. A limit of 0 means that there is no
 // limit, or that it is not known.
-type resource struct{ used, limit uint64 }
-
-// full reports whether little of the resource is left: at most the part 1/share of the limit, or at most free.
-func (r resource) full(share, free uint64) bool {
-	return r.limit > 0 && r.used+max(r.limit/share, free) >= r.limit
-}
-
-// condition returns c with the problem p if the resource is full.
-func (r resource) condition(full bool, c condition.Condition, p condition.Problem) condition.Condition {
+func resourceCondition(used, limit, free uint64, c condition.Condition, p condition.Problem) condition.Condition {
 	switch {
-	case r.limit == 0:
+	case limit == 0:
 		c.Unknown = "there is no limit, or it cannot be read"
-	case full:
+	case used+free >= limit:
 		c.Problems = []condition.Problem{p}
 	}
 	return c
 }
 
-// resourceConditions returns the conditions of resources that can run out.
-func resourceConditions() []condition.Condition {
-	files, bytes := descriptors(), cgroupMemory()
-	return []condition.Condition{
-		ConntrackCondition(),
-		files.condition(files.full(50, 4), condition.Condition{Code: condition.Descriptors, Title: "the agent has free descriptors"}, condition.Problem{
-			Severity: condition.Severe, What: "the agent has no free descriptors", Evidence: fmt.Sprintf("%d of at most %d are open", files.used, files.limit),
-			Effect: "when none is free, queries over TCP and queries that need a new socket to a nameserver fail",
-			Mend:   "raise LimitNOFILE= of nametap.service", Rows: []string{"R3"},
-		}),
-		bytes.condition(bytes.full(20, 0), condition.Condition{Code: "memory", Title: "the agent has free memory"}, condition.Problem{
-			Severity: condition.Minor, What: "the memory of the agent is nearly at its limit",
-			Evidence: fmt.Sprintf("%d of %d MiB, without what the kernel can free", bytes.used>>20, bytes.limit>>20),
-			Effect:   "none yet; at the limit the kernel kills the agent", Rows: []string{"R15"},
-			Mend: "raise the limit (MemoryMax= of nametap.service, resources.limits.memory of the container), or lower --cache-size",
-		}),
-	}
+// filesCondition returns the condition of descriptors: at most 2 % of them, or four, are free.
+func filesCondition() condition.Condition {
+	used, limit := descriptors()
+	c := condition.Condition{Code: condition.Descriptors, Title: "the agent has free descriptors"}
+	return resourceCondition(used, limit, max(limit/50, 4), c, condition.Problem{
+		Severity: condition.Severe, What: "the agent has no free descriptors", Evidence: fmt.Sprintf("%d of at most %d are open", used, limit),
+		Effect: "when none is free, queries over TCP and queries that need a new socket to a nameserver fail",
+		Mend:   "raise LimitNOFILE= of nametap.service", Rows: []string{"R3"},
+	})
 }
 
 // ConntrackCondition returns the condition of connection tracking: at most 1 % of its entries are free.
 func ConntrackCondition() condition.Condition {
 	used, limit := conntrack.Usage()
-	table := resource{used, limit}
 	c := condition.Condition{Code: condition.ConntrackFull, Title: "connection tracking has room"}
-	return table.condition(table.full(100, 0), c, condition.Problem{
+	return resourceCondition(used, limit, limit/100, c, condition.Problem{
 		Severity: condition.Severe, What: "the connection tracking of the kernel is full",
 		Evidence: fmt.Sprintf("it has %d entries, and net.netfilter.nf_conntrack_max is %d", used, limit),
 		Effect:   "when no entry is free, the kernel drops new flows, also the flows of DNS queries", Rows: []string{"K21"},
@@ -143,29 +125,22 @@ func ConntrackCondition() condition.Condition {
 const openFiles = "/proc/self/fd"
 
 // descriptors returns how many descriptors the process has open, and how many it may have.
-func descriptors() resource {
-	var limit unix.Rlimit
-	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) != nil {
-		return resource{}
+func descriptors() (used, limit uint64) {
+	var most unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &most) != nil {
+		return 0, 0
 	}
 	if info, err := os.Stat(openFiles); err == nil && info.Size() > 0 {
-		return resource{uint64(info.Size()), limit.Cur} //nolint:gosec // positive
+		return uint64(info.Size()), most.Cur //nolint:gosec // positive
 	}
 	files, err := os.ReadDir(openFiles)
 	switch {
 	case err == nil:
-		return resource{uint64(len(files)), limit.Cur}
+		return uint64(len(files)), most.Cur
 	case listen.OutOfDescriptors(err):
-		return resource{limit.Cur, limit.Cur}
+		return most.Cur, most.Cur
 	}
-	return resource{}
-}
-
-// cgroupMemory returns how much memory the cgroup of this process uses, without memory that the kernel can free,
-// and the limit.
-func cgroupMemory() resource {
-	used, limit := cgroup.Memory("/")
-	return resource{uint64(used), uint64(limit)} //nolint:gosec // not negative
+	return 0, 0
 }
 
 // Describe implements [prometheus.Collector].

@@ -1,11 +1,8 @@
 package agent
 
 import (
-	"fmt"
 	"log/slog"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -25,9 +22,7 @@ type LapseCause string
 const (
 	LapseDead       LapseCause = "an earlier agent has ended without removing its rules, and no other answered in time: look at its log, journalctl -u nametap"
 	LapseStandstill LapseCause = "the agent's process stood still for 2 s or more: look at SIGSTOP, its cgroup (frozen, cpu.stat) and the memory of the machine"
-	LapseSilent     LapseCause = "the agent's process runs, but its listener does not answer: look at nametap capture check, and the stacks that kill -QUIT prints"
-	LapseQueue      LapseCause = "the queue of the agent's listener is full, and the kernel drops queries: look at nametap top --by client"
-	LapseEmptied    LapseCause = "another program empties the list that keeps the rules capturing, /proc/net/xt_recent: look at programs that run as root on this network, such as containers"
+	LapseSilent     LapseCause = "the agent's process runs, but its listener does not answer: look at nametap capture check, nametap top --by client, since one client may fill its queue, and the stacks that kill -QUIT prints"
 )
 
 // parts returns the cause, and what to look at.
@@ -65,20 +60,4 @@ func (l *lapses) list() []Lapse {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.known)
-}
-
-// queueDrops returns how many packets the kernel has dropped because the queue of a UDP socket at a port was full: see
-// proc_net(5).
-func queueDrops(port uint16) (drops uint64) {
-	const local, dropped = 1, 12
-	for _, table := range []string{"udp", "udp6"} {
-		text, _ := os.ReadFile("/proc/net/" + table) // without the family, there is no such file
-		for line := range strings.Lines(string(text)) {
-			if row := strings.Fields(line); len(row) > dropped && strings.HasSuffix(row[local], fmt.Sprintf(":%04X", port)) {
-				n, _ := strconv.ParseUint(row[dropped], 10, 64)
-				drops += n
-			}
-		}
-	}
-	return drops
 }

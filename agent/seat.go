@@ -10,15 +10,12 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nametap/nametap/dnsproxy/seen"
 	"github.com/nametap/nametap/internal/chans"
-	"github.com/nametap/nametap/internal/clip"
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/logonce"
 )
@@ -124,8 +121,8 @@ func (s *seat) others() []string {
 	return slices.Sorted(maps.Values(s.peers))
 }
 
-// describe describes the process at the other end of conn: its number, its unit or container, and its command, as far
-// as this process may see them. If the process may not have the seat, describe closes conn and returns an error.
+// describe describes the process at the other end of conn. If the process may not have the seat, describe closes conn and
+// returns an error.
 func (s *seat) describe(conn net.Conn) (string, error) {
 	peer, err := peerOf(conn)
 	own := uint32(os.Getuid()) //nolint:gosec // a user
@@ -138,15 +135,7 @@ func (s *seat) describe(conn net.Conn) (string, error) {
 	if peer.Pid == 0 {
 		return fmt.Sprintf("a process of user %d in another process namespace, such as a container", peer.Uid), nil
 	}
-	text, proc := fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid), fmt.Sprintf("/proc/%d/", peer.Pid)
-	cgroups, _ := os.ReadFile(proc + "cgroup")
-	if _, path, _ := strings.Cut(strings.TrimSpace(string(cgroups)), "::"); seen.UnitOf(path) != "" { // cgroup v2: see cgroups(7)
-		text += ", " + seen.UnitOf(path)
-	}
-	if command, _ := os.ReadFile(proc + "cmdline"); len(command) > 0 {
-		text += ": " + clip.Line(clip.Text(strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")), 200))
-	}
-	return text, nil
+	return fmt.Sprintf("process %d of user %d", peer.Pid, peer.Uid), nil
 }
 
 // peerOf returns the process and the user at the other end of conn, a unix socket.

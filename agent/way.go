@@ -47,8 +47,7 @@ type ways struct {
 	targets     func(family.Family) []netip.Addr
 	direct      func(ctx context.Context, f family.Family, network string) probe.Result // probes the listener without the rules
 	isBarred    func() bool                                                             // reports whether a firewall drops all queries of the agent to nameservers
-	renew       func(family.Family) (emptied bool, err error)
-	drops       func() uint64   // returns how many queries the kernel has dropped because the queue of a listener was full
+	renew       func(family.Family) error
 	onMiss      func()          // is called after failed probes: the rules may be gone
 	begun       <-chan struct{} // closed when the rules are first installed
 	rules       <-chan struct{} // gets a value when the rules were installed or changed
@@ -99,7 +98,6 @@ type probedFamily struct {
 	probing  bool      // whether probes are in flight
 	turn     int       // counts the intervals with probes
 	answered time.Time // when a listener last answered; zero before the first answer and after wayPatience
-	drops    uint64    // the drops when a probe first failed after that
 	failure  logonce.Failure
 }
 
@@ -260,8 +258,6 @@ func (w *ways) record(found []Way) {
 		}
 		if known.misses++; r.State == WayReached {
 			known.misses = 0
-		} else if known.misses == 1 {
-			state.drops = w.drops()
 		}
 		if known.misses > 0 && known.misses <= wayLooks && r.State != WayUnknown {
 			w.onMiss()
@@ -284,17 +280,10 @@ func (w *ways) renewLease(f family.Family) {
 		return
 	case time.Since(state.answered) > wayPatience:
 		state.answered = time.Time{}
-		if w.drops() > state.drops {
-			w.lapses.add(LapseQueue)
-		} else {
-			w.lapses.add(LapseSilent)
-		}
+		w.lapses.add(LapseSilent)
 		return
 	}
-	emptied, err := w.renew(f)
-	if emptied {
-		w.lapses.add(LapseEmptied)
-	}
+	err := w.renew(f)
 	if state.failure.Differs(err) {
 		w.log.Error("DNS over one family is not captured: its rules cannot be kept alive", "family", f, "error", err)
 	}

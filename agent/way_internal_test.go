@@ -68,7 +68,7 @@ func TestStateOf(t *testing.T) {
 	looks, server := 0, netip.MustParseAddr("192.0.2.1")
 	ended, end := context.WithCancel(t.Context())
 	end() // the probe is not sent
-	w := &ways{onMiss: func() { looks++ }, isBarred: func() bool { return false }, drops: func() uint64 { return 0 }, log: slog.New(slog.DiscardHandler),
+	w := &ways{onMiss: func() { looks++ }, isBarred: func() bool { return false }, log: slog.New(slog.DiscardHandler),
 		known: map[netip.Addr]*way{server: {}}, families: map[family.Family]*probedFamily{family.IPv4: {}},
 		direct: func(context.Context, family.Family, string) probe.Result { return probe.Result{State: probe.Silent} }}
 	if way := w.ask(ended, server, []string{"tcp"}); way.State != WayReached || looks != 1 {
@@ -86,15 +86,15 @@ func TestStateOf(t *testing.T) {
 func TestPatience(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		renewals, drops := 0, uint64(5)
+		renewals := 0
 		w := &ways{
-			renew: func(family.Family) (bool, error) { renewals++; return false, nil }, drops: func() uint64 { return drops },
+			renew:  func(family.Family) error { renewals++; return nil },
 			lapses: lapses{log: slog.New(slog.DiscardHandler)}, families: map[family.Family]*probedFamily{family.IPv4: {}}, looked: time.Now(),
 		}
 		lease := w.families[family.IPv4]
 		look := func(times int, every time.Duration, want LapseCause, renewed int) {
 			t.Helper()
-			w.lapses.known, renewals, lease.answered, lease.drops = nil, 0, time.Now(), 5
+			w.lapses.known, renewals, lease.answered = nil, 0, time.Now()
 			for range times {
 				time.Sleep(every) //nolint:forbidigo // advances the clock of the bubble
 				w.noteStandstill()
@@ -110,8 +110,6 @@ func TestPatience(t *testing.T) {
 		}
 		look(6, wayInterval, "", 6)
 		look(9, wayInterval, LapseSilent, 6)
-		drops++
-		look(9, wayInterval, LapseQueue, 6)
 		look(2, 20*time.Second, LapseStandstill, 2) // the silence begins after the standstill
 	})
 }

@@ -94,11 +94,14 @@ func obstacle(p *pod, previous status, cfg Config) string {
 		if own := c.SecurityContext; own != nil {
 			user, group = cmp.Or(own.RunAsUser, user), cmp.Or(own.RunAsGroup, group)
 		}
-		switch {
-		case cfg.Mode == Rules && user != nil && *user == agentID:
-			return fmt.Sprintf("container %.100q runs as user %d (runAsUser), as the agent does, so its queries are not captured: give it another user, or use the mode %s", c.Name, agentID, Resolv)
-		case cfg.Mode == Rules && group != nil && *group == agentID:
-			return fmt.Sprintf("container %.100q runs as group %d (runAsGroup), as the agent does, so its queries are not captured: give it another group, or use the mode %s", c.Name, agentID, Resolv)
+		instead := ", or use the mode " + string(Resolv)
+		if cfg.Guard != "" { // it needs the rules
+			instead = ""
+		}
+		for i, id := range []*int64{user, group} {
+			if kind := []string{"user", "group"}[i]; cfg.Mode == Rules && id != nil && *id == agentID {
+				return fmt.Sprintf("container %.100q runs as %s %d, as the agent does, so its queries are not captured: give it another %s%s", c.Name, kind, agentID, kind, instead)
+			}
 		}
 		for _, port := range c.Ports {
 			if slices.Contains(ports, int(port.ContainerPort)) {

@@ -123,21 +123,15 @@ func askNFTTable(family uint8, table string) error {
 }
 
 // A machine has what both backends have in the kernel. plainBackend is the backend that the tool named
-// iptables-restore uses. renewed is true if an agent renews the lease of rules.
+// iptables-restore uses.
 type machine struct {
 	nft, legacy  *side
 	plainBackend Backend
-	renewed      bool
 }
 
 // inspectAll reads both backends.
 func inspectAll(ctx context.Context, cfg Config) machine {
-	m := machine{nft: inspect(ctx, cfg, NFT), legacy: inspect(ctx, cfg, Legacy), plainBackend: newToolbox(cfg).plainBackend(ctx)}
-	for _, f := range family.All() {
-		leased, err := Leased(f)
-		m.renewed = m.renewed || leased && err == nil
-	}
-	return m
+	return machine{nft: inspect(ctx, cfg, NFT), legacy: inspect(ctx, cfg, Legacy), plainBackend: newToolbox(cfg).plainBackend(ctx)}
 }
 
 // side returns what one backend has.
@@ -171,19 +165,15 @@ func (m machine) choose(configured Backend) (*side, string, error) {
 		return legacy, "this process has no other backend", nil
 	}
 	n, l := nft.foreign(), legacy.foreign()
-	switch own := nft.hasOwn(); { // an agent that runs has made its choice, and may not be able to read the other backend
-	case m.renewed && own && !legacy.hasOwn():
-		return nft, "an agent keeps its rules in it", nil
-	case m.renewed && !own && legacy.hasOwn():
-		return legacy, "an agent keeps its rules in it", nil
-	case n > l:
-		return nft, fmt.Sprintf("other programs have %d rules and chains in it, and %d in legacy", n, l), nil
-	case l > n:
-		return legacy, fmt.Sprintf("other programs have %d rules and chains in it, and %d in nft", l, n), nil
+	switch {
 	case nft.hasOwn() && !legacy.hasOwn():
 		return nft, "it has rules of nametap", nil
 	case legacy.hasOwn() && !nft.hasOwn():
 		return legacy, "it has rules of nametap", nil
+	case n > l:
+		return nft, fmt.Sprintf("other programs have %d rules and chains in it, and %d in legacy", n, l), nil
+	case l > n:
+		return legacy, fmt.Sprintf("other programs have %d rules and chains in it, and %d in nft", l, n), nil
 	}
 	return m.side(m.plainBackend), "it is what iptables-restore uses", nil
 }

@@ -113,14 +113,14 @@ func (c *Capture) SetEnding(e Ending) { c.ending.Store(int32(e)) }
 func (c *Capture) SetOpen(open func() bool, limit time.Duration) { c.open, c.openLimit = open, limit }
 
 // Renew makes the rules of a family match for [LeaseTime] from now on, even if an earlier agent installed them. Without
-// rules that have a lease, it does nothing. emptied is true if another program has removed the previous renewal.
-func (c *Capture) Renew(f family.Family) (emptied bool, err error) {
-	restarted, emptied, err := c.lease.renew(f)
+// rules that have a lease, it does nothing.
+func (c *Capture) Renew(f family.Family) error {
+	restarted, err := c.lease.renew(f)
 	if restarted { // a check looks for the rules, and drops the entries of what began without a lease
 		c.leaseBegan.Store(true)
 		chans.Wake(c.rules)
 	}
-	return emptied, err
+	return err
 }
 
 // EndLease ends the lease of the rules of a family. left is true if there are rules with a lease.
@@ -657,14 +657,6 @@ func (c *Capture) Status(ctx context.Context) (Status, error) {
 // they capture nothing once no agent renews the lease. It must not be called while rules are changed.
 func (c *Capture) Left(ctx context.Context) (enforced, endsByItself bool) {
 	return inspectAll(ctx, c.goal.Config).left()
-}
-
-// Plan returns the texts that Apply would pass to iptables-restore now, in order, and changes nothing. It returns no
-// texts if all rules are installed. If this machine lacks something (see Check), Apply tries these texts first, and
-// then texts without what is missing.
-func (c *Capture) Plan(ctx context.Context) ([]Step, error) {
-	r := c.report.Load()
-	return r.plan(inspectAll(ctx, r.goal.Config))
 }
 
 // Check lists what this machine has and lacks for the configured rules, and how to get what it lacks. It changes

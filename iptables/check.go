@@ -5,14 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"runtime"
 	"slices"
 	"strings"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"golang.org/x/sys/unix"
 
 	"github.com/nametap/nametap/internal/conntrack"
@@ -55,8 +52,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		capability("CAP_NET_RAW", unix.CAP_NET_RAW, cfg.Backend == Legacy), // nft does not need it
 		// The list of legacy's tables in /proc, and legacy's lock, belong to root.
 		capability("CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, cfg.Backend == Legacy && os.Getuid() != 0),
-		Finding{What: "uid and gid", Needed: true, Detail: "exist in this user namespace",
-			Advice: "run the agent as a user that this user namespace maps (/proc/self/uid_map, /proc/self/gid_map)"}.withResult(checkMapped(cfg)),
 		checkConntrack(),
 	}
 	m := inspectAll(ctx, cfg)
@@ -67,9 +62,10 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 		return findings
 	}
 	findings[len(findings)-1].Detail = fmt.Sprintf("%s: %s", s.backend, reason)
-	findings = append(findings, checkRoutes(ctx, cfg)...)
-	findings = append(findings, checkOthers(m.nft, m.legacy)...)
 	for _, f := range family.All() {
+		if others := istioRules(f, m); len(others) > 0 {
+			findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(), Detail: strings.Join(others, "; "), Advice: istioAdvice})
+		}
 		if len(vs[0].rules.tables(f)) == 0 {
 			continue
 		}
@@ -78,7 +74,6 @@ func checkMachine(ctx context.Context, cfg Config, vs []variant) []Finding {
 				Advice: "without them DNS over " + f.String() + " is not captured"}.withResult(err))
 			continue
 		}
-		findings = append(findings, checkVersion(s.tools[f]))
 		findings = append(findings, probe(ctx, s.tools[f], vs, cfg.Needs(f))...)
 	}
 	return findings
@@ -199,109 +194,30 @@ func checkConntrack() Finding {
 		Advice: "modprobe nf_conntrack_netlink; without it, sockets that were used before may bypass the agent until they are closed"}.withResult(err)
 }
 
-// checkRoutes reports whether programs of this host have routes to the VIPs that the rules redirect. The
-// kernel looks for a route before a packet reaches the rules of OUTPUT.
-func checkRoutes(ctx context.Context, cfg Config) (findings []Finding) {
-	for _, p := range cfg.VIPs {
-		family := family.Of(p.Addr())
-		if cfg.EgressPort == 0 || !cfg.Has(family) || !hasAddress(family) {
-			continue
+// istioRules describes the rules of Istio for port 53, of one family in both backends: nametap's come before them. The tools
+// of iptables do not show those that istio-cni makes with nft.
+func istioRules(f family.Family, m machine) (found []string) {
+	add := func(where string) {
+		if text := "Istio's rules capture port 53 too: " + where; !slices.Contains(found, text) {
+			found = append(found, text)
 		}
-		var dialer net.Dialer
-		conn, err := dialer.DialContext(ctx, "udp", netip.AddrPortFrom(p.Addr(), 1).String()) // sends nothing
-		if err == nil {
-			err = conn.Close()
-		}
-		findings = append(findings, Finding{What: "route to VIPs over " + family.String(), Detail: p.String(),
-			Advice: fmt.Sprintf("ip route add %s dev lo; without a route, connections to these VIPs fail in programs of this host", p)}.withResult(err))
 	}
-	return findings
-}
-
-// hasAddress reports whether this host has an address of family f that other hosts can reach. Without such an
-// address, the control plane sends no VIPs of the family.
-func hasAddress(f family.Family) bool {
-	addrs, err := net.InterfaceAddrs()
-	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		prefix, err := netip.ParsePrefix(a.String())
-		return err == nil && family.Of(prefix.Addr()) == f && prefix.Addr().IsGlobalUnicast()
-	})
-}
-
-// checkMapped returns an error if a uid or gid of the configuration does not exist in this user namespace: the kernel would
-// refuse it with EINVAL.
-func checkMapped(cfg Config) error {
-	for _, m := range []struct {
-		kind, file string
-		ids        [][]uint32
-	}{
-		{"uid", "/proc/self/uid_map", [][]uint32{cfg.AgentUIDs, cfg.ExcludeUIDs}},
-		{"gid", "/proc/self/gid_map", [][]uint32{cfg.AgentGIDs, cfg.ExcludeGIDs}},
-	} {
-		text, err := os.ReadFile(m.file)
-		if err != nil {
-			continue // without user namespaces there is no such file
-		}
-		for _, ids := range m.ids {
-			for _, id := range ids {
-				if !isMapped(string(text), id) {
-					return fmt.Errorf("%s %d is not mapped in this user namespace, so no rule can name it: choose one that %s lists", m.kind, id, m.file)
+	for _, s := range []*side{m.nft, m.legacy} {
+		for _, name := range tableNames() {
+			for _, r := range s.saved[f][name].rules {
+				if strings.HasPrefix(r.chain, "ISTIO_") && valueOf(words(r.spec), "--dport") == "53" {
+					add(fmt.Sprintf("%s, table %s, chain %s", s.backend, name, r.chain))
 				}
 			}
 		}
 	}
-	return nil
+	const ambient, inet = "istio-ambient-nat", 1 // the kernel's number of the family inet
+	if askNFTTable(inet, ambient) == nil {
+		add("nft table inet " + ambient)
+	}
+	return found
 }
 
-// isMapped reports whether an id is in a map of user_namespaces(7). Each line of the map describes a range of ids: the
-// first id inside the user namespace, the first id outside, and how many ids there are.
-func isMapped(idMap string, id uint32) bool {
-	for line := range strings.Lines(idMap) {
-		var inside, outside, count uint64
-		n, _ := fmt.Sscan(line, &inside, &outside, &count)
-		if n == 3 && uint64(id) >= inside && uint64(id)-inside < count {
-			return true
-		}
-	}
-	return false
-}
-
-// checkVersion returns a finding about the version of a family's tool.
-func checkVersion(t tools) Finding {
-	found := Finding{What: "tools for " + t.family.String(), Advice: "install the package iptables, version 1.6.2 or later"}
-	protocol := goiptables.ProtocolIPv4
-	if t.family == family.IPv6 {
-		protocol = goiptables.ProtocolIPv6
-	}
-	tool, err := goiptables.New(goiptables.Path(strings.TrimSuffix(t.restore, "-restore")), goiptables.IPFamily(protocol))
-	if err != nil {
-		return found.withResult(fmt.Errorf("the version of %s is not known: %w", t.restore, err))
-	}
-	major, minor, patch := tool.GetIptablesVersion()
-	found.Detail = fmt.Sprintf("%s is version %d.%d.%d", t.restore, major, minor, patch)
-	if slices.Compare([]int{major, minor, patch}, []int{1, 6, 2}) < 0 { // older ones do not wait for the lock (-w)
-		found.Needed, err = true, errors.New(found.Detail)
-	}
-	return found.withResult(err)
-}
-
-// checkOthers reports whether other programs capture port 53 too.
-func checkOthers(sides ...*side) []Finding {
-	var findings []Finding
-	for _, s := range sides {
-		for _, f := range family.All() {
-			if found, ambient := istioRules(s.saved[f]); len(found) > 0 {
-				advice := istioAdvice
-				if ambient {
-					advice = ambientAdvice
-				}
-				findings = append(findings, Finding{What: "no other capture of DNS over " + f.String(),
-					Detail: string(s.backend) + ": " + strings.Join(found, "; "), Advice: advice})
-			}
-		}
-	}
-	if native := nativeAmbient(); native != "" {
-		findings = append(findings, Finding{What: "no other capture of DNS", Detail: native, Advice: nativeAmbientAdvice})
-	}
-	return findings
-}
+// istioAdvice is the advice if Istio has rules for port 53.
+const istioAdvice = "use only one of the two: set ISTIO_META_DNS_CAPTURE to \"false\" for Istio's agent, or run no nametap in this pod. " +
+	"In ambient mode, start the pod again with the annotation ambient.istio.io/dns-capture: \"false\": rules of istio-cni that are made with nft send the agent's own queries to ztunnel, or back to the agent"

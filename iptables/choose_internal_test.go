@@ -30,7 +30,7 @@ func newSide(t *testing.T, b Backend, rules any) *side {
 	return s
 }
 
-// K4, K13: the backend of other programs is used, then the one with rules of nametap, then the one of
+// K4, K13: the backend with rules of nametap is used, then the one of other programs, then the one of
 // iptables-restore. A backend that cannot be read for a moment, or hangs, does not count as unsupported.
 func TestChoose(t *testing.T) {
 	t.Parallel()
@@ -46,27 +46,26 @@ func TestChoose(t *testing.T) {
 		plain       Backend
 		want        Backend // "" for an error
 		says        string
-		renewed     bool
 	}{
-		{Auto, own, one, NFT, NFT, "an agent keeps its rules in it", true},
-		{Auto, two, own, NFT, Legacy, "an agent keeps its rules in it", true},
-		{Auto, "", "", NFT, NFT, "it is what iptables-restore uses", false},
-		{Auto, useless, "", Legacy, Legacy, "it is what iptables-restore uses", false},
-		{Auto, own, own, Legacy, Legacy, "it is what iptables-restore uses", false},
-		{Auto, "", own, NFT, Legacy, "it has rules of nametap", false},
-		{Auto, own, "", Legacy, NFT, "it has rules of nametap", false},
-		{Auto, own, one, NFT, Legacy, "other programs have 2 rules and chains in it, and 0 in nft", false},
-		{Auto, two, one, Legacy, NFT, "other programs have 4 rules and chains in it, and 2 in legacy", false},
-		{Auto, "", errMissing, Legacy, NFT, "this process has no other backend", false},
-		{Auto, errMissing, "", NFT, Legacy, "this process has no other backend", false},
-		{Auto, errors.New("a failure"), own, NFT, "", "backend nft", false},
-		{Auto, own, context.DeadlineExceeded, NFT, "", "backend legacy", false},
-		{Auto, errMissing, errRefused, NFT, "", "backend legacy", false},
-		{NFT, "", two, Legacy, NFT, "as configured", false},
-		{Legacy, own, "", NFT, Legacy, "as configured", false},
-		{Legacy, own, errMissing, NFT, "", "backend legacy", false},
+		{Auto, two, own, NFT, Legacy, "it has rules of nametap"},
+		{Auto, "", "", NFT, NFT, "it is what iptables-restore uses"},
+		{Auto, useless, "", Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, own, own, Legacy, Legacy, "it is what iptables-restore uses"},
+		{Auto, "", own, NFT, Legacy, "it has rules of nametap"},
+		{Auto, own, "", Legacy, NFT, "it has rules of nametap"},
+		{Auto, own, one, Legacy, NFT, "it has rules of nametap"},
+		{Auto, useless, one, NFT, Legacy, "other programs have 2 rules and chains in it, and 0 in nft"},
+		{Auto, two, one, Legacy, NFT, "other programs have 4 rules and chains in it, and 2 in legacy"},
+		{Auto, "", errMissing, Legacy, NFT, "this process has no other backend"},
+		{Auto, errMissing, "", NFT, Legacy, "this process has no other backend"},
+		{Auto, errors.New("a failure"), own, NFT, "", "backend nft"},
+		{Auto, own, context.DeadlineExceeded, NFT, "", "backend legacy"},
+		{Auto, errMissing, errRefused, NFT, "", "backend legacy"},
+		{NFT, "", two, Legacy, NFT, "as configured"},
+		{Legacy, own, "", NFT, Legacy, "as configured"},
+		{Legacy, own, errMissing, NFT, "", "backend legacy"},
 	} {
-		m := machine{nft: newSide(t, NFT, test.nft), legacy: newSide(t, Legacy, test.legacy), plainBackend: test.plain, renewed: test.renewed}
+		m := machine{nft: newSide(t, NFT, test.nft), legacy: newSide(t, Legacy, test.legacy), plainBackend: test.plain}
 		s, says, err := m.choose(test.configured)
 		if err != nil {
 			says = err.Error()
@@ -107,37 +106,6 @@ func TestExplain(t *testing.T) {
 		}
 		if temporary(err) != (test.want == nil) {
 			t.Errorf("%q: temporary is %v", message, temporary(err))
-		}
-	}
-}
-
-// K11: a uid or gid that does not exist in the user namespace cannot be in a rule.
-func TestIsMapped(t *testing.T) {
-	t.Parallel()
-	const idMap = "         0     100000       1000\n      2000      50000          1\n"
-	for id, want := range map[uint32]bool{0: true, 999: true, 1000: false, 1337: false, 2000: true, 2001: false} {
-		if got := isMapped(idMap, id); got != want {
-			t.Errorf("id %d: mapped is %v", id, got)
-		}
-	}
-}
-
-// K5, K20: rules of Istio and of ztunnel for port 53 are recognised, those of other programs and ports are not.
-func TestIstioRules(t *testing.T) {
-	t.Parallel()
-	for rules, want := range map[string]struct {
-		text    string
-		ambient bool
-	}{
-		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j ISTIO_OUTPUT_DNS\nCOMMIT\n":                                           {"Istio's rules capture port 53 too: table nat, chain OUTPUT", false},
-		"*raw\n-A OUTPUT -p udp -m udp --dport 53 -j CT --zone 2\nCOMMIT\n":                                                {"Istio's rules capture port 53 too: table raw, chain OUTPUT", false},
-		"*nat\n-A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT\nCOMMIT\n":        {"the rules for ztunnel (Istio's ambient mode) capture port 53 too: table nat, chain ISTIO_OUTPUT", true},
-		"*nat\n-A ISTIO_OUTPUT -p tcp -m mark ! --mark 0x539/0xfff -m tcp --dport 443 -j REDIRECT\nCOMMIT\n":               {"", false},
-		"*nat\n-A OUTPUT -p udp -m udp --dport 53 -j DOCKER_OUTPUT\n-A NAMETAP_OUTPUT --dport 53 -j CT --zone 1\nCOMMIT\n": {"", false},
-	} {
-		s := newSide(t, NFT, rules).saved[family.IPv4]
-		if got, ambient := istioRules(s); strings.Join(got, "; ") != want.text || ambient != want.ambient {
-			t.Errorf("%s: %q, ambient %v", rules, got, ambient)
 		}
 	}
 }

@@ -262,9 +262,9 @@ func checkInterface(name string) error {
 // nametap's rules must be in only one of them.
 type Backend string
 
-// The backends. Auto takes the only usable backend. If both are usable, it takes the backend in which an agent that runs
-// keeps its rules, or else the backend in which other programs have more rules. If that does not decide, it takes the
-// backend that already has rules of nametap, or else the backend that the tool named iptables-restore uses.
+// The backends. Auto takes the only usable backend. If both are usable, it takes the one that already has rules of nametap,
+// or else the one in which other programs have more rules. If that does not decide, it takes the backend that the tool named
+// iptables-restore uses.
 const (
 	Auto   Backend = "auto"
 	NFT    Backend = "nft"

@@ -66,7 +66,6 @@
 //	status.go       what is in the kernel, and the texts that Apply would pass to iptables-restore
 //	install.go      the steps: apply, unhook and remove, of both families; the choice of the backend
 //	check.go        what this machine lacks: capabilities, tools and rules
-//	others.go       rules of Istio and ztunnel for port 53
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped
 //	firewall.go     how long a repair of table filter waits for a program that changes rules
 //	installed.go    what this process has installed, and what is missing

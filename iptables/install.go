@@ -35,9 +35,6 @@ func newInstaller(log *slog.Logger) installer {
 // apply installs the rules of the goal, and reports whether that changed anything. The first time, it chooses the
 // backend, and removes the rules of nametap in the other backend. captured says whether the rules captured before.
 func (i *installer) apply(ctx context.Context, captured bool) (changed bool, err error) {
-	if err := checkMapped(i.goal.Config); err != nil {
-		return false, err
-	}
 	if i.backend == "" {
 		changed, err = i.choose(ctx)
 	} else {

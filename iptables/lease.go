@@ -67,24 +67,22 @@ type lease struct {
 }
 
 // renew renews the lease of a family for [LeaseTime]. restarted is true if the lease had ended, or may have been another
-// process's, or if its rules are gone. emptied is true if the kernel has forgotten the previous renewal, although it was
-// short ago. renew does nothing if there are no rules with a lease.
-func (l *lease) renew(f family.Family) (restarted, emptied bool, err error) {
+// process's, or if its rules are gone. renew does nothing if there are no rules with a lease.
+func (l *lease) renew(f family.Family) (restarted bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept, _ := leaseQuery.send(f) // the renewal would have the same error
 	done, err := leaseRenewal.send(f)
-	previous, known := l.renewed[f]
+	_, known := l.renewed[f]
 	if err != nil || !done {
 		delete(l.renewed, f)
-		return known && err == nil, false, err
+		return known && err == nil, err
 	}
 	if l.renewed == nil {
 		l.renewed = make(map[family.Family]time.Time)
 	}
 	l.renewed[f] = time.Now()
-	emptied = known && !kept && time.Since(previous) < LeaseTime/2
-	return !known || !kept, emptied, nil
+	return !known || !kept, nil
 }
 
 // forget forgets the renewals: for new rules, the kernel makes a new list.

@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"fmt"
 	"os"
 	"strings"
 
@@ -47,25 +46,6 @@ func refusal(message string) string {
 	if missing != "" {
 		return missing + " is missing: in a pod, add it to securityContext.capabilities.add, in a systemd unit to AmbientCapabilities"
 	}
-	if found := confinement(); len(found) > 0 {
-		return "this process has the capabilities, but is confined by " + strings.Join(found, ", ")
-	}
-	return "it needs CAP_NET_ADMIN in the user namespace that owns the network namespace; iptables-legacy also needs CAP_NET_RAW there, and CAP_DAC_READ_SEARCH if it does not run as root"
-}
-
-// confinement lists what may make the kernel refuse calls of this process although it has capabilities.
-func confinement() []string {
-	var found []string
-	if status, err := os.ReadFile("/proc/self/status"); err == nil && strings.Contains(string(status), "\nSeccomp:\t2\n") {
-		found = append(found, "a seccomp filter (in a pod, securityContext.seccompProfile)")
-	}
-	if label, err := os.ReadFile("/proc/self/attr/current"); err == nil {
-		if name := strings.Trim(string(label), "\x00\n"); name != "" && !strings.HasPrefix(name, "unconfined") {
-			found = append(found, fmt.Sprintf("the profile %q of AppArmor or SELinux", name))
-		}
-	}
-	if ids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Join(strings.Fields(string(ids)), " ") != "0 0 4294967295" {
-		found = append(found, "a user namespace (in a pod, hostUsers: false), which has to own the network namespace")
-	}
-	return found
+	return "this process has the capabilities, so something else confines it: a seccomp filter, a profile of AppArmor or SELinux, " +
+		"or a user namespace that does not own the network namespace (in a pod, hostUsers: false); iptables-legacy also needs CAP_DAC_READ_SEARCH if it does not run as root"
 }

@@ -106,21 +106,25 @@ func (t table) drift(inKernel savedTable) []string {
 	add := func(format string, args ...any) {
 		ds = append(ds, t.name+": "+fmt.Sprintf(format, args...))
 	}
-	for _, c := range t.chains {
-		if !slices.Contains(inKernel.ownChains(), c.name) {
-			add("chain %s is missing", c.name)
-			continue
+	for _, c := range t.chains { // none of them is empty
+		have := inKernel.rulesIn(c.name)
+		for n, rule := range c.rules {
+			if n >= len(have) || have[n] != rule {
+				add("%s lacks rule %d, %q", c.name, n+1, rule)
+				break
+			}
 		}
-		if rules := inKernel.rulesIn(c.name); !slices.Equal(rules, c.rules) {
-			add("%s %s", c.name, difference(c.rules, rules))
+		if len(have) > len(c.rules) {
+			add("%s has %d rules, want %d", c.name, len(have), len(c.rules))
 		}
 	}
 	jumps := 0
 	for _, parent := range t.parents() {
 		want := t.jumpsIn(parent)
 		jumps += len(want)
-		if head := head(inKernel.rulesIn(parent), len(want)); !slices.Equal(head, want) {
-			add("%s does not begin with the jumps to the chains of nametap, but with %q", parent, head)
+		have := inKernel.rulesIn(parent)
+		if have = have[:min(len(have), len(want))]; !slices.Equal(have, want) {
+			add("%s does not begin with the jumps to the chains of nametap, but with %q", parent, have)
 		}
 	}
 	for _, name := range inKernel.ownChains() {
@@ -133,21 +137,6 @@ func (t table) drift(inKernel savedTable) []string {
 	}
 	return ds
 }
-
-// difference describes how the rules of a chain differ.
-func difference(want, have []string) string {
-	if len(want) != len(have) {
-		return fmt.Sprintf("has %d rules, want %d", len(have), len(want))
-	}
-	for i := range want {
-		if want[i] != have[i] {
-			return fmt.Sprintf("has rule %d %q, want %q", i+1, have[i], want[i])
-		}
-	}
-	return "is the same"
-}
-
-func head(specs []string, n int) []string { return specs[:min(n, len(specs))] }
 
 func (t table) change(b *strings.Builder, inKernel savedTable) {
 	fmt.Fprintf(b, "*%s\n", t.name)

@@ -3,7 +3,6 @@ package iptables
 import (
 	"context"
 	"errors"
-	"slices"
 
 	"github.com/nametap/nametap/internal/family"
 )
@@ -23,8 +22,6 @@ type FamilyStatus struct {
 	State  State         `json:"state"`
 	// Port is the port of this host to which the rules redirect queries; 0 without such rules.
 	Port uint16 `json:"port,omitempty"`
-	// Zone reports whether captured queries have a conntrack zone of their own.
-	Zone bool `json:"zone"`
 	// Lease is the state of the lease of the rules, which capture only while the lease has time left. It is "" if
 	// the rules have no lease.
 	Lease LeaseState `json:"lease,omitempty"`
@@ -34,11 +31,7 @@ type FamilyStatus struct {
 	Guarded map[string]uint64 `json:"guarded,omitempty"`
 	// Without describes what the rules lack.
 	Without []string `json:"without,omitempty"`
-	// Passes describes queries that pass through because no rule can capture them.
-	Passes []string `json:"passes,omitempty"`
-	// Unserved describes queries that are captured but that the kernel cannot deliver.
-	Unserved []string `json:"unserved,omitempty"`
-	// Others describes rules of other programs that capture port 53 too.
+	// Others describes rules of Istio that capture port 53 too.
 	Others []string `json:"others,omitempty"`
 	// Drift lists how the rules differ from the configuration.
 	Drift []string `json:"drift,omitempty"`
@@ -117,8 +110,7 @@ func (r *report) status(ctx context.Context, m machine) (Status, error) {
 	}
 	status := Status{Backend: s.backend, Because: reason}
 	for _, f := range family.All() {
-		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(),
-			Others: otherRules(f, s, other)}
+		fs := FamilyStatus{Family: f, OtherBackend: other.saved[f].hasOwn(), Others: istioRules(f, m)}
 		if err := s.reason[f]; err != nil {
 			fs.State, fs.Error = Unavailable, err.Error()
 		} else {
@@ -167,48 +159,12 @@ func (r *report) state(fs *FamilyStatus, s saved) {
 	fs.Port = s.port()
 	for _, v := range vs {
 		if wanted && len(v.rules.drift(f, s)) == 0 {
-			fs.State, fs.Zone, fs.Without = InPlace, v.zone != 0, v.omitted
-			fs.Unserved = []string{"queries of sockets that are bound to a device (SO_BINDTODEVICE, VRF): exclude them with --capture-exclude-interface, --capture-exclude-uid or --capture-exclude-gid"}
+			fs.State, fs.Without = InPlace, v.omitted
 			if v.lease {
 				fs.Lease = leaseState(f)
-			}
-			if f == family.IPv6 {
-				fs.Passes = []string{"queries to link-local nameservers (" + linkLocal + ")"}
 			}
 			return
 		}
 	}
-	fs.State, fs.Zone, fs.Drift = Drifted, slices.Contains(s["raw"].ownChains(), outputChain), vs[0].rules.drift(f, s)
-}
-
-// Step is a text that Apply passes to a program.
-type Step struct {
-	Program string `json:"program"`
-	Text    string `json:"text"`
-}
-
-// plan returns the texts that turn what the kernel has into the rules of the goal.
-func (r *report) plan(m machine) ([]Step, error) {
-	s, other, _, err := r.sides(m)
-	if err != nil {
-		return nil, err
-	}
-	var steps []Step
-	add := func(t tools, text string) {
-		if text != "" {
-			steps = append(steps, Step{Program: t.restore + " --noflush -w " + lockWait, Text: text})
-		}
-	}
-	for _, f := range family.All() {
-		if inKernel, ok := s.saved[f]; ok {
-			add(s.tools[f], r.goal.variantsFor(f, inKernel)[0].rules.change(f, inKernel))
-		}
-	}
-	for _, f := range family.All() {
-		add(other.tools[f], Rules{}.change(f, other.saved[f]))
-	}
-	if len(s.saved) == 0 {
-		return nil, errors.Join(s.reason[family.IPv4], s.reason[family.IPv6])
-	}
-	return steps, nil
+	fs.State, fs.Drift = Drifted, vs[0].rules.drift(f, s)
 }

@@ -209,7 +209,8 @@ func explain(tool string, err error, stderr string) error {
 		legacyFailed.MatchString(message),
 		has("RULE_APPEND failed", "RULE_INSERT failed", "CHAIN_ADD failed", "TABLE_ADD failed", "CHAIN_USER_ADD failed") &&
 			has("(No such file or directory)", "(Operation not supported)", "(Protocol not supported)", "(Invalid argument)"):
-		return fail(errMissing, "load the kernel's modules ("+modules+"), and install all extensions of the package iptables")
+		return fail(errMissing, "load the kernel's modules ("+modules+"), and install all extensions of the package iptables; "+
+			"in a user namespace, the agent needs a uid and a gid that /proc/self/uid_map and gid_map have")
 	case message == "":
 		return fmt.Errorf("running %s: %w", tool, err)
 	}

@@ -34,7 +34,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		}
 		state(iptables.Absent, 1)
 
-		var steps []iptables.Step
+		var steps []struct{ Program, Text string }
 		if r := v.parse(&steps, "print"); r.code != 0 || len(steps) != 2 {
 			t.Fatalf("print: %+v", r)
 		}
@@ -49,9 +49,6 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 		state(iptables.InPlace, 0) // restoring the printed text equals apply
 		if r := v.nametap(v.args("apply")...); r.code != 0 || strings.Contains(r.stderr, "DNS is captured") {
 			t.Errorf("apply: %+v", r)
-		}
-		if r := v.parse(&steps, "print"); r.code != 0 || len(steps) != 0 || strings.TrimSpace(r.stdout) != "[]" {
-			t.Errorf("print: %+v", r)
 		}
 
 		v.Exec("iptables-"+v.backend, "-w", "-t", "nat", "-F", "NAMETAP_OUTPUT")

@@ -55,7 +55,7 @@ func TestCaptureSettings(t *testing.T) { // K22
 		r := v.root(slices.Concat([]string{"capture", subcommand}, at)...)
 		want(subcommand, r, "then the running agent")
 	}
-	want("print --clean", v.root("capture", "print", "--clean", "--status-addr", statusAddr), "--uid-owner 991", "-d 10.9.0.0/16")
+	want("print", v.root("capture", "print", "--status-addr", statusAddr), "--uid-owner 991", "-d 10.9.0.0/16")
 	want("a flag", v.root("capture", "print", "--status-addr", statusAddr, "--capture-exclude-uid", "992"), "--uid-owner 992", "-d 10.9.0.0/16")
 	v.environment = append(v.environment, "NAMETAP_CAPTURE_EXCLUDE_UID=993")
 	want("the environment", v.root("capture", "print", "--status-addr", statusAddr), "--uid-owner 993", "-d 10.9.0.0/16")
@@ -67,7 +67,7 @@ func TestCaptureSettings(t *testing.T) { // K22
 	}
 
 	// The unit says where the agent is.
-	want("its address", v.unit("", "capture", "print", "--clean"), "then the running agent", "--uid-owner 991")
+	want("its address", v.unit("", "capture", "print"), "then the running agent", "--uid-owner 991")
 	a.end(syscall.SIGKILL)
 	want("its unit", v.unit("", "capture", "print"), "then /etc/default/nametap (no agent answers)", "--uid-owner 994")
 	more := v.write("more", "NAMETAP_CAPTURE_EXCLUDE_UID=996\n")

@@ -90,13 +90,6 @@ func brokenLocally() []hostCase {
 			a.exhaust()
 			e.mend = func() { a.limitFiles(1024) }
 		}},
-		{name: "memory is nearly used up", says: "WARNING  the memory of the agent is nearly at its limit", make: func(e *examined) {
-			group := e.folder("cgroup", "memory.max", "100000000\n")
-			e.write("cgroup/memory.current", "99000000\n")
-			e.write("cgroup/memory.stat", "anon 98000000\nfile 1000000\n")
-			e.files["/sys/fs/cgroup"], e.files["/proc/self/cgroup"] = group, "0::/\n"
-			e.agentSeeing()
-		}},
 	}
 }
 

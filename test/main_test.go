@@ -24,9 +24,6 @@ func binary(tb testing.TB) string {
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
-	if os.Getenv(confinedEnv) != "" {
-		return runConfined(os.Args[1:])
-	}
 	defer binaries.Remove()
 	defer planes.Remove()
 	wait.Prepare()

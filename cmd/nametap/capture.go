@@ -125,57 +125,32 @@ func (c *captureCommand) resolveForRemoval() (stay bool, logger *slog.Logger) {
 
 func newCapturePrint() *cobra.Command {
 	c := new(captureCommand)
-	clean := false
-	command := c.subcommand("print", "Print what apply would do",
-		`Print the programs that apply would run now, such as iptables-restore, and their input.
-Nothing is changed. With --clean, or if the rules of this machine cannot be read, print
-the input for a machine without rules of nametap.`,
-		func(ctx context.Context, w io.Writer) error {
-			steps, err := c.capture.Plan(ctx)
-			if err != nil || clean {
-				if err != nil {
-					fmt.Fprintf(os.Stderr,
-						"printing the rules for a machine without rules of nametap: those of this machine cannot be read: %v\n", err)
-				}
-				if steps, err = c.cleanSteps(); err != nil {
-					return err
+	return c.subcommand("print", "Print the rules",
+		`Print the programs that apply would run on a machine without rules of nametap, such as
+iptables-restore, and their input. Nothing is changed. status shows how the rules of this
+machine differ from that.`,
+		func(_ context.Context, w io.Writer) error {
+			rules, err := iptables.Build(c.config.Config)
+			if err != nil {
+				return err
+			}
+			type step struct {
+				Program string `json:"program"`
+				Text    string `json:"text"`
+			}
+			steps := []step{}
+			for f, program := range []string{"iptables-restore", "ip6tables-restore"} {
+				if text := rules.Text(family.All()[f]); text != "" {
+					steps = append(steps, step{program + " --noflush -w", text})
 				}
 			}
-			all := append([]iptables.Step{}, steps...) // so that JSON has [], not null
-			return c.output.print(w, all, func(w io.Writer) {
+			return c.output.print(w, steps, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
-				printSteps(w, all)
+				for _, step := range steps {
+					fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
+				}
 			})
 		})
-	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
-	return command
-}
-
-// cleanSteps returns the steps that install the rules on a machine that has no rules of nametap yet.
-func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
-	rules, err := iptables.Build(c.config.Config)
-	if err != nil {
-		return nil, err
-	}
-	var steps []iptables.Step
-	for _, family := range []struct {
-		family  family.Family
-		program string
-	}{{family.IPv4, "iptables-restore"}, {family.IPv6, "ip6tables-restore"}} {
-		if text := rules.Text(family.family); text != "" {
-			steps = append(steps, iptables.Step{Program: family.program + " --noflush -w", Text: text})
-		}
-	}
-	return steps, nil
-}
-
-func printSteps(w io.Writer, steps []iptables.Step) {
-	if len(steps) == 0 {
-		fmt.Fprintln(w, "# the rules are in place")
-	}
-	for _, step := range steps {
-		fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
-	}
 }
 
 func newCaptureStatus() *cobra.Command {
@@ -231,7 +206,7 @@ func (c *captureCommand) check(status iptables.Status) error {
 		installed = installed || f.State == iptables.InPlace
 		switch {
 		case f.State == iptables.Drifted, f.OtherBackend:
-			return errors.New("the rules differ from these settings; `nametap capture print` shows what apply would do, and " +
+			return errors.New("the rules differ from these settings: `nametap capture apply` would replace them; " +
 				"`nametap status` how they differ from the settings of the running agent")
 		case c.config.On &&
 			(f.State == iptables.Absent || f.State == iptables.Unavailable && c.config.Config.Needs(f.Family)):
@@ -263,7 +238,7 @@ func (c *captureCommand) printStatus(ctx context.Context, w io.Writer, status ip
 	}
 	return errors.Join(err, c.output.print(w, all, func(w io.Writer) {
 		c.printSettings(w)
-		printRules(w, status, true)
+		printRules(w, status)
 		printListeners(w, listeners)
 		for _, r := range all.Refusals {
 			fmt.Fprintf(w, "guard\t%s: a packet to %s: %s\n", r.Family, r.To, cmp.Or(r.Error, string(r.State)))
@@ -301,8 +276,8 @@ func printResolved(w io.Writer, status resolved.Status) {
 	fmt.Fprintf(w, "systemd-resolved\t%s\n", text)
 }
 
-// printRules prints a line for the backend and one for each family, with the limits of capture if limits is true.
-func printRules(w io.Writer, status iptables.Status, limits bool) {
+// printRules prints a line for the backend and one for each family.
+func printRules(w io.Writer, status iptables.Status) {
 	fmt.Fprintf(w, "backend\t%s: %s\n", status.Backend, status.Because)
 	for _, f := range status.Families {
 		text := string(f.State)
@@ -332,10 +307,6 @@ func printRules(w io.Writer, status iptables.Status, limits bool) {
 			text += ": " + f.Error
 		}
 		fmt.Fprintf(w, "%s\t%s\n", f.Family, text)
-		if limits {
-			printLines(w, "\tnot captured: %s\n", f.Passes)
-			printLines(w, "\tnot served: %s\n", f.Unserved)
-		}
 		printLines(w, "\t%s; `nametap capture check` shows what to do\n", f.Others)
 		printLines(w, "\t%s\n", f.Drift)
 	}

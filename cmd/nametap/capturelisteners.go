@@ -61,7 +61,7 @@ func unanswered(listeners []probe.Result) error {
 
 // agentAdvice says what to do if rules are installed and no agent answers.
 const agentAdvice = "start it (on a VM `systemctl restart nametap`, in a pod the log of its container says why it " +
-	"does not run), or remove the rules with `nametap capture remove`"
+	"does not run), or remove the rules with `nametap capture remove`, which also opens a guard"
 
 // portAdvice says what to do about another program on the agent's port.
 const portAdvice = "end that program, or set another port for the agent with --dns-addr (in a pod, in both " +

@@ -53,8 +53,6 @@ func TestGuardCheck(t *testing.T) {
 		{"allow:\n- {names: ['*.example.com', '*.com', '*.co.uk', '*.github.io']}\n", "GUARD:2: *.com: everybody\nGUARD:2: *.co.uk: everybody\nGUARD:2: *.github.io: everybody\n"},
 		{"allow:\n- names: [a.b.example, '*.c.b.example', b.example]\ndeny:\n- names: ['*.b.example']\n",
 			"GUARD:2: a.b.example: it is allowed in vain, since line 4\nGUARD:2: *.c.b.example: it is allowed in vain, since line 4\n"},
-		{"direct: ['0.0.0.0/1', '169.254.0.0/16', '10.0.0.1:53', '2000::/3']\n",
-			"GUARD: direct 0.0.0.0/1: it has a large part\nGUARD: direct 169.254.0.0/16: it has the metadata\nGUARD: direct 10.0.0.1:53: queries to this nameserver\nGUARD: direct 2000::/3: it has a large part\n"},
 		{"allow: [{names: [a.example]}]\ndirect: ['0.0.0.0/0']\n", "guard policy GUARD: line 2: direct \"0.0.0.0/0\": it has all addresses"},
 		{"allowed: []\n", "guard policy GUARD: line 1: field allowed not found"},
 		{"allow: [{names: [a.example, a.example]}]\n", "guard policy GUARD: line 1: name \"a.example\": it is in line 1, too"},

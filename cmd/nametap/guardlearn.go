@@ -1,12 +1,13 @@
 package main
 
 import (
-	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -39,19 +40,17 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 			if since < 0 {
 				return usageError{fmt.Errorf("--since=%v: want a time ago such as 24h", since)}
 			}
-			seen, err := readRecords(args)
+			recorded, err := readRecords(args)
 			if err == nil && len(args) == 0 {
 				var agent agent.GuardReport
 				err = status.get(command.Context(), "/debug/guard", nil, &agent)
-				seen = agent.Names
+				recorded = agent.Names
 			}
 			if err != nil {
 				return err
 			}
-			if since > 0 {
-				seen = slices.DeleteFunc(seen, func(r guard.Record) bool { return time.Since(r.Last) > since })
-			}
-			policy := learn(seen)
+			needs := slices.DeleteFunc(needsOf(recorded), func(n need) bool { return since > 0 && time.Since(n.Last) > since })
+			policy := learn(needs)
 			if policy == "" {
 				return errors.New("nothing was recorded that a policy could allow: run the programs with a guard in mode audit first")
 			}
@@ -64,44 +63,73 @@ Five or more names below one parent become a wildcard, unless the parent is a pu
 	return command
 }
 
-// mergeRecords returns one record for each name, sorted by name.
-func mergeRecords(all []guard.Record) []guard.Record {
+// readRecords reads files with records.
+func readRecords(files []string) (all []guard.Record, err error) {
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var records guard.Records // the output of `nametap guard status` has these keys, too
+		if err = json.Unmarshal(text, &records); err == nil && records.Since.IsZero() {
+			err = errors.New("it has no time since")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: want %s of a state directory, or the output of nametap guard status --output json: %w", file, guard.RecordsFile, err)
+		}
+		all = append(all, records.Names...)
+	}
+	return all, nil
+}
+
+// A need is a name that a workload needs, or an address that it connects to without a name.
+type need struct {
+	guard.Record
+	addr  netip.Addr // valid if there is no name
+	name  wire.Name
+	ports []uint16 // of connections, sorted
+}
+
+// needsOf returns the needs in records of one or more agents, sorted by name. It leaves out names that do not exist and were
+// not connected to, which come from search lists, and reverse lookups, which programs make for their logs.
+func needsOf(records []guard.Record) (needs []need) {
 	byName := map[string]guard.Record{}
-	for _, r := range all {
+	for _, r := range records {
 		m := byName[r.Name]
 		r.Asked += m.Asked
 		r.Exists, r.Private = r.Exists || m.Exists, r.Private || m.Private
 		r.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Types, m.Types))))
-		for port, n := range m.Ports {
-			if r.Ports == nil {
-				r.Ports = map[uint16]uint64{}
-			}
-			r.Ports[port] += n
+		ports := maps.Clone(m.Ports)
+		if ports == nil {
+			ports = map[uint16]uint64{}
 		}
-		if m.Last.After(r.Last) {
+		maps.Copy(ports, r.Ports)
+		if r.Ports = ports; m.Last.After(r.Last) {
 			r.Verdict, r.Rule, r.Last = m.Verdict, m.Rule, m.Last
 		}
 		byName[r.Name] = r
 	}
-	return slices.SortedFunc(maps.Values(byName), func(a, b guard.Record) int { return strings.Compare(a.Name, b.Name) })
+	for _, text := range slices.Sorted(maps.Keys(byName)) {
+		n := need{Record: byName[text], ports: slices.Sorted(maps.Keys(byName[text].Ports))}
+		var err error
+		if n.addr, err = netip.ParseAddr(text); err != nil {
+			n.name, err = wire.ParseHostname(text)
+			if err != nil || !n.Exists && len(n.ports) == 0 || strings.HasSuffix(text, ".arpa") {
+				continue
+			}
+		}
+		needs = append(needs, n)
+	}
+	return needs
 }
-
-// wanted reports whether a workload needs a name: it exists, or was connected to. Other names come from search lists.
-// Reverse lookups are left out: programs make them for their logs.
-func wanted(r guard.Record) bool {
-	return (r.Exists || len(r.Ports) > 0) && !strings.HasSuffix(r.Name, ".arpa")
-}
-
-// ports returns the ports of connections, sorted.
-func ports(r guard.Record) []uint16 { return slices.Sorted(maps.Keys(r.Ports)) }
 
 // usage says how often, and when last, a name was used.
-func usage(r guard.Record) string {
-	text := fmt.Sprintf("asked %d times", r.Asked)
-	if r.Asked == 0 {
+func (n need) usage() string {
+	text := fmt.Sprintf("asked %d times", n.Asked)
+	if n.Asked == 0 {
 		text = "connected to"
 	}
-	since := time.Since(r.Last)
+	since := time.Since(n.Last)
 	if since > time.Minute {
 		since = since.Truncate(time.Minute)
 	}
@@ -111,85 +139,72 @@ func usage(r guard.Record) string {
 // leastFolded is how many names below one parent become a wildcard.
 const leastFolded = 5
 
-// learn returns a policy that allows what was recorded; "" if there is nothing. It denies what a rule has denied, since a
-// wildcard may have it now.
-func learn(seen []guard.Record) string {
-	byPlace := map[place][]guard.Record{}
-	var denied, direct, private strings.Builder
-	for _, r := range seen {
-		addr, noAddr := netip.ParseAddr(r.Name)
-		_, noName := wire.ParseHostname(r.Name)
+// learn returns a policy that allows needs; "" if there are none. It denies what a rule has denied, since a wildcard may have
+// it now.
+func learn(needs []need) string {
+	type place struct {
+		parent string
+		rest   string // the text of the rule behind its names
+	}
+	allowed := map[place][]need{}
+	var denied, direct, private string
+	for _, n := range needs {
 		switch {
-		case noAddr == nil:
-			for _, port := range ports(r) {
-				fmt.Fprintf(&direct, "\n- %-42q  # %s", netip.AddrPortFrom(addr, port), usage(r))
+		case n.addr.IsValid():
+			for _, port := range n.ports {
+				direct += fmt.Sprintf("\n- %-42q  # %s", netip.AddrPortFrom(n.addr, port), n.usage())
 			}
-		case noName != nil || !wanted(r):
-		case r.Verdict == guard.VerdictDenied && r.Rule != "":
-			fmt.Fprintf(&denied, "\n  - %-40q  # %s", r.Name, usage(r))
+		case n.Verdict == guard.VerdictDenied && n.Rule != "":
+			denied += fmt.Sprintf("\n  - %-40q  # %s", n.Name, n.usage())
 		default:
-			at := placeOf(r)
-			byPlace[at] = append(byPlace[at], r)
-			if r.Private {
-				private.Reset()
-				fmt.Fprintf(&private, "\nprivate: allow  # %s leads to a private address", r.Name)
+			_, parent, _ := strings.Cut(n.Name, ".")
+			at := place{parent, n.rest()}
+			if allowed[at] = append(allowed[at], n); n.Private {
+				private = fmt.Sprintf("\nprivate: allow  # %s leads to a private address", n.Name)
 			}
 		}
 	}
-	var text strings.Builder
-	rules := learnRules(byPlace)
-	for _, rest := range slices.Sorted(maps.Keys(rules)) {
-		text.WriteString("\n- names:" + strings.Join(slices.Sorted(slices.Values(rules[rest])), "") + rest)
-	}
-	if text.Len()+direct.Len() == 0 {
+	if len(allowed) == 0 && direct == "" {
 		return ""
 	}
-	if denied.Len() > 0 {
-		text.WriteString("\ndeny:\n- names:" + denied.String())
-	}
-	if direct.Len() > 0 {
-		text.WriteString("\ndirect:" + direct.String())
-	}
-	return "# Written by nametap guard learn.\nmode: enforce\nallow:" + text.String() + private.String() + "\n"
-}
-
-// A place is where a policy has a name: names with the same place may become one wildcard.
-type place struct {
-	parent string
-	rest   string // the text of the rule behind its names: ports and types
-}
-
-func placeOf(r guard.Record) place {
-	_, parent, _ := strings.Cut(r.Name, ".")
-	at := place{parent: parent}
-	if ports := ports(r); len(ports) > 0 && !slices.Equal(ports, []uint16{443}) {
-		at.rest = fmt.Sprintf("\n  ports: [%s]", portTexts(ports))
-	}
-	if len(r.Types) > 0 {
-		at.rest += fmt.Sprintf("\n  types: [%s]", strings.Join(r.Types, ", "))
-	}
-	return at
-}
-
-// learnRules returns the lines of the names of each rule, by the text behind them. A parent has at most one wildcard.
-func learnRules(byPlace map[place][]guard.Record) map[string][]string {
-	rules, folded := map[string][]string{}, ""
-	for _, at := range slices.SortedFunc(maps.Keys(byPlace), func(a, b place) int {
-		return cmp.Or(strings.Compare(a.parent, b.parent), strings.Compare(a.rest, b.rest))
+	rules, folded := map[string][]string{}, "" // the lines of names, by the text behind them
+	for _, at := range slices.SortedFunc(maps.Keys(allowed), func(a, b place) int {
+		return strings.Compare(a.parent+a.rest, b.parent+b.rest)
 	}) {
-		names, count := byPlace[at], ""
+		names, count := allowed[at], ""
 		if len(names) >= leastFolded && at.parent != folded && strings.Contains(at.parent, ".") && !isPublicSuffix(at.parent) {
-			folded, count = at.parent, fmt.Sprintf("%d names, ", len(names))
-			all := guard.Record{Name: "*." + at.parent}
-			for _, r := range names {
-				all.Asked += r.Asked
-				all.Last = slices.MaxFunc([]time.Time{all.Last, r.Last}, time.Time.Compare)
+			folded, count = at.parent, fmt.Sprintf("%d names, ", len(names)) // a policy has a wildcard once
+			all := need{Record: guard.Record{Name: "*." + at.parent}}
+			for _, n := range names {
+				all.Asked += n.Asked
+				all.Last = slices.MaxFunc([]time.Time{all.Last, n.Last}, time.Time.Compare)
 			}
-			names = []guard.Record{all}
+			names = []need{all}
 		}
-		for _, r := range names {
-			rules[at.rest] = append(rules[at.rest], fmt.Sprintf("\n  - %-40q  # %s%s", r.Name, count, usage(r)))
+		for _, n := range names {
+			rules[at.rest] = append(rules[at.rest], fmt.Sprintf("\n  - %-40q  # %s%s", n.Name, count, n.usage()))
 		}
 	}
-	return rules
+	text := "# Written by nametap guard learn.\nmode: enforce\nallow:"
+	for _, rest := range slices.Sorted(maps.Keys(rules)) {
+		text += "\n- names:" + strings.Join(slices.Sorted(slices.Values(rules[rest])), "") + rest
+	}
+	if denied != "" {
+		text += "\ndeny:\n- names:" + denied
+	}
+	if direct != "" {
+		text += "\ndirect:" + direct
+	}
+	return text + private + "\n"
+}
+
+// rest returns the text of a rule for the name that is behind its names: ports and types.
+func (n need) rest() (text string) {
+	if len(n.ports) > 0 && !slices.Equal(n.ports, []uint16{443}) {
+		text = fmt.Sprintf("\n  ports: [%s]", portTexts(n.ports))
+	}
+	if len(n.Types) > 0 {
+		text += fmt.Sprintf("\n  types: [%s]", strings.Join(n.Types, ", "))
+	}
+	return text
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -72,7 +73,7 @@ func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	}
 	fmt.Fprintln(w, "\nNAME\tVERDICT\tASKED\tPORTS\tLAST\tRULE")
 	for _, r := range records {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", r.Name, r.Verdict, r.Asked, portTexts(ports(r)), timeOfDay(r.Last.Truncate(time.Second)), cmp.Or(r.Rule, "-"))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", r.Name, r.Verdict, r.Asked, portTexts(slices.Sorted(maps.Keys(r.Ports))), timeOfDay(r.Last.Truncate(time.Second)), cmp.Or(r.Rule, "-"))
 	}
 }
 

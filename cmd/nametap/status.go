@@ -238,7 +238,7 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	for _, other := range capture.Others {
 		fmt.Fprintf(w, "\tanother agent wants to capture here: %s\n", other)
 	}
-	printRules(w, *capture.Rules, false)
+	printRules(w, *capture.Rules)
 	printWays(w, capture.Ways)
 	for _, lapse := range capture.Lapses {
 		fmt.Fprintf(w, "\tinterrupted %d times, last %s: %s\n", lapse.Count, timeOfDay(lapse.Last), lapse.Cause)

@@ -46,7 +46,7 @@ func TestSettings(t *testing.T) { // I0, K15
 	accepted := func(environ []string, args ...string) string {
 		t.Helper()
 		// Every command reads all settings; this one changes nothing.
-		return output(t, command(t, environ, "nametap", append([]string{"capture", "print", "--clean"}, args...)...))
+		return output(t, command(t, environ, "nametap", append([]string{"capture", "print"}, args...)...))
 	}
 	help := output(t, command(t, nil, "nametap", "agent", "--help"))
 	for _, variant := range []string{"istiod", "discovery"} {

@@ -20,7 +20,7 @@ func leased(c *iptables.Config) { c.Lease, c.FailClosed = true, false }
 func (l *lab) renew(c *iptables.Capture) {
 	l.t.Helper()
 	l.as(1337, func() {
-		if _, err := c.Renew(l.family); err != nil {
+		if err := c.Renew(l.family); err != nil {
 			l.t.Errorf("renew: %v", err)
 		}
 	})
@@ -91,7 +91,7 @@ func TestLease(t *testing.T) {
 		l.wantOn(conn, "U")
 		for _, uid := range []uintptr{0, 65534} {
 			other := l.capture(leased)
-			l.as(uid, func() { _, _ = other.Renew(l.family) }) // it does nothing
+			l.as(uid, func() { _ = other.Renew(l.family) }) // it does nothing
 			if l.leased() {
 				t.Errorf("user %d has renewed the lease", uid)
 			}
