@@ -13,9 +13,13 @@ import (
 	"github.com/nametap/nametap/internal/clock"
 )
 
-// emptySettle is how long a file that had text must be empty or absent before that counts. A command whose output goes to
-// a file empties the file first, and writes to it later.
-const emptySettle = 5 * time.Second
+const (
+	// settle is how long a change must last before it counts, because a program may still be writing.
+	settle = 100 * time.Millisecond
+	// emptySettle is how long a file that had text must be empty or absent before that counts. A command whose output goes to
+	// a file empties the file first, and writes to it later.
+	emptySettle = 5 * time.Second
+)
 
 // Files returns the files that settings come from. They may be absent.
 func Files(flags *pflag.FlagSet) []string {
@@ -44,7 +48,7 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 // It reads the files at each tick of its clock and compares the bytes, for the same reasons as
 // resolvconf.Watcher: there is no event if a mount covers a file, or if a file changes below an
 // overlayfs, and a reading does not depend on how the file was replaced. Reading a file of
-// 1 KiB costs some 10 µs, and an absent file 1 µs (BenchmarkReadFiles).
+// 1 KiB costs some 10 µs, and an absent file 1 µs.
 type Watcher struct {
 	// Clock says when to read the files. Default clock.New().
 	Clock *clock.Clock
@@ -68,8 +72,7 @@ func (w *Watcher) Note() {
 	w.used = now
 }
 
-// Run sends a value after every change until ctx ends. A change counts when two looks have found it, because a program may
-// still be writing: at most two [clock.Tick] later.
+// Run sends a value after every change until ctx ends: within a second.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 	if w.Clock == nil {
 		w.Clock = clock.New()
@@ -79,11 +82,13 @@ func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
 		now := readFiles(w.files)
 		if !maps.Equal(now, last) {
 			last, since = now, time.Now()
-			return false
 		}
 		return w.changed(now, time.Since(since))
 	}
-	for w.Clock.Await(ctx, clock.Tick, look) {
+	for w.Clock.Await(ctx, clock.Tick, look) && clock.Sleep(ctx, settle) {
+		if !maps.Equal(readFiles(w.files), last) {
+			continue
+		}
 		w.Note()
 		select {
 		case changes <- struct{}{}:
