@@ -27,9 +27,9 @@ type guarded struct {
 func routeGuarded(vip netip.AddrPort, g *guard.Guard, policy *guard.Policy) (r route, found bool, err error) {
 	r = route{vip: vip, guarded: guarded{guard: g, policy: policy}}
 	addr := vip.Addr().Unmap()
-	name, known := g.Name(addr)
+	name := g.Name(addr)
 	switch ofTable := slices.ContainsFunc(VIPs(), func(p netip.Prefix) bool { return p.Contains(addr) }); {
-	case known:
+	case name != wire.Root:
 		err = r.admit(name)
 	case guard.IsVIP(addr): // the client says the name
 	case policy.Enforces() || ofTable:

@@ -145,7 +145,7 @@ func (c *policyCheck) checkAgainst(seen []guard.Record) {
 		addr, err := netip.ParseAddr(r.Name)
 		switch {
 		case err == nil:
-			for _, port := range ports(r) {
+			for _, port := range r.Ports {
 				if to := netip.AddrPortFrom(addr, port); !slices.ContainsFunc(c.policy.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
 					c.add(0, "%s would be refused: no direct has it (%s)", to, usage(r))
 				}
@@ -166,7 +166,7 @@ func (c *policyCheck) checkName(r guard.Record) {
 		c.add(0, "%s would be denied (%s): %s", r.Name, usage(r), c.policy.Reason(verdict, rule))
 		return
 	}
-	for _, port := range ports(r) {
+	for _, port := range r.Ports {
 		if !slices.Contains(rule.Ports, port) {
 			c.add(rule.Line, "%s port %d would be refused: it is not among the ports of the rule (%s)", r.Name, port, usage(r))
 		}

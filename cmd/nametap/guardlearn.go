@@ -72,12 +72,7 @@ func mergeRecords(all []guard.Record) []guard.Record {
 		r.Asked += m.Asked
 		r.Exists, r.Private = r.Exists || m.Exists, r.Private || m.Private
 		r.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Types, m.Types))))
-		for port, n := range m.Ports {
-			if r.Ports == nil {
-				r.Ports = map[uint16]uint64{}
-			}
-			r.Ports[port] += n
-		}
+		r.Ports = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Ports, m.Ports))))
 		if m.Last.After(r.Last) {
 			r.Verdict, r.Rule, r.Last = m.Verdict, m.Rule, m.Last
 		}
@@ -91,9 +86,6 @@ func mergeRecords(all []guard.Record) []guard.Record {
 func wanted(r guard.Record) bool {
 	return (r.Exists || len(r.Ports) > 0) && !strings.HasSuffix(r.Name, ".arpa")
 }
-
-// ports returns the ports of connections, sorted.
-func ports(r guard.Record) []uint16 { return slices.Sorted(maps.Keys(r.Ports)) }
 
 // usage says how often, and when last, a name was used.
 func usage(r guard.Record) string {
@@ -121,7 +113,7 @@ func learn(seen []guard.Record) string {
 		_, noName := wire.ParseHostname(r.Name)
 		switch {
 		case noAddr == nil:
-			for _, port := range ports(r) {
+			for _, port := range r.Ports {
 				fmt.Fprintf(&direct, "\n- %-42q  # %s", netip.AddrPortFrom(addr, port), usage(r))
 			}
 		case noName != nil || !wanted(r):
@@ -162,8 +154,8 @@ type place struct {
 func placeOf(r guard.Record) place {
 	_, parent, _ := strings.Cut(r.Name, ".")
 	at := place{parent: parent}
-	if ports := ports(r); len(ports) > 0 && !slices.Equal(ports, []uint16{443}) {
-		at.rest = fmt.Sprintf("\n  ports: [%s]", portTexts(ports))
+	if len(r.Ports) > 0 && !slices.Equal(r.Ports, []uint16{443}) {
+		at.rest = fmt.Sprintf("\n  ports: [%s]", portTexts(r.Ports))
 	}
 	if len(r.Types) > 0 {
 		at.rest += fmt.Sprintf("\n  types: [%s]", strings.Join(r.Types, ", "))
