@@ -48,10 +48,9 @@
 //	dial.go      steps 6 and 7: from a name to addresses, and to a connection
 //	copy.go      step 8: both directions, half-close and reset
 //	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
-//	route.go     steps 3 and 4: from a VIP and a port to a host; what the guard says
-//	status.go    what the server counts for each host
+//	route.go     steps 3 and 4: from a VIP and a port to a host and its endpoints
+//	guarded.go   steps 3 to 5: what the guard says
+//	status.go    what the server counts for each host; why connections are refused
 //	forbidden.go addresses that are refused
-//	endpoints.go step 4: from a port to the endpoints of the host
-//	refusals.go  why connections are refused
 //	config.go    the settings
 package egress
