@@ -34,7 +34,6 @@ type conn struct {
 	joined           atomic.Bool             // host is set, and both directions are copied
 	toHost, toClient direction
 	counts           *counts
-	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	aborted          atomic.Bool
 }
 
@@ -46,8 +45,12 @@ type direction struct {
 	ended    atomic.Bool      // the source has ended its data, and all writes to the destination have succeeded
 }
 
-// join records the connection to the host. The bytes are counted in n.
+// join records the connection to the host. The bytes are counted in n. While no data comes, the kernel probes both peers every
+// 15 s, as is usual in Go, so a peer that has vanished is noticed. Without probes, connection tracking would forget a
+// connection after 60 s if its data has ended in one direction (nf_conntrack_tcp_timeout_close_wait). Then the rules would no
+// longer translate its addresses, and data from the host would not reach the client.
 func (c *conn) join(host *net.TCPConn, n *counts) {
+	_ = c.client.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true}) // if it fails, the idle timeout still closes the connection
 	c.host, c.counts = host, n
 	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, [2]*atomic.Int64{&n.sent, &n.all.sent}
 	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, [2]*atomic.Int64{&n.received, &n.all.received}
@@ -210,21 +213,3 @@ func pollConn(conn *net.TCPConn) int16 {
 
 // isGone reports whether the client has reset its connection, and nothing waits for it that would notice.
 func (c *conn) isGone() bool { return !c.toHost.reading.Load() && pollConn(c.client)&unix.POLLERR != 0 }
-
-// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed
-// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
-// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). After that,
-// the rules would no longer translate the connection's addresses, and data from the host would not reach the client.
-func (c *conn) probe() {
-	config := net.KeepAliveConfig{Enable: true, Idle: 3 * time.Minute, Interval: 20 * time.Second, Count: 6}
-	if c.halfClosed() {
-		config.Idle = config.Interval
-	}
-	if c.probes == config.Idle {
-		return
-	}
-	c.probes = config.Idle
-	for _, conn := range []*net.TCPConn{c.client, c.host} {
-		_ = conn.SetKeepAliveConfig(config) // if it fails, the idle timeout still closes the connection
-	}
-}

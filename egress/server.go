@@ -331,8 +331,6 @@ func (s *Server) sweep(now time.Time) {
 			if c.abort(nil) {
 				s.metrics.idle.Inc()
 			}
-		default:
-			c.probe()
 		}
 	}
 }
