@@ -43,7 +43,6 @@ func (r *rules) judge(d *decision, q wire.Question) {
 			verdict, rule = policy.Judge(ofVIP, dns.TypeA)
 		}
 	}
-	_, searched := name.BelowAny(r.resolvConf.Search())
 	switch {
 	case isTransfer(q.Type):
 		*d = decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errGuarded}
@@ -51,7 +50,7 @@ func (r *rules) judge(d *decision, q wire.Question) {
 	case d.action == actUnless && verdict == guard.Carried:
 	case d.action == actUnless:
 		d.insteadOfNameservers()
-	case verdict == guard.Carried && !policy.Names(name) && searched:
+	case verdict == guard.Carried && !policy.Names(name) && r.searched(name):
 	default:
 		*d = decision{
 			action: actGuarded, match: table.Match{Rule: table.RuleNone}, policy: policy, verdict: verdict, rule: rule, target: ofVIP,
@@ -82,6 +81,12 @@ func (d *decision) insteadOfNameservers() {
 	default:
 		d.action = actAddresses
 	}
+}
+
+// searched reports whether a name is below a domain of the search list.
+func (r *rules) searched(name wire.Name) bool {
+	_, found := name.BelowAny(r.resolvConf.Search())
+	return found
 }
 
 // judgeResult records what nameservers say of a question that the guard has let pass, or only audits. It reports whether

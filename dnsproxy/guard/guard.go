@@ -34,8 +34,7 @@ func IsPrivate(a netip.Addr) bool {
 const (
 	// maxRecent is how many names below wildcards keep their VIPs. The least recently used gives way.
 	maxRecent = 4096
-	// maxTries is how many VIPs a name may have: of names that meet, the later takes its next VIP. With some thousand names,
-	// it is hardly possible that all of them are taken.
+	// maxTries is how many VIPs a name may have: of names that meet, the later takes its next VIP.
 	maxTries = 8
 )
 
@@ -90,8 +89,9 @@ func (g *Guard) Use(p *Policy) {
 	next := &inUse{p, map[vip]wire.Name{}}
 	if p != nil {
 		for _, name := range p.exact() {
-			at, _ := g.place(name, func(v vip) wire.Name { return next.names[v] })
-			next.names[at] = name
+			if at, free := g.place(name, func(v vip) wire.Name { return next.names[v] }); free {
+				next.names[at] = name
+			}
 		}
 	}
 	g.inUse.Store(next)
@@ -112,20 +112,20 @@ func (g *Guard) Policy() *Policy {
 func (g *Guard) VIPs(name wire.Name) Pair {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	at, has := g.place(name, g.nameLocked)
-	if !has {
+	at, free := g.place(name, g.nameLocked)
+	if free {
 		g.recent.Add(at, wire.Name(strings.Clone(string(name))))
 	}
 	return at.pair()
 }
 
-// place returns the vip that a name has or, if it has none, the first of its own that no other name has. The function nameOf
-// returns the name that has a vip, or the root.
-func (g *Guard) place(name wire.Name, nameOf func(vip) wire.Name) (at vip, has bool) {
+// place returns the vip that a name has or, if it has none, the first of its own that is free. The function nameOf returns the
+// name that has a vip, or the root. If other names have all, the name has to do with one of theirs.
+func (g *Guard) place(name wire.Name, nameOf func(vip) wire.Name) (at vip, free bool) {
 	for try := range maxTries {
 		at = g.hash(name, try)
 		if owner := nameOf(at); owner == name || owner == wire.Root {
-			return at, owner == name
+			return at, owner == wire.Root
 		}
 	}
 	return at, false
