@@ -122,7 +122,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	})
 	group.Go(func() error { return a.vips.run(serving) })
 	group.Go(func() error { return a.records.run(serving, a.proxy, a.log) })
-	group.Go(func() error { return keepGuardRecords(serving, a.core) })
+	group.Go(func() error { return keepGuardRecords(serving, a.core, a.memory.postpone) })
 	group.Go(func() error { return a.status.Run(serving) })
 	group.Go(func() error {
 		a.diagnosis.run(serving)

@@ -16,8 +16,8 @@ import (
 const guardInterval = time.Minute
 
 // keepGuardRecords saves the records of the guard in the state directory, once a minute and at the end. It begins with those
-// of the previous agent.
-func keepGuardRecords(ctx context.Context, c *core) error {
+// of the previous agent. It calls the function saved when it has saved the records, which leaves garbage.
+func keepGuardRecords(ctx context.Context, c *core, saved func()) error {
 	g, path := c.config.Guard, c.config.XDS.StateDir
 	if g == nil || path == "" {
 		return nil
@@ -49,6 +49,7 @@ func keepGuardRecords(ctx context.Context, c *core) error {
 		if err != nil {
 			c.log.Warn("the guard's records cannot be saved: see --state-dir", "error", err)
 		}
+		saved()
 	}
 	return nil
 }

@@ -23,10 +23,10 @@ func TestGuardRecords(t *testing.T) {
 	c.config.XDS.StateDir = t.TempDir()
 	for want := uint64(1); want <= 2; want++ {
 		c.config.Guard = guard.New("key")
-		c.config.Guard.Asked(name, dns.TypeA, nil, guard.Nothing)
+		c.config.Guard.Asked(name, dns.TypeA, nil, -1)
 		ended, end := context.WithCancel(t.Context())
 		end()
-		if err := keepGuardRecords(ended, c); err != nil {
+		if err := keepGuardRecords(ended, c, func() {}); err != nil {
 			t.Fatal(err)
 		}
 		if got := c.config.Guard.Records().Names; len(got) != 1 || got[0].Asked != want {

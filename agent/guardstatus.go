@@ -25,9 +25,9 @@ type GuardStatus struct {
 	// what came of them, by family; it is empty unless the mode is enforce.
 	Enforced bool            `json:"enforced"`
 	Kernel   []probe.Refusal `json:"kernel,omitempty"`
-	// Queries and Connections are numbers since the start of the agent, by [guard.Record].Verdict.
-	Queries     map[string]uint64 `json:"queries"`
-	Connections map[string]uint64 `json:"connections"`
+	// Queries and Connections are numbers since the start of the agent.
+	Queries     guard.Counts `json:"queries"`
+	Connections guard.Counts `json:"connections"`
 }
 
 // A GuardReport has what `nametap guard status` shows.
@@ -46,7 +46,7 @@ func (c *core) guardStatus() *GuardStatus {
 		return nil
 	}
 	status := &GuardStatus{
-		Mode: p.Mode, File: p.File, Hash: p.Hash, InUse: g.InUse(), PolicyNames: p.CountNames(), PolicyRules: len(p.Rules),
+		Mode: p.Mode, File: p.File, Hash: p.Hash, InUse: p.Read, PolicyNames: p.CountNames(), PolicyRules: len(p.Rules),
 		Private: p.Private, Enforced: c.enforced(),
 	}
 	for _, d := range p.Direct {
@@ -83,11 +83,10 @@ func (m guardMetrics) Collect(metrics chan<- prometheus.Metric) {
 	if m.config.Guard == nil {
 		return
 	}
-	judged := func(name, what string, counts map[string]uint64) {
+	judged := func(name, what string, n guard.Counts) {
 		desc := prometheus.NewDesc(name, what+" that the policy of the guard has judged, by verdict.", []string{"verdict"}, nil)
-		for verdict, n := range counts {
-			metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n), verdict)
-		}
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n.Allowed), guard.VerdictAllowed)
+		metrics <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, float64(n.Denied), guard.VerdictDenied)
 	}
 	queries, connections := m.config.Guard.Counts()
 	judged("nametap_guard_queries_total", "Queries", queries)

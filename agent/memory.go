@@ -35,8 +35,8 @@ func newMemory() *memory {
 	return m
 }
 
-// postpone puts off the next call of free. It is called after each push, accepted or rejected. It is also called when a
-// connection to the control plane ends, because a part of a push may have arrived before the end.
+// postpone puts off the next call of free. It is called after each push, accepted or rejected, when a connection to
+// the control plane ends, because a part of a push may have arrived before the end, and after the guard's records were saved.
 func (m *memory) postpone() { m.timer.Reset(freeAfter) }
 
 // free collects garbage and returns free memory to the kernel, unless less than freeLeast bytes were allocated. It takes

@@ -1,6 +1,7 @@
 package dnsproxy
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/miekg/dns"
@@ -37,8 +38,8 @@ func (r *rules) judge(d *decision, q wire.Question) {
 	name := d.outside(q.Name)
 	verdict, rule := policy.Judge(name, q.Type)
 	ofVIP := wire.Root
-	if addr, isAddr := wire.ReverseAddr(name); isAddr && guard.IsVIP(addr) {
-		if ofVIP, _ = r.guard.Name(addr); ofVIP != wire.Root {
+	if addr, isAddr := wire.ReverseAddr(name); isAddr {
+		if ofVIP = r.guard.Name(addr); ofVIP != wire.Root {
 			verdict, rule = policy.Judge(ofVIP, dns.TypeA)
 		}
 	}
@@ -102,11 +103,9 @@ func (h *handler) judgeResult(t *task, found *forward.Result) (guarded bool) {
 		*d = decision{action: actGuarded, match: table.Match{Rule: table.RuleNone}, policy: policy, verdict: verdict, rule: rule}
 		return true
 	}
-	seen, qtype := guard.Nothing, t.query.Type
+	answers, qtype := -1, t.query.Type
 	if found.Exists() {
-		if seen = guard.Exists; found.Reply.Answers() > 0 {
-			seen = guard.Answers
-		}
+		answers = found.Reply.Answers()
 		for data := range found.Reply.Data(qtype) {
 			addr, _ := netip.AddrFromSlice(data)
 			if (addr.Is4() && qtype == dns.TypeA || addr.Is6() && qtype == dns.TypeAAAA) && !policy.Enforces() {
@@ -114,8 +113,20 @@ func (h *handler) judgeResult(t *task, found *forward.Result) (guarded bool) {
 			}
 		}
 	}
-	h.guard.Asked(name, qtype, rule, seen)
+	h.asked(t, name, answers)
 	return false
+}
+
+// asked records a question for a name that t.decision has judged. answers is as in [guard.Guard.Asked].
+func (h *handler) asked(t *task, name wire.Name, answers int) {
+	if h.guard.Asked(name, t.query.Type, t.decision.rule, answers) {
+		q := queryOf(t, outcome{}, nil)
+		client := q.Client.Addr().String()
+		if owner := h.seen.Find(&q, t.from); owner.Known {
+			client = fmt.Sprintf("uid %d", owner.UID)
+		}
+		h.guard.AskedBy(name, client)
+	}
 }
 
 // respondGuarded appends to dst the response to a question that the guard answers.
@@ -142,7 +153,7 @@ func (h *handler) respondGuarded(dst []byte, t *task) ([]byte, outcome) {
 		result.rcode = dns.RcodeNameError
 	}
 	if d.target == wire.Root {
-		h.guard.Asked(q.Name, q.Type, d.rule, guard.Nothing)
+		h.asked(t, q.Name, -1)
 	}
 	w.end(wire.AA, result.rcode, option)
 	return w.buf, result

@@ -2,6 +2,7 @@ package dnsproxy_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -224,7 +225,7 @@ func TestGuardRefuses(t *testing.T) {
 }
 
 // G2, G12: names are judged before the first table, too. A change of the policy is in use for the next query; without a
-// policy, or in audit, queries are answered as without a guard. G11, G13: what was asked is recorded.
+// policy, or in audit, queries are answered as without a guard. G11, G13: what was asked is recorded, and by whom.
 func TestGuardChanges(t *testing.T) {
 	t.Parallel()
 	g := guarding(t, dnsproxy.Config{})
@@ -238,12 +239,13 @@ func TestGuardChanges(t *testing.T) {
 	})
 	var got []string
 	for _, r := range g.guard.Records().Names {
-		got = append(got, fmt.Sprint(r.Name, " ", r.Verdict, " ", r.Rule, " ", r.Asked, " ", r.Exists, " ", r.Types))
+		got = append(got, fmt.Sprint(r.Name, " ", r.Verdict, " ", r.Rule, " ", r.Asked, " ", r.Exists, " ", r.Types, " ", r.Client))
 	}
+	who := fmt.Sprintf(" uid %d", os.Getuid())
 	if want := strings.Join([]string{
-		"api.example.com allowed policy.yaml:4 2 true []",
-		"gone.example.com denied  1 false []",
-		"leak.example.com denied  2 true [TXT]",
+		"api.example.com allowed policy.yaml:4 2 true []" + who,
+		"gone.example.com denied  1 false []" + who,
+		"leak.example.com denied  2 true [TXT]" + who,
 	}, "\n"); strings.Join(got, "\n") != want {
 		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}

@@ -37,8 +37,6 @@ func (h *handler) observe(t *task, result outcome, response []byte) {
 	if q.Rows, q.Reason = reasonOf(t.found, took >= seen.Slow); q.Rows == nil {
 		h.explain(&q, t, missing)
 	}
-	client := t.from.client()
-	q.Client, q.Local = netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), t.from.local
 	if kind != seen.Ordinary || wantOwner {
 		q.Who = h.seen.Find(&q, t.from)
 	}
@@ -100,10 +98,11 @@ func kindOf(t *task, result outcome, took time.Duration, response []byte) seen.K
 	return seen.Ordinary
 }
 
-// queryOf returns the record of a query without its kind, its time and its client.
+// queryOf returns the record of a query without its kind, its time and the owner of its client's socket.
 func queryOf(t *task, result outcome, response []byte) seen.Query {
+	client := t.from.client()
 	q := seen.Query{
-		Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
+		Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: t.from.local, Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
 		Denied: t.decision.denies(t.query.Type), Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
 		Request: t.packet, Response: response,

@@ -3,12 +3,10 @@ package egress
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,29 +15,16 @@ import (
 )
 
 const (
-	// bufferSize is how many bytes a direction reads at a time, unless it is busy. A direction is busy while its source
-	// has as many bytes waiting.
-	bufferSize = 16 << 10
-	// chunkSize is how many bytes a busy direction moves at a time, through a pipe within the kernel. With larger chunks,
-	// copying takes less processor time, but queries wait longer, because the kernel does not interrupt a system call that
-	// copies. maxPipes bounds the number of pipes.
-	chunkSize = 128 << 10
-	maxPipes  = 32
-	// A busy direction rests after chunksAtOnce chunks. A goroutine that always finds data to copy never waits, and Go then
-	// looks at the network only every 10 ms, so queries would wait. A rest takes about 1 ms; data gathers meanwhile.
-	chunksAtOnce, rest = 4, 20 * time.Microsecond
+	// bufferSize is how many bytes a direction reads at a time.
+	bufferSize = 32 << 10
+	// A direction rests after readsAtOnce reads, if there is always more. A goroutine that always finds data to copy never
+	// waits, and Go then looks at the network only every 10 ms, so queries would wait. A rest takes about 1 ms; data gathers
+	// meanwhile.
+	readsAtOnce, rest = 16, 20 * time.Microsecond
 )
 
-// A copier has what the connections of a server share when they copy.
-type copier struct {
-	buffers sync.Pool     // of *[bufferSize]byte
-	pipes   chan struct{} // has a value for each pipe in use
-}
-
-// newCopier returns a copier.
-func newCopier() *copier {
-	return &copier{sync.Pool{New: func() any { return new([bufferSize]byte) }}, make(chan struct{}, maxPipes)}
-}
+// newBuffer returns a buffer for the pool of a server.
+func newBuffer() any { return new([bufferSize]byte) }
 
 // A conn joins a client's connection with the connection to its host.
 type conn struct {
@@ -49,7 +34,6 @@ type conn struct {
 	joined           atomic.Bool             // host is set, and both directions are copied
 	toHost, toClient direction
 	counts           *counts
-	probes           time.Duration // after how much time without data the kernel probes the peers; 0 if it does not
 	aborted          atomic.Bool
 }
 
@@ -61,8 +45,12 @@ type direction struct {
 	ended    atomic.Bool      // the source has ended its data, and all writes to the destination have succeeded
 }
 
-// join records the connection to the host. The bytes are counted in n.
+// join records the connection to the host. The bytes are counted in n. While no data comes, the kernel probes both peers every
+// 15 s, as is usual in Go, so a peer that has vanished is noticed. Without probes, connection tracking would forget a
+// connection after 60 s if its data has ended in one direction (nf_conntrack_tcp_timeout_close_wait). Then the rules would no
+// longer translate its addresses, and data from the host would not reach the client.
 func (c *conn) join(host *net.TCPConn, n *counts) {
+	_ = c.client.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true}) // if it fails, the idle timeout still closes the connection
 	c.host, c.counts = host, n
 	c.toHost.from, c.toHost.to, c.toHost.copied = c.client, host, [2]*atomic.Int64{&n.sent, &n.all.sent}
 	c.toClient.from, c.toClient.to, c.toClient.copied = host, c.client, [2]*atomic.Int64{&n.received, &n.all.received}
@@ -113,11 +101,11 @@ func stopReading(conn *net.TCPConn) { _ = conn.SetReadDeadline(time.Unix(1, 0)) 
 
 // copy copies in both directions until both have ended, and closes both connections. The function first returns the first
 // bytes for the host, or a refusal, which copy returns; it may be nil. If a connection fails, the other one is reset.
-func (c *conn) copy(shared *copier, first func() ([]byte, error)) error {
+func (c *conn) copy(buffers *sync.Pool, first func() ([]byte, error)) error {
 	var toHost, toClient error
 	var running sync.WaitGroup
-	running.Go(func() { toHost = c.run(shared, &c.toHost, &c.toClient, first) })
-	toClient = c.run(shared, &c.toClient, &c.toHost, nil)
+	running.Go(func() { toHost = c.run(buffers, &c.toHost, &c.toClient, first) })
+	toClient = c.run(buffers, &c.toClient, &c.toHost, nil)
 	running.Wait()
 	if toHost != nil || toClient != nil {
 		c.abort(nil)
@@ -130,14 +118,14 @@ func (c *conn) copy(shared *copier, first func() ([]byte, error)) error {
 }
 
 // run runs direction d to its end. other is the opposite direction. The error is nil if the source has ended its data.
-func (c *conn) run(shared *copier, d, other *direction, first func() ([]byte, error)) error {
+func (c *conn) run(buffers *sync.Pool, d, other *direction, first func() ([]byte, error)) error {
 	var begun []byte
 	var readErr, writeErr error
 	if first != nil {
 		begun, readErr = first()
 	}
 	if readErr == nil {
-		readErr, writeErr = c.move(shared, d, begun)
+		readErr, writeErr = c.move(buffers, d, begun)
 	}
 	c.place.Serve()
 	switch {
@@ -164,8 +152,8 @@ func (c *conn) run(shared *copier, d, other *direction, first func() ([]byte, er
 }
 
 // move copies until the source has ended its data, or one of the connections has failed. While it waits for the source,
-// it holds neither a buffer nor a pipe, as io.Copy would.
-func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeErr error) {
+// it holds no buffer, as io.Copy would.
+func (c *conn) move(buffers *sync.Pool, d *direction, first []byte) (readErr, writeErr error) {
 	raw, err := d.from.SyscallConn()
 	if err != nil {
 		return err, nil
@@ -173,81 +161,41 @@ func (c *conn) move(shared *copier, d *direction, first []byte) (readErr, writeE
 	var buffer *[bufferSize]byte
 	n, m := 0, 0
 	read := func(fd uintptr) bool {
-		buffer = shared.buffers.Get().(*[bufferSize]byte)                         //nolint:forcetypeassert // the pool has nothing else
+		buffer = buffers.Get().(*[bufferSize]byte)                                //nolint:forcetypeassert // the pool has nothing else
 		if n, err = unix.Read(int(fd), buffer[:]); !errors.Is(err, unix.EAGAIN) { //nolint:gosec // a descriptor
 			return true
 		}
-		shared.buffers.Put(buffer)
+		buffers.Put(buffer)
 		return false
 	}
 	if len(first) > 0 {
 		m, writeErr = d.to.Write(first)
 	}
-	for ; ; m, writeErr = d.to.Write(buffer[:n]) {
-		if n > 0 {
-			shared.buffers.Put(buffer)
+	for reads := 1; ; reads++ {
+		c.place.Serve()
+		for _, sum := range d.copied {
+			sum.Add(int64(m))
 		}
-		c.count(d, int64(m))
-		for busy, chunks := n == bufferSize, 1; busy && readErr == nil && writeErr == nil; chunks++ {
-			busy, readErr, writeErr = c.moveChunk(shared, d, raw)
-			if chunks%chunksAtOnce == 0 {
-				time.Sleep(rest)
-			}
+		if writeErr != nil {
+			return nil, writeErr
 		}
-		if readErr != nil || writeErr != nil {
-			return readErr, writeErr
+		if n == bufferSize && reads%readsAtOnce == 0 {
+			time.Sleep(rest)
 		}
 		d.reading.Store(true)
 		readErr = raw.Read(read)
 		d.reading.Store(false)
-		if readErr == nil && n <= 0 {
-			shared.buffers.Put(buffer)
-			return err, nil // nil at the end of the data
-		} else if readErr != nil {
+		if readErr != nil {
 			return readErr, nil
 		}
+		if n > 0 {
+			m, writeErr = d.to.Write(buffer[:n])
+		}
+		buffers.Put(buffer)
+		if n <= 0 {
+			return err, nil // nil at the end of the data
+		}
 	}
-}
-
-// count counts bytes that a direction has moved.
-func (c *conn) count(d *direction, n int64) {
-	c.place.Serve()
-	for _, sum := range d.copied {
-		sum.Add(n)
-	}
-}
-
-// moveChunk moves up to a chunk of the bytes that wait in the source. It waits for neither peer, so one that does not read
-// holds no pipe, and it reads no urgent data, at which splice(2) would stop as at the end. If few bytes wait, or the
-// destination takes few, or all pipes are in use, the direction is no longer busy.
-func (c *conn) moveChunk(shared *copier, d *direction, raw syscall.RawConn) (busy bool, readErr, writeErr error) {
-	waiting := 0
-	_ = raw.Control(func(fd uintptr) { waiting, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }) //nolint:gosec // a descriptor
-	size := min(waiting, chunkSize, roomOf(d.to))
-	if size < bufferSize {
-		return false, nil, nil
-	}
-	select {
-	case shared.pipes <- struct{}{}:
-		defer func() { <-shared.pipes }()
-	default:
-		return false, nil, nil
-	}
-	n, err := d.to.ReadFrom(&io.LimitedReader{R: d.from, N: int64(size)})
-	c.count(d, n)
-	if pollConn(d.from)&unix.POLLHUP != 0 {
-		return true, err, nil
-	}
-	return true, nil, err
-}
-
-// roomOf returns how many bytes a connection takes without waiting, at least: the kernel calls it writable if a third of its
-// send buffer is free.
-func roomOf(conn *net.TCPConn) (room int) {
-	if raw, err := conn.SyscallConn(); err == nil && pollConn(conn)&unix.POLLOUT != 0 {
-		_ = raw.Control(func(fd uintptr) { room, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF) }) //nolint:gosec // a descriptor
-	}
-	return room / 4
 }
 
 // pollConn returns POLLOUT if the connection has room for data, POLLERR if the peer has reset the connection and no call has
@@ -265,21 +213,3 @@ func pollConn(conn *net.TCPConn) int16 {
 
 // isGone reports whether the client has reset its connection, and nothing waits for it that would notice.
 func (c *conn) isGone() bool { return !c.toHost.reading.Load() && pollConn(c.client)&unix.POLLERR != 0 }
-
-// probe sets the time without data after which the kernel probes both peers. A peer that has vanished is noticed
-// after about five minutes. Once data has ended in one direction, the kernel probes more often, because connection
-// tracking forgets such a connection after 60 s without a packet (nf_conntrack_tcp_timeout_close_wait). After that,
-// the rules would no longer translate the connection's addresses, and data from the host would not reach the client.
-func (c *conn) probe() {
-	config := net.KeepAliveConfig{Enable: true, Idle: 3 * time.Minute, Interval: 20 * time.Second, Count: 6}
-	if c.halfClosed() {
-		config.Idle = config.Interval
-	}
-	if c.probes == config.Idle {
-		return
-	}
-	c.probes = config.Idle
-	for _, conn := range []*net.TCPConn{c.client, c.host} {
-		_ = conn.SetKeepAliveConfig(config) // if it fails, the idle timeout still closes the connection
-	}
-}

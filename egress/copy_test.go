@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -39,7 +40,7 @@ func carries(t *testing.T, s *Server) *carried {
 	c.copies = func() {
 		go func() {
 			defer close(c.ended)
-			_ = c.copy(s.copier, nil)
+			_ = c.copy(&s.buffers, nil)
 			s.conns.Delete(c.conn)
 			s.metrics.open.Add(-1)
 			c.place.Leave()
@@ -52,7 +53,7 @@ func carries(t *testing.T, s *Server) *carried {
 // bare returns a server without listeners.
 func bare(t *testing.T, conns int) *Server {
 	t.Helper()
-	s := &Server{config: DefaultConfig(), metrics: newMetrics(int64(conns), nil), copier: newCopier()}
+	s := &Server{config: DefaultConfig(), metrics: newMetrics(int64(conns), nil), buffers: sync.Pool{New: newBuffer}}
 	s.limit = connlimit.New("egress", conns, maxBeginnings)
 	t.Cleanup(s.limit.Close)
 	return s

@@ -254,7 +254,7 @@ func (r *dialing) open(ctx context.Context, addr netip.AddrPort) (*net.TCPConn, 
 	if err := r.allow(addr); err != nil {
 		return nil, err
 	}
-	d := net.Dialer{KeepAlive: -1} // conn.probe sets it
+	var d net.Dialer
 	d.SetMultipathTCP(false)
 	for _, a := range r.config.Sources {
 		if family.Of(a) == family.Of(addr.Addr()) {

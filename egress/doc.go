@@ -29,11 +29,8 @@
 // A connection has two goroutines: the one that serves it from top to bottom, and, in step 8, one for the other direction.
 // Attempts to connect and lookups that have to wait have goroutines of their own. A goroutine that serves more than one
 // client, which accepts, sweeps or counts, makes no call that may wait for one: no read, write, lookup, log line or parse.
-// What all connections share is held only while it is used: a pipe by a direction that has data, the lock for long
-// beginnings by a parser that has bytes.
-//
-// A direction that waits for data holds no buffer. While data keeps coming, it moves chunks by splice(2) in
-// TCPConn.ReadFrom: never more than what waits, so it does not wait with a pipe, and stops before urgent data.
+// What all connections share is held only while it is used: the lock for long beginnings by a parser that has bytes. A
+// direction that waits for data holds no buffer.
 //
 // The kernel reports a reset to one call only. If a write gets the error, a read then returns the end of the data. So a
 // direction takes an end for a reset if the connection is closed and a write has failed, unless the write says that the
@@ -48,10 +45,9 @@
 //	dial.go      steps 6 and 7: from a name to addresses, and to a connection
 //	copy.go      step 8: both directions, half-close and reset
 //	name.go      step 5: reading the beginning of a connection, parsed by crypto/tls or net/http
-//	route.go     steps 3 and 4: from a VIP and a port to a host; what the guard says
-//	status.go    what the server counts for each host
+//	route.go     steps 3 and 4: from a VIP and a port to a host and its endpoints
+//	guarded.go   steps 3 to 5: what the guard says
+//	status.go    what the server counts for each host; why connections are refused
 //	forbidden.go addresses that are refused
-//	endpoints.go step 4: from a port to the endpoints of the host
-//	refusals.go  why connections are refused
 //	config.go    the settings
 package egress

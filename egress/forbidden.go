@@ -2,7 +2,6 @@ package egress
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -82,7 +81,7 @@ func newFence(cfg *Config) *fence {
 	})}
 }
 
-// forbids returns an error if no connection may be made to the address and the port of to.
+// forbids returns a refusal if no connection may be made to the address and the port of to.
 func (f *fence) forbids(ctx context.Context, to netip.AddrPort, within reach) error {
 	addr, port := to.Addr().Unmap(), to.Port()
 	plain := addr.WithZone("")
@@ -92,15 +91,15 @@ func (f *fence) forbids(ctx context.Context, to netip.AddrPort, within reach) er
 	for _, a := range append(f.embedded(ctx, plain), plain) {
 		for prefix, name := range f.ranges {
 			if prefix.Contains(a) {
-				return fmt.Errorf("%s is %s", addr, name)
+				return refuse(ReasonAddress, "%s is %s", addr, name)
 			}
 		}
 		if within == publicly && guard.IsPrivate(a) {
-			return fmt.Errorf("%s is private, and the guard's policy has private: deny", addr)
+			return refuse(ReasonAddress, "%s is private, and the guard's policy has private: deny", addr)
 		}
 	}
 	if slices.Contains(f.ownPorts, port) && listen.OfThisHost(plain) {
-		return fmt.Errorf("%s port %d is this agent", addr, port)
+		return refuse(ReasonAddress, "%s port %d is this agent", addr, port)
 	}
 	return nil
 }

@@ -199,7 +199,7 @@ func TestGuardCarries(t *testing.T) {
 			}
 		}
 	}
-	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 28 || counts[guard.VerdictDenied] != 0 {
+	if _, counts := g.guard.Counts(); counts != (guard.Counts{Allowed: 28, Denied: 0}) {
 		t.Errorf("%v", counts)
 	}
 }
@@ -309,7 +309,7 @@ func TestGuardRefuses(t *testing.T) {
 	if _, err := io.ReadFull(host, got); err != nil || string(got) != "hello\n" {
 		t.Errorf("an open connection: %q, %v", got, err)
 	}
-	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 1 || counts[guard.VerdictDenied] != 5 {
+	if _, counts := g.guard.Counts(); counts != (guard.Counts{Allowed: 1, Denied: 5}) {
 		t.Errorf("%v", counts)
 	}
 }
@@ -419,14 +419,14 @@ func TestGuardAudits(t *testing.T) {
 	for _, r := range g.guard.Records().Names {
 		got = append(got, fmt.Sprint(r.Name, " ", r.Verdict, " ", r.Rule, " ", r.Ports))
 	}
-	ports := func(n int) string { return fmt.Sprintf("map[%d:%d]", port, n) }
+	ports := fmt.Sprintf("[%d]", port)
 	if want := strings.Join([]string{
-		"127.0.0.1 denied  " + ports(1), "answered.example.com denied  " + ports(2), "api.example.com allowed policy.yaml:4 " + ports(1),
-		"bad.pkg.example.net denied policy.yaml:11 " + ports(1), "said.example.com denied  " + ports(1),
+		"127.0.0.1 denied  " + ports, "answered.example.com denied  " + ports, "api.example.com allowed policy.yaml:4 " + ports,
+		"bad.pkg.example.net denied policy.yaml:11 " + ports, "said.example.com denied  " + ports,
 	}, "\n"); strings.Join(got, "\n") != want {
 		t.Errorf("%s\nwant\n%s", strings.Join(got, "\n"), want)
 	}
-	if _, counts := g.guard.Counts(); counts[guard.VerdictAllowed] != 1 || counts[guard.VerdictDenied] != 5 {
+	if _, counts := g.guard.Counts(); counts != (guard.Counts{Allowed: 1, Denied: 5}) {
 		t.Errorf("%v", counts)
 	}
 	g.use(t, guardPolicy)

@@ -27,9 +27,9 @@ type guarded struct {
 func routeGuarded(vip netip.AddrPort, g *guard.Guard, policy *guard.Policy) (r route, found bool, err error) {
 	r = route{vip: vip, guarded: guarded{guard: g, policy: policy}}
 	addr := vip.Addr().Unmap()
-	name, known := g.Name(addr)
+	name := g.Name(addr)
 	switch ofTable := slices.ContainsFunc(VIPs(), func(p netip.Prefix) bool { return p.Contains(addr) }); {
-	case known:
+	case name != wire.Root:
 		err = r.admit(name)
 	case guard.IsVIP(addr): // the client says the name
 	case policy.Enforces() || ofTable:
@@ -93,7 +93,7 @@ func (s *Server) look(c *conn, b *beginning, r *route) ([]byte, error) {
 	var err error
 	if len(b.read) > 0 {
 		_ = c.client.SetReadDeadline(time.Now().Add(helloTimeout))
-		err = b.look(r)
+		_, err = b.readName(r)
 		_ = c.client.SetReadDeadline(time.Time{})
 	}
 	if !r.policy.Enforces() {
@@ -101,23 +101,4 @@ func (s *Server) look(c *conn, b *beginning, r *route) ([]byte, error) {
 	}
 	r.record(err == nil)
 	return b.read, err
-}
-
-// look reads the beginning of a connection of which the name is known. It returns a refusal if the client says another name.
-func (b *beginning) look(r *route) error {
-	text, err := b.name()
-	switch {
-	case err == nil && r.audited:
-		name, err := wire.ParseHostname(text)
-		if err == nil {
-			r.judge(name)
-		}
-		return nil
-	case err == nil:
-		_, err = r.check(text)
-		return err
-	case errors.Is(err, errNoName), errors.Is(err, errOther):
-		return nil
-	}
-	return b.refusal(r, err)
 }

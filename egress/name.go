@@ -232,11 +232,14 @@ func httpName(b *beginning) (string, error) {
 }
 
 // readName reads the beginning of a connection until it has a name. It returns the name, or a refusal if no host
-// of the route has it.
+// of the route has it. If the VIP has told the name, the client need not say one.
 func (b *beginning) readName(r *route) (wire.Name, error) {
 	text, err := b.name()
-	if err == nil {
+	switch _, exact := r.exact(); {
+	case err == nil:
 		return r.check(text)
+	case exact && (errors.Is(err, errNoName) || errors.Is(err, errOther)):
+		return wire.Root, nil
 	}
 	return wire.Root, b.refusal(r, err)
 }

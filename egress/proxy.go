@@ -19,7 +19,7 @@ import (
 // error contains a refusal. A connection that may lead anywhere is direct.
 func (d *dialer) connect(ctx context.Context, targets []endpoint, within reach) (conn *net.TCPConn, to netip.AddrPort, err error) {
 	if d.config.Proxy == "" || within == anywhere {
-		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.allow(ctx, to, within) })
+		return d.dial(ctx, targets, func(to netip.AddrPort) error { return d.fence.forbids(ctx, to, within) })
 	}
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -35,20 +35,12 @@ func (d *dialer) connect(ctx context.Context, targets []endpoint, within reach) 
 	return nil, to, joined(errs)
 }
 
-// allow returns a refusal if no connection may be made to an address.
-func (d *dialer) allow(ctx context.Context, to netip.AddrPort, within reach) error {
-	if err := d.fence.forbids(ctx, to, within); err != nil {
-		return &refusal{ReasonAddress, err}
-	}
-	return nil
-}
-
 // connectByProxy asks the proxy for a connection to a target. The operator chose the proxy, so all its addresses are allowed.
 func (d *dialer) connectByProxy(ctx context.Context, target endpoint) (*net.TCPConn, netip.AddrPort, error) {
 	if _, err := wire.ParseHostname(target.name); target.name != "" && (err != nil || endsInNumber(target.name)) {
 		return nil, netip.AddrPort{}, refuse(ReasonAddress, "%s is refused: it is no hostname or ends in a number, so the proxy could take it for something else", target.name)
 	} else if target.name == "" {
-		if err := d.allow(ctx, netip.AddrPortFrom(target.addr, target.port), normally); err != nil {
+		if err := d.fence.forbids(ctx, netip.AddrPortFrom(target.addr, target.port), normally); err != nil {
 			return nil, netip.AddrPort{}, refuse(ReasonAddress, "the endpoint %s is refused: %w", target, err)
 		}
 	}

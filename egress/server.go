@@ -27,7 +27,7 @@ type Server struct {
 	listeners *listen.Set
 	metrics   *metrics
 	dialer    *dialer
-	copier    *copier
+	buffers   sync.Pool // of *[bufferSize]byte
 	limit     *connlimit.Limit
 	parsing   sync.Mutex     // see beginning
 	running   sync.WaitGroup // goroutines of connections
@@ -69,7 +69,7 @@ func New(ctx context.Context, cfg Config) (*Server, error) {
 	if err := testMark(cfg.Mark); err != nil {
 		return nil, err
 	}
-	s := &Server{config: cfg, log: cfg.Logger, copier: newCopier()}
+	s := &Server{config: cfg, log: cfg.Logger, buffers: sync.Pool{New: newBuffer}}
 	s.ending, s.end = context.WithCancel(context.WithoutCancel(ctx))
 	s.dying, s.die = context.WithCancelCause(context.WithoutCancel(ctx))
 	var err error
@@ -103,8 +103,7 @@ func descriptorLimit() int64 {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur > 1<<30 {
 		limit.Cur = 1 << 30
 	}
-	const pipeEnds = 2
-	return max((int64(limit.Cur)/2-pipeEnds*maxPipes)/descriptorsPerConn, 1) //nolint:gosec // at most 2^30
+	return max(int64(limit.Cur)/2/descriptorsPerConn, 1) //nolint:gosec // at most 2^30
 }
 
 // testMark returns an error if packets cannot get the mark.
@@ -251,7 +250,7 @@ func (s *Server) carryTo(ctx context.Context, c *conn, vip netip.AddrPort) error
 		reset(c.host)
 		return ctx.Err()
 	}
-	return c.copy(s.copier, first)
+	return c.copy(&s.buffers, first)
 }
 
 // connect connects a client to its host. It returns a function that returns the first bytes of the client for the host, or
@@ -332,8 +331,6 @@ func (s *Server) sweep(now time.Time) {
 			if c.abort(nil) {
 				s.metrics.idle.Inc()
 			}
-		default:
-			c.probe()
 		}
 	}
 }

@@ -1,15 +1,14 @@
 package egress
 
 import (
-	"cmp"
-	"maps"
+	"fmt"
 	"net/netip"
-	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
@@ -23,9 +22,7 @@ type Status struct {
 	// Open is the number of open connections, and Max their limit.
 	Open int64 `json:"open"`
 	Max  int64 `json:"max"`
-	// Hosts are the hosts to which clients connected, by name. There are at most [maxHosts] names. When a further
-	// name is used, the name that was used longest ago is dropped. A name with open connections is dropped only if
-	// all names have open connections.
+	// Hosts are the hosts to which clients connected, by name: the last [maxHosts] names.
 	Hosts []HostStatus `json:"hosts,omitempty"`
 	// Refused has the number of refusals and the last refusal, for each reason.
 	Refused []RefusalStatus `json:"refused,omitempty"`
@@ -69,16 +66,15 @@ type counts struct {
 	all                  *hostCounts
 	open, sent, received atomic.Int64
 
-	HostStatus           // guarded by the mutex of the hostCounts; without Open, Sent and Received
-	used       time.Time // guarded, too
+	HostStatus // guarded by the mutex of the hostCounts; without Open, Sent and Received
 }
 
-// hostCounts counts by name. The zero value is ready for use.
+// hostCounts counts by name.
 type hostCounts struct {
 	sent, received atomic.Int64 // bytes to all hosts, and from them
 
 	mu     sync.Mutex
-	byName map[wire.Name]*counts
+	byName *simplelru.LRU[wire.Name, *counts]
 }
 
 // countOpen counts an open connection to name, and returns the counts of name. The client connected to vip, and the
@@ -86,37 +82,22 @@ type hostCounts struct {
 func (h *hostCounts) countOpen(name wire.Name, host *vipHost, vip, address netip.AddrPort) *counts {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.byName == nil {
-		h.byName = map[wire.Name]*counts{}
-	}
-	c := h.byName[name]
-	if c == nil {
-		if len(h.byName) >= maxHosts {
-			h.forgetLocked()
-		}
+	c, known := h.byName.Get(name)
+	if !known {
 		c = &counts{all: h, HostStatus: HostStatus{Name: hostText(name)}}
-		h.byName[name] = c
+		h.byName.Add(name, c)
 	}
 	c.Total++
 	c.open.Add(1)
 	c.Host, c.VIP, c.Address, c.PortsUnknown = hostText(host.name), vip, address, !host.known
-	c.used = time.Now()
 	return c
-}
-
-// forgetLocked forgets one name: see [Status].Hosts.
-func (h *hostCounts) forgetLocked() {
-	delete(h.byName, slices.MinFunc(slices.Collect(maps.Keys(h.byName)), func(a, b wire.Name) int {
-		first, second := h.byName[a], h.byName[b]
-		return cmp.Or(cmp.Compare(min(first.open.Load(), 1), min(second.open.Load(), 1)), first.used.Compare(second.used))
-	}))
 }
 
 // status returns the counts by name.
 func (h *hostCounts) status() (all []HostStatus) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, c := range h.byName {
+	for _, c := range h.byName.Values() {
 		status := c.HostStatus
 		status.Open, status.Sent, status.Received = c.open.Load(), c.sent.Load(), c.received.Load()
 		all = append(all, status)
@@ -153,6 +134,7 @@ func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
 			Name: "nametap_egress_idle_closed_total", Help: "Connections to VIPs that were closed because they were idle.",
 		}),
 	}
+	m.hosts.byName, _ = simplelru.NewLRU[wire.Name, *counts](maxHosts, nil) // fails only for a size below 1
 	factory.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nametap_egress_open_connections", Help: "Connections to VIPs that are open.",
 	}, func() float64 { return float64(m.open.Load()) })
@@ -165,4 +147,97 @@ func newMetrics(limit int64, registerer prometheus.Registerer) *metrics {
 		}, func() float64 { return float64(bytes.Load()) })
 	}
 	return m
+}
+
+// A Reason says why a connection was not carried.
+type Reason string
+
+// The reasons of refusals.
+const (
+	ReasonLimit      Reason = "limit"       // too many connections, or too much memory in use for reading names
+	ReasonDirect     Reason = "direct"      // the client connected to the listener itself, or its VIP cannot be found
+	ReasonNoHost     Reason = "no_host"     // no host is known to have the VIP
+	ReasonDenied     Reason = "denied"      // the guard's policy does not allow the name
+	ReasonPort       Reason = "port"        // the host does not have the port, or the guard's policy does not allow it
+	ReasonNoName     Reason = "no_name"     // the client said no name
+	ReasonOtherName  Reason = "other_name"  // the client said a name, but no host of this name has the VIP
+	ReasonProtocol   Reason = "protocol"    // the client had to say a name, but sent no valid TLS or HTTP/1
+	ReasonSlow       Reason = "slow"        // the client said no name in time
+	ReasonClosed     Reason = "closed"      // the client closed the connection before it said a name, or reset it before its host was connected
+	ReasonResolution Reason = "resolution"  // no address of the name was found
+	ReasonAddress    Reason = "address"     // all addresses of the name are refused
+	ReasonConnect    Reason = "connect"     // no address accepts the connection
+	ReasonDescriptor Reason = "descriptors" // the process has no descriptors left
+	ReasonEnd        Reason = "end"         // the agent ends
+)
+
+// allReasons returns all reasons.
+func allReasons() []Reason {
+	return []Reason{
+		ReasonLimit, ReasonDirect, ReasonNoHost, ReasonDenied, ReasonPort, ReasonNoName, ReasonOtherName, ReasonProtocol,
+		ReasonSlow, ReasonClosed, ReasonResolution, ReasonAddress, ReasonConnect, ReasonDescriptor, ReasonEnd,
+	}
+}
+
+// A refusal is the error of a connection that is not carried.
+type refusal struct {
+	reason Reason
+	error
+}
+
+// Unwrap returns the error that caused the refusal.
+func (r *refusal) Unwrap() error { return r.error }
+
+// refuse returns a refusal.
+func refuse(reason Reason, format string, args ...any) error {
+	return &refusal{reason, fmt.Errorf(format, args...)}
+}
+
+// refusalLogInterval is the shortest time between two log lines for one reason.
+const refusalLogInterval = time.Second
+
+// A reasonCount counts the refusals for one reason.
+type reasonCount struct {
+	RefusalStatus
+
+	logged time.Time // when a refusal was logged last
+}
+
+// refusals counts refusals by reason.
+type refusals struct {
+	total *prometheus.CounterVec
+
+	mu       sync.Mutex
+	byReason map[Reason]*reasonCount
+}
+
+// add counts a refusal. It returns the number of refusals for the reason, or 0 if there was a log line less than
+// refusalLogInterval ago.
+func (r *refusals) add(reason Reason, err error) (logged int64) {
+	r.total.WithLabelValues(string(reason)).Inc()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.byReason[reason]
+	if c == nil {
+		c = &reasonCount{RefusalStatus: RefusalStatus{Reason: reason}}
+		r.byReason[reason] = c
+	}
+	c.Count++
+	c.Last, c.Error = time.Now(), err.Error()
+	if c.Last.Sub(c.logged) >= refusalLogInterval {
+		logged, c.logged = c.Count, c.Last
+	}
+	return logged
+}
+
+// status returns the number of refusals and the last refusal for each reason, sorted by reason.
+func (r *refusals) status() []RefusalStatus {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var all []RefusalStatus
+	for _, c := range r.byReason {
+		all = append(all, c.RefusalStatus)
+	}
+	sort.Slice(all, func(i, j int) bool { return all[i].Reason < all[j].Reason })
+	return all
 }

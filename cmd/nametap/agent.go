@@ -124,7 +124,7 @@ func runAgent(command *cobra.Command, o *options) error {
 	}
 	running, stop := context.WithCancel(command.Context())
 	var beside sync.WaitGroup
-	beside.Go(func() { reloads.run(running, a.Clock(), signals.reload) })
+	beside.Go(func() { reloads.run(running, signals.reload) })
 	defer beside.Wait()
 	defer stop()
 	return a.Run(command.Context())

@@ -95,9 +95,9 @@ deny:
 - names: [bad.b.example]
 direct: ["192.0.2.0/24", "198.51.100.7:443"]
 `)
-	one := map[uint16]uint64{443: 1}
+	one := []uint16{443}
 	records := writeRecords(t,
-		guard.Record{Name: "a.example", Exists: true, Asked: 3, Ports: map[uint16]uint64{443: 2, 8443: 1}},
+		guard.Record{Name: "a.example", Exists: true, Asked: 3, Ports: []uint16{443, 8443}},
 		guard.Record{Name: "a.example.ns1.svc.cluster.local", Asked: 3},
 		guard.Record{Name: "x.b.example", Exists: true, Types: []string{"TXT"}},
 		guard.Record{Name: "bad.b.example", Exists: true, Asked: 7},
@@ -130,7 +130,7 @@ func TestGuardLearn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		record := func(name string, asked uint64, port uint16, ago time.Duration) guard.Record {
-			return guard.Record{Name: name, Exists: true, Asked: asked, Ports: map[uint16]uint64{port: 1}, Last: now.Add(-ago)}
+			return guard.Record{Name: name, Exists: true, Asked: asked, Ports: []uint16{port}, Last: now.Add(-ago)}
 		}
 		var first, second []guard.Record
 		for i := range 5 {
@@ -145,7 +145,7 @@ func TestGuardLearn(t *testing.T) {
 		git, again := record("git.example", 4, 22, 0), record("git.example", 8, 443, time.Minute)
 		git.Private = true
 		first = append(first, git, mail, record("alone.pkg.example.net", 1, 8443, 0), record("x.y.pkg.example.net", 1, 443, 0),
-			guard.Record{Name: "10.96.0.1", Ports: map[uint16]uint64{443: 2}, Last: now},
+			guard.Record{Name: "10.96.0.1", Ports: []uint16{443}, Last: now},
 			guard.Record{Name: "git.example.ns1.svc.cluster.local", Asked: 12, Last: now},
 			guard.Record{Name: "1.2.0.192.in-addr.arpa", Exists: true, Types: []string{"PTR"}, Last: now},
 			guard.Record{Name: "bad.example", Exists: true, Verdict: guard.VerdictDenied, Rule: "guard.yaml:9", Last: now})

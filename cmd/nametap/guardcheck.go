@@ -103,7 +103,7 @@ func findings(p *guard.Policy, needs []need) (found []string) {
 	}
 	for _, n := range needs {
 		if n.addr.IsValid() {
-			for _, port := range n.ports {
+			for _, port := range n.Ports {
 				if to := netip.AddrPortFrom(n.addr, port); !slices.ContainsFunc(p.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
 					add(p.File, "%s would be refused: no direct has it (%s)", to, n.usage())
 				}
@@ -115,7 +115,7 @@ func findings(p *guard.Policy, needs []need) (found []string) {
 			add(p.File, "%s would be denied (%s): %s", n.Name, n.usage(), p.Reason(verdict, rule))
 			continue
 		}
-		for _, port := range n.ports {
+		for _, port := range n.Ports {
 			if !slices.Contains(rule.Ports, port) {
 				add(rule.String(), "%s port %d would be refused: it is not among the ports of the rule (%s)", n.Name, port, n.usage())
 			}

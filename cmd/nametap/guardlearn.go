@@ -85,9 +85,8 @@ func readRecords(files []string) (all []guard.Record, err error) {
 // A need is a name that a workload needs, or an address that it connects to without a name.
 type need struct {
 	guard.Record
-	addr  netip.Addr // valid if there is no name
-	name  wire.Name
-	ports []uint16 // of connections, sorted
+	addr netip.Addr // valid if there is no name
+	name wire.Name
 }
 
 // needsOf returns the needs in records of one or more agents, sorted by name. It leaves out names that do not exist and were
@@ -99,22 +98,18 @@ func needsOf(records []guard.Record) (needs []need) {
 		r.Asked += m.Asked
 		r.Exists, r.Private = r.Exists || m.Exists, r.Private || m.Private
 		r.Types = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Types, m.Types))))
-		ports := maps.Clone(m.Ports)
-		if ports == nil {
-			ports = map[uint16]uint64{}
-		}
-		maps.Copy(ports, r.Ports)
-		if r.Ports = ports; m.Last.After(r.Last) {
+		r.Ports = slices.Compact(slices.Sorted(slices.Values(slices.Concat(r.Ports, m.Ports))))
+		if m.Last.After(r.Last) {
 			r.Verdict, r.Rule, r.Last = m.Verdict, m.Rule, m.Last
 		}
 		byName[r.Name] = r
 	}
 	for _, text := range slices.Sorted(maps.Keys(byName)) {
-		n := need{Record: byName[text], ports: slices.Sorted(maps.Keys(byName[text].Ports))}
+		n := need{Record: byName[text]}
 		var err error
 		if n.addr, err = netip.ParseAddr(text); err != nil {
 			n.name, err = wire.ParseHostname(text)
-			if err != nil || !n.Exists && len(n.ports) == 0 || strings.HasSuffix(text, ".arpa") {
+			if err != nil || !n.Exists && len(n.Ports) == 0 || strings.HasSuffix(text, ".arpa") {
 				continue
 			}
 		}
@@ -151,7 +146,7 @@ func learn(needs []need) string {
 	for _, n := range needs {
 		switch {
 		case n.addr.IsValid():
-			for _, port := range n.ports {
+			for _, port := range n.Ports {
 				direct += fmt.Sprintf("\n- %-42q  # %s", netip.AddrPortFrom(n.addr, port), n.usage())
 			}
 		case n.Verdict == guard.VerdictDenied && n.Rule != "":
@@ -200,8 +195,8 @@ func learn(needs []need) string {
 
 // rest returns the text of a rule for the name that is behind its names: ports and types.
 func (n need) rest() (text string) {
-	if len(n.ports) > 0 && !slices.Equal(n.ports, []uint16{443}) {
-		text = fmt.Sprintf("\n  ports: [%s]", portTexts(n.ports))
+	if len(n.Ports) > 0 && !slices.Equal(n.Ports, []uint16{443}) {
+		text = fmt.Sprintf("\n  ports: [%s]", portTexts(n.Ports))
 	}
 	if len(n.Types) > 0 {
 		text += fmt.Sprintf("\n  types: [%s]", strings.Join(n.Types, ", "))

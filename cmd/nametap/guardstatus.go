@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,9 +26,9 @@ func newGuardStatus() *cobra.Command {
 		Use:   "status",
 		Short: "Show the policy, what it denies, and whether the kernel enforces it",
 		Long: fmt.Sprintf(`Show the policy of the running agent's guard, whether the kernel refuses what it does not
-allow, and the names that were used: first those that were denied, then the others, the last
-used ones first. Without --all there are %d. nametap tail --denied shows the clients of
-denied names as they ask.`, shownRecords),
+allow, and the names that were used, each with the client that was the first to ask: first the
+names that were denied, then the others, the last used ones first. Without --all there are %d.
+nametap tail --denied shows denied names as they are asked for.`, shownRecords),
 		Args: usageArgs(cobra.NoArgs),
 		RunE: func(command *cobra.Command, _ []string) error {
 			var status agent.GuardReport
@@ -52,8 +51,8 @@ func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	}
 	fmt.Fprintf(w, "private addresses\t%s\n", map[bool]string{true: "allowed", false: "refused"}[status.Private])
 	fmt.Fprintf(w, "kernel\t%s\n", describeKernel(&status.GuardStatus))
-	counts := func(what string, n map[string]uint64) {
-		fmt.Fprintf(w, "%s\t%d allowed by the policy, %d not, since the agent started\n", what, n[guard.VerdictAllowed], n[guard.VerdictDenied])
+	counts := func(what string, n guard.Counts) {
+		fmt.Fprintf(w, "%s\t%d allowed by the policy, %d not, since the agent started\n", what, n.Allowed, n.Denied)
 	}
 	counts("queries", status.Queries)
 	counts("connections", status.Connections)
@@ -71,9 +70,9 @@ func printGuard(w io.Writer, status agent.GuardReport, all bool) {
 	if len(records) == 0 {
 		return
 	}
-	fmt.Fprintln(w, "\nNAME\tVERDICT\tASKED\tPORTS\tLAST\tRULE")
+	fmt.Fprintln(w, "\nNAME\tVERDICT\tASKED\tFIRST BY\tPORTS\tLAST\tRULE")
 	for _, r := range records {
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\n", r.Name, r.Verdict, r.Asked, portTexts(slices.Sorted(maps.Keys(r.Ports))), timeOfDay(r.Last.Truncate(time.Second)), cmp.Or(r.Rule, "-"))
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\n", r.Name, r.Verdict, r.Asked, cmp.Or(r.Client, "-"), portTexts(r.Ports), timeOfDay(r.Last.Truncate(time.Second)), cmp.Or(r.Rule, "-"))
 	}
 }
 

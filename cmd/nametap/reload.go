@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -158,9 +159,12 @@ func (r *reloader) values(wanted func(name string) bool) map[string][]string {
 	return settings.Values(r.inUse.Load().flags, wanted)
 }
 
-// run follows the files, at ticks of a clock, and the signals until ctx ends.
-func (r *reloader) run(ctx context.Context, ticks *clock.Clock, signals <-chan os.Signal) {
-	changed, stop := ticks.Poll(clock.Tick, r.watcher.Changed)
+// lookInterval is how often the files are looked at. A change counts at the second look, within a second.
+const lookInterval = 500 * time.Millisecond
+
+// run follows the files and the signals until ctx ends.
+func (r *reloader) run(ctx context.Context, signals <-chan os.Signal) {
+	changed, stop := clock.ForPolling(lookInterval).Poll(lookInterval, r.watcher.Changed)
 	defer stop()
 	if settings.CheckRereadable(r.running.flags) == nil {
 		r.reload() // the files may have changed since the start

@@ -15,7 +15,6 @@ import (
 
 	"github.com/nametap/nametap/agent"
 	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/settings"
 	"github.com/nametap/nametap/internal/testkit/testlog"
 )
@@ -147,7 +146,7 @@ func TestReloadSignal(t *testing.T) {
 		signals, done := make(chan os.Signal), make(chan struct{})
 		go func() {
 			defer close(done)
-			r.run(ctx, clock.New(), signals)
+			r.run(ctx, signals)
 		}()
 		synctest.Wait()
 		write("log-level: error\n")

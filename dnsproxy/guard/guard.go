@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"net/netip"
@@ -9,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
@@ -19,7 +17,8 @@ import (
 // VIPs returns the ranges of the VIPs of a [Guard]. They are apart from those of the mesh's automatic VIPs: a part of the
 // reserved IPv4 addresses (RFC 1112, section 4), and a part of the IPv6 addresses for benchmarks (RFC 5180).
 func VIPs() []netip.Prefix {
-	return []netip.Prefix{netip.MustParsePrefix("240.64.0.0/10"), netip.MustParsePrefix("2001:2:0:6775::/64")}
+	first := firstVIP.pair()
+	return []netip.Prefix{netip.PrefixFrom(first.V4, 10), netip.PrefixFrom(first.V6, 64).Masked()}
 }
 
 // IsVIP reports whether an address is in one of [VIPs].
@@ -33,56 +32,67 @@ func IsPrivate(a netip.Addr) bool {
 }
 
 const (
-	// maxRecent is how many names below wildcards keep their VIPs. The least recently asked gives way.
+	// maxRecent is how many names below wildcards keep their VIPs. The least recently used gives way.
 	maxRecent = 4096
 	// maxTries is how many VIPs a name may have: of names that meet, the later takes its next VIP.
 	maxTries = 8
 )
 
-// A Guard has the policy in use and the VIPs of the names that it allows. It is safe for concurrent use. A nil *Guard has no
-// policy.
+// A Guard has the policy in use, the VIPs of the names that it allows, and records. It is safe for concurrent use. A nil *Guard
+// has no policy.
 type Guard struct {
-	recorder
-
-	key   []byte
+	key   [sha256.Size]byte
 	inUse atomic.Pointer[inUse]
 
 	mu     sync.Mutex
-	recent *simplelru.LRU[wire.Name, Pair] // of names below wildcards
-	names  map[netip.Addr]wire.Name        // of the VIPs in recent
+	recent *simplelru.LRU[vip, wire.Name] // names below wildcards
+	recorder
 }
 
-// inUse is a policy with the VIPs of the names that its rules name themselves. It is immutable.
+// inUse is a policy with the names that its rules of allow name themselves, by VIP. It is immutable.
 type inUse struct {
 	policy *Policy
-	since  time.Time
-	vips   map[wire.Name]Pair
-	names  map[netip.Addr]wire.Name
+	names  map[vip]wire.Name
 }
+
+// A vip stands for the VIPs of a name. It is the IPv4 address, and the end of the IPv6 address.
+type vip uint32
+
+const firstVIP vip = 240<<24 | 64<<16
 
 // A Pair has the VIPs of a name.
 type Pair struct{ V4, V6 netip.Addr }
 
+func (v vip) pair() Pair {
+	var four [4]byte
+	binary.BigEndian.PutUint32(four[:], uint32(v))
+	six := [16]byte{0x20, 0x01, 0, 2, 0, 0, 0x67, 0x75} // 2001:2:0:6775::
+	copy(six[12:], four[:])
+	return Pair{netip.AddrFrom4(four), netip.AddrFrom16(six)}
+}
+
+// vipAt returns the vip of an address that is one of a Guard.
+func vipAt(a netip.Addr) vip {
+	text := a.Unmap().AsSlice()
+	return vip(binary.BigEndian.Uint32(text[len(text)-4:]))
+}
+
 // New returns a Guard without a policy. The VIPs of a name depend on the key and on the name only, unless names meet.
 func New(key string) *Guard {
-	g := &Guard{key: []byte(key), names: map[netip.Addr]wire.Name{}}
-	g.init()
-	g.recent, _ = simplelru.NewLRU(maxRecent, func(_ wire.Name, gone Pair) { // fails only for a size below 1
-		delete(g.names, gone.V4)
-		delete(g.names, gone.V6)
-	})
+	g := &Guard{key: sha256.Sum256([]byte(key)), recorder: newRecorder()}
+	g.recent, _ = simplelru.NewLRU[vip, wire.Name](maxRecent, nil) // fails only for a size below 1
 	return g
 }
 
 // Use makes p the policy in use; nil for none. Names that p allows keep their VIPs.
 func (g *Guard) Use(p *Policy) {
-	if p == nil {
-		g.inUse.Store(nil)
-		return
-	}
-	next := &inUse{p, time.Now(), map[wire.Name]Pair{}, map[netip.Addr]wire.Name{}}
-	for _, name := range p.exact() {
-		next.vips[name] = g.place(name, next.names, nil)
+	next := &inUse{p, map[vip]wire.Name{}}
+	if p != nil {
+		for _, name := range p.exact() {
+			if at, free := g.place(name, func(v vip) wire.Name { return next.names[v] }); free {
+				next.names[at] = name
+			}
+		}
 	}
 	g.inUse.Store(next)
 }
@@ -98,84 +108,65 @@ func (g *Guard) Policy() *Policy {
 	return nil
 }
 
-// InUse returns since when the policy is in use.
-func (g *Guard) InUse() time.Time {
-	if u := g.inUse.Load(); u != nil {
-		return u.since
-	}
-	return time.Time{}
-}
-
 // VIPs returns the VIPs of a name that the policy allows.
 func (g *Guard) VIPs(name wire.Name) Pair {
-	var exact map[netip.Addr]wire.Name
-	if u := g.inUse.Load(); u != nil {
-		if pair, found := u.vips[name]; found {
-			return pair
-		}
-		exact = u.names
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if pair, found := g.recent.Get(name); found {
-		return pair
+	at, free := g.place(name, g.nameLocked)
+	if free {
+		g.recent.Add(at, wire.Name(strings.Clone(string(name))))
 	}
-	name = wire.Name(strings.Clone(string(name)))
-	pair := g.place(name, g.names, exact)
-	g.recent.Add(name, pair)
-	return pair
+	return at.pair()
 }
 
-// place returns the VIPs of a name, and enters them in names. VIPs that another name has in names or in others are passed
-// over. With some thousand names, it is hardly possible that all tries meet.
-func (g *Guard) place(name wire.Name, names, others map[netip.Addr]wire.Name) (pair Pair) {
-	free := func(vip netip.Addr) bool { return names[vip] == "" && others[vip] == "" }
+// place returns the vip that a name has or, if it has none, the first of its own that is free. The function nameOf returns the
+// name that has a vip, or the root. If other names have all, the name has to do with one of theirs.
+func (g *Guard) place(name wire.Name, nameOf func(vip) wire.Name) (at vip, free bool) {
 	for try := range maxTries {
-		if pair = g.hash(name, try); free(pair.V4) && free(pair.V6) {
-			break
+		at = g.hash(name, try)
+		if owner := nameOf(at); owner == name || owner == wire.Root {
+			return at, owner == wire.Root
 		}
 	}
-	names[pair.V4], names[pair.V6] = name, name
-	return pair
+	return at, false
 }
 
-// hash returns the VIPs that a name has at a try.
-func (g *Guard) hash(name wire.Name, try int) Pair {
-	mac := hmac.New(sha256.New, g.key)
-	_, _ = mac.Write([]byte{byte(try)}) // never fails
-	_, _ = mac.Write([]byte(name))
-	sum := mac.Sum(nil)
-	ranges := VIPs()
-	const hosts = 1 << 22 / 256 * 254 // without addresses that end in .0 or .255, which some programs take for those of networks
-	n := binary.BigEndian.Uint64(sum) % hosts
-	four := ranges[0].Addr().As4()
-	four[1], four[2], four[3] = four[1]+byte(n/254>>8), byte(n/254), byte(n%254+1)
-	six := ranges[1].Addr().As16()
-	copy(six[8:], sum[8:16])
-	return Pair{netip.AddrFrom4(four), netip.AddrFrom16(six)}
+// hash returns the vip of a name at a try.
+func (g *Guard) hash(name wire.Name, try int) vip {
+	var memory [sha256.Size + 1 + wire.MaxNameLen]byte
+	sum := sha256.Sum256(append(append(append(memory[:0], g.key[:]...), byte(try)), name...))
+	const hosts = 254 // without addresses that end in .0 or .255, which some programs take for those of networks
+	n := vip(binary.BigEndian.Uint64(sum[:]) % (1 << 22 / 256 * hosts))
+	return firstVIP + n/hosts<<8 + n%hosts + 1
 }
 
-// Name returns the name that has a VIP. It reports false if the VIP is of no name that the policy allows, or of a name
-// below a wildcard that has given way; see [Guard.Owns].
-func (g *Guard) Name(vip netip.Addr) (name wire.Name, found bool) {
-	vip = vip.Unmap()
+// nameLocked returns the name that has a vip, or the root.
+func (g *Guard) nameLocked(at vip) wire.Name {
 	if u := g.inUse.Load(); u != nil {
-		if name, found = u.names[vip]; found {
-			return name, true
+		if name := u.names[at]; name != wire.Root {
+			return name
 		}
+	}
+	name, _ := g.recent.Get(at)
+	return name
+}
+
+// Name returns the name that has a VIP. It returns the root for other addresses, and for a VIP of no name that the policy
+// allows, or of a name below a wildcard that has given way; see [Guard.Owns].
+func (g *Guard) Name(addr netip.Addr) wire.Name {
+	if !IsVIP(addr) {
+		return wire.Root
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	name, found = g.names[vip]
-	return name, found
+	return g.nameLocked(vipAt(addr))
 }
 
 // Owns reports whether a VIP is one of a name, for a VIP that [Guard.Name] does not know: after a restart, or if the name has
 // given way. It does not say whether the policy allows the name.
-func (g *Guard) Owns(name wire.Name, vip netip.Addr) bool {
-	vip = vip.Unmap()
+func (g *Guard) Owns(name wire.Name, addr netip.Addr) bool {
 	for try := range maxTries {
-		if pair := g.hash(name, try); pair.V4 == vip || pair.V6 == vip {
+		if g.hash(name, try) == vipAt(addr) {
 			return true
 		}
 	}

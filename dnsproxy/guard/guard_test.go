@@ -129,7 +129,7 @@ func TestVIPs(t *testing.T) {
 			t.Errorf("%s: %v and %v", text, pair, two.VIPs(n))
 		}
 		for _, vip := range []netip.Addr{pair.V4, pair.V6} {
-			if got, found := one.Name(vip); !found || got != n || !guard.IsVIP(vip) || !one.Owns(n, vip) {
+			if got := one.Name(vip); got != n || !guard.IsVIP(vip) || !one.Owns(n, vip) {
 				t.Errorf("%s of %s: %s", vip, text, got)
 			}
 		}
@@ -142,9 +142,9 @@ func TestVIPs(t *testing.T) {
 	}
 	known := 0
 	for vip, text := range owners {
-		if got, found := one.Name(vip); found && got != name(t, text) {
+		if got := one.Name(vip); got != "" && got != name(t, text) {
 			t.Errorf("%s of %s is of %s", vip, text, got)
-		} else if found {
+		} else if got != "" {
 			known++
 		}
 	}
@@ -154,6 +154,29 @@ func TestVIPs(t *testing.T) {
 	first := name(t, "n0.pkg.example.net")
 	if pair := one.VIPs(first); !one.Owns(first, pair.V4) {
 		t.Errorf("%s is not of %s", pair.V4, first)
+	}
+}
+
+// G4: a name that a new policy names has its first VIP, also if a name below a wildcard had it, which then has another.
+func TestVIPsMeet(t *testing.T) {
+	first, second := wire.Root, wire.Root
+	for i, owners := 0, map[netip.Addr]wire.Name{}; second == wire.Root; i++ {
+		n := name(t, fmt.Sprintf("n%d.pkg.example.net", i))
+		vip := guard.New("key").VIPs(n).V4
+		if first = owners[vip]; first != wire.Root {
+			second = n
+		}
+		owners[vip] = n
+	}
+	g := guard.New("key")
+	g.Use(parse(t, example))
+	vip := g.VIPs(first)
+	if other := g.VIPs(second); other == vip || g.Name(other.V6) != second {
+		t.Errorf("both have %v", vip)
+	}
+	g.Use(parse(t, fmt.Sprintf("allow:\n- names: [%s]", strings.TrimSuffix(second.String(), "."))))
+	if g.VIPs(second) != vip || g.Name(vip.V4) != second || g.VIPs(first) == vip || g.Name(g.VIPs(first).V4) != first {
+		t.Errorf("%s and %s: %v and %v", first, second, g.VIPs(first), g.VIPs(second))
 	}
 }
 

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
 	"go.yaml.in/yaml/v3"
@@ -36,8 +38,9 @@ const defaultPort = 443
 
 // A Policy says which names outside of the mesh a workload may ask for, and reach. It is immutable.
 type Policy struct {
-	// File is the name of the file that has the policy, and Hash the SHA-256 of its text, in hexadecimal.
+	// File is the name of the file that has the policy, Hash the SHA-256 of its text, in hexadecimal, and Read when it was read.
 	File, Hash string
+	Read       time.Time
 	// Mode is Enforce unless the file says otherwise.
 	Mode Mode
 	// Direct lists what the workload may reach without a name.
@@ -88,9 +91,12 @@ func (d Direct) String() string {
 	return d.Prefix.String()
 }
 
-// clauses has the rules about a name itself, and about all names below it. Both are nil for a name that only has such
-// names below it.
-type clauses struct{ allow, deny, allowBelow, denyBelow *Rule }
+// clauses has the rules about a name itself, and about all names below it. There are none for a name that only has such names
+// below it.
+type clauses struct{ self, below clause }
+
+// A clause is the rule that allows, and the rule that denies; nil for none.
+type clause struct{ allow, deny *Rule }
 
 // Parse parses a policy. file is its name, for errors and verdicts. An error names the line, and what was expected.
 func Parse(file string, text []byte) (*Policy, error) {
@@ -109,11 +115,8 @@ func Parse(file string, text []byte) (*Policy, error) {
 	}
 	sum := sha256.Sum256(text)
 	p := &Policy{
-		File: file, Hash: hex.EncodeToString(sum[:]), Mode: Mode(from.Mode), Private: from.Private == "allow",
-		names: map[wire.Name]*clauses{},
-	}
-	if p.Mode == "" {
-		p.Mode = Enforce
+		File: file, Hash: hex.EncodeToString(sum[:]), Read: time.Now(), Mode: cmp.Or(Mode(from.Mode), Enforce),
+		Private: from.Private == "allow", names: map[wire.Name]*clauses{},
 	}
 	var mistakes []error
 	if p.Mode != Enforce && p.Mode != Audit {
@@ -228,14 +231,12 @@ func (p *Policy) addName(text string, r *Rule) error {
 			p.names[above] = &clauses{}
 		}
 	}
-	c := p.names[name]
+	c := &p.names[name].self
+	if wildcard {
+		c = &p.names[name].below
+	}
 	place, other := &c.allow, c.deny
-	switch {
-	case wildcard && r.Denies:
-		place, other = &c.denyBelow, c.allowBelow
-	case wildcard:
-		place, other = &c.allowBelow, c.denyBelow
-	case r.Denies:
+	if r.Denies {
 		place, other = &c.deny, c.allow
 	}
 	switch {
@@ -302,20 +303,20 @@ func (p *Policy) Judge(name wire.Name, qtype uint16) (Verdict, *Rule) {
 // with the longest suffix. exists reports whether the policy has names below the name.
 func (p *Policy) ruleOf(name wire.Name) (rule *Rule, exists bool) {
 	if c := p.names[name]; c != nil {
-		if c.deny != nil {
-			return c.deny, true
+		if c.self.deny != nil {
+			return c.self.deny, true
 		}
-		rule, exists = c.allow, true
+		rule, exists = c.self.allow, true
 	}
 	for suffix := name; suffix != wire.Root; {
 		suffix = suffix.Parent()
 		c := p.names[suffix]
 		switch {
 		case c == nil:
-		case c.denyBelow != nil:
-			return c.denyBelow, exists
+		case c.below.deny != nil:
+			return c.below.deny, exists
 		case rule == nil && !strings.HasPrefix(string(name), string(wire.WildcardLabel)): // "*" would stand for all names
-			rule = c.allowBelow
+			rule = c.below.allow
 		}
 	}
 	return rule, exists
@@ -332,7 +333,7 @@ func (p *Policy) CountNames() (n int) {
 // exact returns the names that rules of allow name themselves, sorted.
 func (p *Policy) exact() (names []wire.Name) {
 	for name, c := range p.names {
-		if c.allow != nil {
+		if c.self.allow != nil {
 			names = append(names, name)
 		}
 	}
@@ -345,7 +346,7 @@ func (p *Policy) Enforces() bool { return p != nil && p.Mode == Enforce }
 
 // Names reports whether a rule of allow names a name itself, and not only a wildcard above it.
 func (p *Policy) Names(name wire.Name) bool {
-	return p.names[name] != nil && p.names[name].allow != nil
+	return p.names[name] != nil && p.names[name].self.allow != nil
 }
 
 // Reason says for people why a question has the verdict. rule is the rule that Judge has returned.

@@ -54,7 +54,7 @@ func newClients() *clients {
 	// On a busy machine a lookup takes up to 20 µs, so this share is enough for 2,000 failures a second.
 	c.budgets[Failure] = budget{share: 0.05, burst: 100 * time.Millisecond}
 	c.budgets[Odd] = budget{share: 0.003, burst: 5 * time.Millisecond}
-	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // used only while a reader wants the owners
+	c.budgets[Ordinary] = budget{share: 0.02, burst: 20 * time.Millisecond} // while a reader wants the owners, and for names that are new to the guard
 	return c
 }
 

@@ -47,22 +47,22 @@ func TestWatcher(t *testing.T) {
 			late time.Duration
 			do   func()
 		}{
-			{"made", 2 * time.Second, func() { put("a/mesh", "a"); link("a") }},
-			{"written", 2 * time.Second, func() { put("a/mesh", "A") }},
-			{"linked", 2 * time.Second, func() { put("b/mesh", "b"); link("b") }},
-			{"renamed", 2 * time.Second, func() {
+			{"made", time.Second, func() { put("a/mesh", "a"); link("a") }},
+			{"written", time.Second, func() { put("a/mesh", "A") }},
+			{"linked", time.Second, func() { put("b/mesh", "b"); link("b") }},
+			{"renamed", time.Second, func() {
 				put("b/next", "B")
 				if err := os.Rename(filepath.Join(dir, "b/next"), filepath.Join(dir, "b/mesh")); err != nil {
 					t.Fatal(err)
 				}
 			}},
-			{"empty for a while", 5 * time.Second, func() {
+			{"empty for a while", 4 * time.Second, func() {
 				put("b/mesh", "")
 				<-time.After(3 * time.Second)
 				put("b/mesh", "C")
 			}},
 			{"empty", 7 * time.Second, func() { put("b/mesh", "") }},
-			{"written again", 2 * time.Second, func() { put("b/mesh", "D") }},
+			{"written again", time.Second, func() { put("b/mesh", "D") }},
 			{"removed", 7 * time.Second, func() {
 				if err := os.Remove(filepath.Join(dir, "b/mesh")); err != nil {
 					t.Fatal(err)
