@@ -68,7 +68,7 @@ clean: ## remove what was built
 	rm -rf bin
 
 ##@ release
-.PHONY: packages image image-roots image-check image-update image-test release reproducible release-test sign verify vuln
+.PHONY: packages image image-roots image-check image-update image-test release reproducible release-test install-test sign verify vuln
 packages: ## build deb and rpm with VERSION in bin/release (ARCHES, FORMATS)
 	@$(RELEASE) tools/binaries
 	@$(RELEASE) tools/packages
@@ -107,6 +107,12 @@ release-test: ## test bin/release, and the tools that make it (after make releas
 	@tools/install-missing lintian rpm
 	cd tools/image && $(GO) test ./... -count=1
 	cd test/machines && VERSION='$(VERSION)' ARCHES='$(ARCHES)' $(GO) test ./release -count=1 -timeout 20m -v $(ARGS)
+
+install-test: ## install bin/release: its packages on a Debian, its chart on a Kubernetes node (after make release; needs root)
+	cd bin/release && sha256sum --check --quiet SHA256SUMS
+	@tools/install-missing debootstrap systemd-nspawn ip conntrack dnsmasq containerd runc /usr/lib/cni/bridge iptables nsenter
+	$(MACHINES) ./vm -run='^(TestDeb|TestRPM)$$' -vm.release='$(CURDIR)/bin/release' $(ARGS)
+	$(MACHINES) ./node -node.release='$(CURDIR)/bin/release' $(ARGS)
 
 sign: ## sign SHA256SUMS of bin/release with ssh-keygen (KEY=~/.ssh/id_ed25519)
 	@tools/sign '$(KEY)' bin/release

@@ -224,6 +224,7 @@ func FuzzResource(f *testing.F) {
 	f.Add("x", testEntries(f, "a.example", "B.example", "c.example"))
 	f.Add("a.example", []byte{0x12, 4, 0x12, 2, 'a', 'b'})
 	f.Add("a.example", []byte{0x12, 0, 0x12, 0, 0x1a, 0})
+	f.Add("\x00m", []byte{0x12, 0})
 	f.Add("x", []byte{0x0a, 2, 0x0a, 5})
 	f.Fuzz(func(t *testing.T, name string, value []byte) {
 		r, err := newResource(name, "1", value)
@@ -232,7 +233,7 @@ func FuzzResource(f *testing.F) {
 			return // what is wrong with the value of an entry, the table finds
 		}
 		if err != nil {
-			if name != "" || want.GetNameInfo() == nil {
+			if named := name != "" && name[0] != 0; named || want.GetNameInfo() == nil {
 				t.Fatalf("refused: %v", err)
 			}
 			return

@@ -40,7 +40,7 @@ func TestWatcher(t *testing.T) {
 		}
 		watcher := settings.Watcher{Files: []string{path, "/dev/zero"}}
 		watcher.Note()
-		changes, stop := clock.New().Poll(clock.Tick, watcher.Changed)
+		changes, stop := clock.ForPolling(time.Second/2).Poll(time.Second/2, watcher.Changed)
 		defer stop()
 		for _, step := range []struct {
 			name string

@@ -50,11 +50,10 @@ func (c *cluster) start(name string, args ...string) *lab.Process {
 	return c.Spawn(name, c.Command(c.TB.Context(), args...))
 }
 
-// newCluster starts a cluster and waits until its node is ready.
-func newCluster(t *testing.T) *cluster {
+// newCluster starts a cluster with the project's images and waits until its node is ready.
+func newCluster(t *testing.T, images []string) *cluster {
 	t.Helper()
 	binary := lab.Peer(t, "node")
-	layouts := buildImages(t)
 	begun := time.Now()
 	n := lab.NewNode(t)
 	c := &cluster{Cluster: lab.ClusterIn(n.Place), node: n}
@@ -86,7 +85,7 @@ func newCluster(t *testing.T) *cluster {
 	c.startKubelet()
 	c.start("kube-proxy", binary, "proxy", "--config="+c.Path("proxy.yaml"))
 	c.start("coredns", binary, "coredns", "-conf", c.Path("Corefile"))
-	c.importImages(append(layouts, checks))
+	c.importImages(append(images, checks))
 	c.kubelet.Await("the node is ready", func() bool {
 		var node corev1.Node
 		return c.Do(http.MethodGet, "/api/v1/nodes/node", nil, &node) == nil && slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {

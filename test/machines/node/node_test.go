@@ -1,10 +1,12 @@
 package node
 
 import (
+	"flag"
 	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -22,9 +24,16 @@ func TestMain(m *testing.M) {
 	os.Exit(lab.Main(m, "containerd", "runc", "/usr/lib/cni/bridge", "iptables", "conntrack", "ip", "nsenter", "debootstrap"))
 }
 
+// release is the directory of a release to install.
+var release = flag.String("node.release", "", "install the images and the chart of the release in this directory instead of the sources")
+
 // TestNode runs all checks on one node, with the images of `make image`. P7.
 func TestNode(t *testing.T) { // D42, D50, G6, G9, G10, I0, I4, I6, I11, I21, K11, K15, K16
-	c := newCluster(t)
+	if *release != "" {
+		testRelease(t)
+		return
+	}
+	c := newCluster(t, buildImages(t))
 	install, try := documented(t, c)
 	for _, command := range install {
 		c.kubectl(t, command)
@@ -55,6 +64,20 @@ func TestNode(t *testing.T) { // D42, D50, G6, G9, G10, I0, I4, I6, I11, I21, K1
 	})
 	t.Run("guard", c.testGuard) // alone, because its loops need a processor
 	t.Run("token", c.testToken) // alone, because it restarts kubelet and istiod
+}
+
+// testRelease installs the images and the chart of a release, and checks a pod that the webhook injects. P7, P9.
+func testRelease(t *testing.T) {
+	images, err := filepath.Glob(filepath.Join(*release, "*-image.tar"))
+	charts, _ := filepath.Glob(filepath.Join(*release, "nametap-[0-9]*.tgz"))
+	if err != nil || len(images) != 3 || len(charts) != 1 {
+		t.Fatalf("%s has the images %q and the charts %q, want three and one (%v)", *release, images, charts, err)
+	}
+	c := newCluster(t, images)
+	c.Helm("helm4", "install", "nametap", charts[0], "--namespace", system, "--create-namespace", "--set", "injection.webhook=true")
+	c.available()
+	c.Apply(serviceEntry)
+	t.Run("injected/webhook", injection{c, "webhook", discoveryAddr, ""}.test)
 }
 
 // The namespace of nametap-discovery, and its address.

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,21 +17,28 @@ import (
 	"github.com/nametap/nametap/test/machines/lab/load"
 )
 
-// build builds packages of a format, and returns the content of the one whose name has a pattern.
+// release is the directory of a release to install.
+var release = flag.String("vm.release", "", "install the packages of the release in this directory instead of the sources")
+
+// build builds packages of a format, unless there is a release, and returns the content of the one whose name has a pattern.
 func build(format, pattern string) (content []byte, err error) {
-	build := exec.Command("make", "--silent", "--directory="+lab.Repository(), "packages", "ARCHES=amd64", "VERSION=0.1.0", "FORMATS="+format)
-	if output, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("%s: %w\n%s", build, err, output)
+	dir := *release
+	if dir == "" {
+		dir = filepath.Join(lab.Repository(), "bin/release")
+		build := exec.Command("make", "--silent", "--directory="+lab.Repository(), "packages", "ARCHES=amd64", "VERSION=0.1.0", "FORMATS="+format)
+		if output, err := build.CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("%s: %w\n%s", build, err, output)
+		}
 	}
-	built, err := filepath.Glob(filepath.Join(lab.Repository(), "bin/release", pattern))
+	built, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil || len(built) != 1 {
-		return nil, fmt.Errorf("make packages has built %q, %w", built, err)
+		return nil, fmt.Errorf("%s has the packages %q, want one (%w)", dir, built, err)
 	}
 	return os.ReadFile(built[0])
 }
 
 // builtDeb builds the package of the sources once.
-var builtDeb = sync.OnceValues(func() ([]byte, error) { return build("deb", "nametap_*.deb") })
+var builtDeb = sync.OnceValues(func() ([]byte, error) { return build("deb", "nametap_*_amd64.deb") })
 
 // A debMachine is a machine with the package of the agent.
 type debMachine struct {
@@ -440,7 +448,7 @@ func TestDebOverMakeInstall(t *testing.T) {
 // the settings, the state and the user. P2, P3, P4.
 func TestRPM(t *testing.T) {
 	m := lab.Boot(t, lab.Packages("rpm"))
-	content, err := build("rpm", "nametap-[0-9]*.rpm")
+	content, err := build("rpm", "nametap-[0-9]*.x86_64.rpm")
 	if err != nil {
 		t.Fatal(err)
 	}
