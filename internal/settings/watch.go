@@ -45,13 +45,11 @@ func CheckRereadable(flags *pflag.FlagSet) error {
 
 // A Watcher reports changes of files.
 //
-// It reads the files at each tick of its clock and compares the bytes, for the same reasons as
-// resolvconf.Watcher: there is no event if a mount covers a file, or if a file changes below an
-// overlayfs, and a reading does not depend on how the file was replaced. Reading a file of
-// 1 KiB costs some 10 µs, and an absent file 1 µs.
+// It reads the files at each tick of its clock and compares the bytes, for the same reasons as resolvconf.Watcher: there is no
+// event if a mount covers a file, or if a file changes below an overlayfs, and a reading does not depend on how the file was
+// replaced. Reading a file of 1 KiB costs some 10 µs, and an absent file 1 µs.
 type Watcher struct {
-	// Clock says when to read the files. Default clock.New().
-	Clock *clock.Clock
+	Clock *clock.Clock // says when to read the files
 
 	files []string
 
@@ -60,11 +58,12 @@ type Watcher struct {
 }
 
 // NewWatcher returns a Watcher for the changes from now on. It follows regular files only.
-func NewWatcher(files []string) *Watcher { return &Watcher{files: files, used: readFiles(files)} }
+func NewWatcher(files []string) *Watcher {
+	return &Watcher{Clock: clock.New(), files: files, used: readFiles(files)}
+}
 
-// Note makes the Watcher compare with the present texts of the files from now on. Call it
-// before the files are read for another reason than a report. Otherwise the Watcher would
-// not report that a change was undone after the files were read.
+// Note makes the Watcher compare with the present texts of the files from now on. Call it before the files are read for
+// another reason than a report. Otherwise the Watcher would not report that a change was undone after the files were read.
 func (w *Watcher) Note() {
 	now := readFiles(w.files)
 	w.mu.Lock()
@@ -74,9 +73,6 @@ func (w *Watcher) Note() {
 
 // Run sends a value after every change until ctx ends: within a second.
 func (w *Watcher) Run(ctx context.Context, changes chan<- struct{}) {
-	if w.Clock == nil {
-		w.Clock = clock.New()
-	}
 	last, since := readFiles(w.files), time.Now()
 	look := func() bool {
 		now := readFiles(w.files)
