@@ -46,8 +46,7 @@ func (r *rules) judge(d *decision, q wire.Question) {
 	switch {
 	case isTransfer(q.Type):
 		*d = decision{action: actReject, match: d.match, rcode: dns.RcodeRefused, reason: errGuarded}
-	case verdict == guard.Forwarded:
-	case d.action == actUnless && verdict == guard.Carried:
+	case verdict == guard.Forwarded, d.action == actUnless && verdict == guard.Carried:
 	case d.action == actUnless:
 		d.insteadOfNameservers()
 	case verdict == guard.Carried && !policy.Names(name) && r.searched(name):

@@ -28,6 +28,8 @@ func newBuffer() any { return new([bufferSize]byte) }
 
 // A conn joins a client's connection with the connection to its host.
 type conn struct {
+	net.Conn // that of the client, for connlimit
+
 	client, host     *net.TCPConn
 	place            *connlimit.Place
 	cancel           context.CancelCauseFunc // ends what happens before the connection is joined
@@ -58,16 +60,9 @@ func (c *conn) join(host *net.TCPConn, n *counts) {
 	c.joined.Store(true)
 }
 
-// An evictable is a conn that connlimit can close.
-type evictable struct {
-	*net.TCPConn
-
-	conn *conn
-}
-
-// Close aborts the connection.
-func (e evictable) Close() error {
-	e.conn.abort(errRoom)
+// Close aborts the connection, to make room for another one.
+func (c *conn) Close() error {
+	c.abort(errRoom)
 	return nil
 }
 

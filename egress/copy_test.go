@@ -31,8 +31,8 @@ func carries(t *testing.T, s *Server) *carried {
 	peer, client := connected(t)
 	host, far := connected(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	c := &carried{&conn{client: client, cancel: cancel}, peer, far, nil, make(chan struct{})}
-	c.place = s.limit.Enter(evictable{client, c.conn})
+	c := &carried{&conn{Conn: client, client: client, cancel: cancel}, peer, far, nil, make(chan struct{})}
+	c.place = s.limit.Enter(c.conn)
 	c.place.Serve()
 	c.join(host, &counts{all: &s.metrics.hosts})
 	s.conns.Store(c.conn, nil)

@@ -101,8 +101,8 @@ func (g *guardedServer) connects(t *testing.T, vip netip.Addr, port uint16) *cli
 	}
 	peer, accepted := connected(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	c := &conn{client: accepted, cancel: cancel}
-	c.place = g.limit.Enter(evictable{accepted, c})
+	c := &conn{Conn: accepted, client: accepted, cancel: cancel}
+	c.place = g.limit.Enter(c)
 	to := &client{TCPConn: peer, ended: make(chan struct{})}
 	go func() {
 		defer close(to.ended)

@@ -49,9 +49,9 @@ var (
 	// errOther is the error if the first bytes are of another protocol.
 	errOther = errors.New("the first bytes are neither TLS nor HTTP/1")
 	// errTooLong is the error if a beginning is as long as it may be and has no name.
-	errTooLong = fmt.Errorf("no name within %d bytes", maxHello)
+	errTooLong = refuse(ReasonProtocol, "no name within %d bytes", maxHello)
 	// errMemory is the error if beginnings use all of maxBeginnings.
-	errMemory = errors.New("other clients use all memory for longer beginnings")
+	errMemory = refuse(ReasonLimit, "no name yet, and other clients use all memory for longer beginnings")
 	// errStop ends a handshake once crypto/tls has parsed the ClientHello.
 	errStop = errors.New("the name is known")
 )
@@ -246,11 +246,10 @@ func (b *beginning) readName(r *route) (wire.Name, error) {
 
 // refusal returns the refusal for an error of the method name.
 func (b *beginning) refusal(r *route, err error) error {
+	known, refused := errors.AsType[*refusal](err)
 	switch n := len(b.read); {
-	case errors.Is(err, errMemory):
-		err = refuse(ReasonLimit, "%s: no name within %d bytes, and %w", r.text(), n, err)
-	case errors.Is(err, errTooLong):
-		err = refuse(ReasonProtocol, "%s: %w", r.text(), err)
+	case refused:
+		err = refuse(known.reason, "%s: %w", r.text(), err)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = refuse(ReasonSlow, "%s: no name within %v, %d bytes read", r.text(), helloTimeout, n)
 	case errors.Is(err, io.EOF):

@@ -205,8 +205,8 @@ func (s *Server) accept(ctx context.Context, socket *listen.Socket) error {
 func (s *Server) serve(client *net.TCPConn, reserved bool) {
 	ctx, cancel := context.WithCancelCause(s.dying)
 	defer cancel(nil)
-	c := &conn{client: client, cancel: cancel}
-	c.place = s.limit.Enter(evictable{client, c})
+	c := &conn{Conn: client, client: client, cancel: cancel}
+	c.place = s.limit.Enter(c)
 	s.conns.Store(c, nil)
 	s.metrics.open.Add(1)
 	err := errDescriptors
