@@ -31,7 +31,7 @@
 //
 //     All other queries are for the nameservers of rule 4. Some of these are also relayed, because the answer
 //     is only for one client: queries that have no RD bit, have EDNS options for nameservers, are signed, or
-//     ask for a zone transfer.
+//     ask for a zone transfer. A relayed message keeps the transport over which the client has sent it.
 //
 //     A relayed message gets an OPT record for the next hop, in both directions, unless the message is signed. All
 //     messages of a zone transfer over TCP are relayed.

@@ -13,8 +13,7 @@ import (
 type flightKey struct {
 	cache.Key // zero for a relayed message
 	// relay distinguishes relayed messages. It consists of the client's transport, the nameserver if the client chose
-	// it, and the message without its ID. For a question that is not relayed, it is
-	// the client's transport, but empty for UDP if the cache is on.
+	// it, and the message without its ID.
 	relay string
 }
 

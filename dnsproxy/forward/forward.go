@@ -157,7 +157,7 @@ func (f *Forwarder) Begin(q *Query, client Client) {
 		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
 		return
 	}
-	l, first := f.flights.join(f.questionKey(q), s, !group.Full())
+	l, first := f.flights.join(flightKey{Key: q.Key}, s, !group.Full())
 	if first { // otherwise another client, or a nameserver that forwards to this agent, asks the same
 		f.launch(l, state)
 	}
@@ -185,18 +185,9 @@ func (w waiter) Receive(result *Result) { w <- result }
 // renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
 // if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
-	if l, first := f.flights.join(f.questionKey(q), seat{}, false); first {
+	if l, first := f.flights.join(flightKey{Key: q.Key}, seat{}, false); first {
 		f.launch(l, state)
 	}
-}
-
-// questionKey returns the key of the flight for a question.
-func (f *Forwarder) questionKey(q *Query) flightKey {
-	key := flightKey{Key: q.Key}
-	if f.cache.Off() || q.Mode == upstream.TCPThenUDP {
-		key.relay = string([]byte{byte(q.Mode)})
-	}
-	return key
 }
 
 // launch finds the answer to the question of a new flight. state is what the caller has found in the cache. If the
@@ -215,12 +206,8 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 		}
 	}
 	l.generation = f.cache.Generation() // before the nameservers are chosen
-	mode := upstream.UDPThenTCP
-	if l.key.relay != "" {
-		mode = upstream.Mode(l.key.relay[0])
-	}
 	r := f.routing.Load()
-	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), mode, l))
+	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), upstream.UDPThenTCP, l))
 }
 
 // Receive implements [upstream.Receiver]. It caches the answer and gives it to the clients.

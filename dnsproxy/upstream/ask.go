@@ -21,9 +21,8 @@ const (
 	UDPThenTCP Mode = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
-	// TCPThenUDP asks over TCP, and over UDP in turn if a server is late or cannot be reached over TCP. It is otherwise
-	// like UDPThenTCP.
-	TCPThenUDP
+	// TCPOnly asks over TCP.
+	TCPOnly
 
 	// Verbatim may be added to any of these. Then only the ID of the query and of the reply is changed. The query keeps
 	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
@@ -126,7 +125,6 @@ type candidate struct {
 	done     bool      // it is not asked again: it has failed, or its reply is held
 	again    bool      // it is asked once more at once, over TCP or without EDNS
 	stream   bool      // it is asked over a connection the next time
-	inTurn   bool      // stream changes each time that it is asked
 	plain    bool      // it is asked without EDNS
 
 	full    bool     // it was sent enough queries (rule 7)
@@ -166,9 +164,7 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 	q.query, q.servers, q.attempts = append(q.queryRoom[:0], query...), q.serverRoom[:0], q.attemptRoom[:0]
 	q.text, q.edns = q.query[wire.HeaderLen:end], !q.verbatim && wire.EndsInOPT(query)
 	for _, s := range g.servers {
-		only := s.udp == nil || g.options.UseVC
-		c := candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
-		q.servers = append(q.servers, c)
+		q.servers = append(q.servers, candidate{server: s, stream: s.udp == nil || g.options.UseVC || how == TCPOnly})
 	}
 	q.proceed(now, nil, outcome{})
 	return Call{q}
@@ -374,7 +370,7 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		a.patience = min(a.patience<<min(c.sends-1, 8), maxWait)
 	}
 	q.slot++
-	c.again, c.stream = false, c.stream != c.inTurn
+	c.again = false
 	q.lateAt, q.attempts = now.Add(a.patience), append(q.attempts, a)
 	packet := q.query
 	if a.plain = q.edns && (c.plain || c.sends >= plainFrom && !wire.WantsDNSSEC(q.query)); a.plain {
@@ -403,9 +399,6 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 	a.outcome, a.ended = o, now
 	c, r := &q.servers[a.at], o.reading
 	switch {
-	case o.err != nil && a.stream && c.inTurn:
-		c.err = cause(o.err)
-		c.again = c.again || !c.stream // it was not asked over UDP since
 	case o.err != nil:
 		c.err = cause(o.err)
 		q.fail(c)
@@ -424,7 +417,7 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 	case r.truncated && !a.stream && q.retryTCP && c.cut != nil:
 		// The whole reply was requested already.
 	case r.truncated && !a.stream && q.retryTCP:
-		c.cut, c.stream, c.inTurn, c.again = a, true, false, true
+		c.cut, c.stream, c.again = a, true, true
 		if q.cutUntil.IsZero() {
 			q.cutUntil = now.Add(truncatedWait)
 		}
