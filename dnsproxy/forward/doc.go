@@ -52,10 +52,9 @@
 // signatures and the nameserver was queried without EDNS, the reply is not cached.
 //
 // When resolv.conf or the settings name other nameservers for some questions, the cache is flushed. Replies that are on
-// their way at this moment may come from the previous nameservers. They are not cached, and clients that ask from now
-// on do not wait for them. To recognise such replies, the cache counts its flushes; this count is its generation.
-// Before the nameservers for a question are chosen, the generation is noted. If it has changed when the reply comes,
-// the reply is not cached.
+// their way at this moment may come from the previous nameservers, so they are not cached, and clients that ask from now
+// on do not wait for them. To recognise such replies, the cache counts its flushes: this count is its generation, and it
+// is noted before the nameservers for a question are chosen.
 //
 // # Bounds
 //

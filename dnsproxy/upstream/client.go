@@ -193,7 +193,9 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 			c.servers[spec] = s
 		}
 		if !slices.Contains(g.servers, s) {
-			s.setOptions(opts)
+			s.mu.Lock()
+			s.options = opts
+			s.mu.Unlock()
 			g.servers = append(g.servers, s)
 		}
 	}
