@@ -45,7 +45,9 @@ func give(result *Result, seats ...seat) {
 		switch {
 		case s.client == nil:
 		case s.staleReply != nil && !result.usable():
-			s.client.Receive(s.staleReply.withFailure(result))
+			stale := *s.staleReply
+			stale.failure, stale.call = result.Failure(), result.call
+			s.client.Receive(&stale)
 		default:
 			s.client.Receive(result)
 		}
@@ -85,12 +87,6 @@ type flights struct {
 	used  int // how many places are taken
 	byKey map[flightKey]*flight
 	ends  flight // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
-}
-
-func newFlights(forwarder *Forwarder) *flights {
-	f := &flights{forwarder: forwarder, byKey: map[flightKey]*flight{}}
-	f.ends.older, f.ends.newer = &f.ends, &f.ends
-	return f
 }
 
 // take takes a place for a query that has no flight. If it reports true, the caller must call the method release. If it

@@ -50,9 +50,11 @@ func New(cfg Config) (*Forwarder, error) {
 	f := &Forwarder{config: cfg, settings: cfg, metrics: newMetrics(), clock: cfg.Clock, cache: cache.New(cfg.limits())}
 	client := cfg.client()
 	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
-	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
+	client.Observe = func(_ upstream.Spec, rtt time.Duration) { f.metrics.upstreamDuration.Observe(rtt.Seconds()) }
+	client.Check = new(reply.Checker).Check
 	f.client = upstream.NewClient(client)
-	f.flights = newFlights(f)
+	f.flights = &flights{forwarder: f, byKey: map[flightKey]*flight{}}
+	f.flights.ends.older, f.flights.ends.newer = &f.flights.ends, &f.flights.ends
 	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
 	conf, err := f.files().Read()
 	if err != nil {
@@ -335,15 +337,6 @@ func (f *Forwarder) ReleaseMemory(n int) {
 func (f *Forwarder) Status() []upstream.Status {
 	self := f.routing.Load().self
 	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
-}
-
-// CacheContent returns what the cache has for the selected questions, up to limit of them.
-func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
-	match, err := selection.match()
-	if err != nil {
-		return CacheContent{}, err
-	}
-	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
 }
 
 // FlushCache removes the entries of the selected questions from the cache, and returns the number of entries.

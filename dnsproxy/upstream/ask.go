@@ -119,7 +119,7 @@ type question struct {
 // A candidate is a server that may be asked, and what the question knows about it.
 type candidate struct {
 	*server
-	standing standing  // as last seen by the method look
+	standing standing  // as last seen by the method proceed
 	sends    int       // how often the query was sent to it
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
@@ -182,8 +182,17 @@ func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	if ended != nil {
 		q.take(ended, o, now)
 	}
-	if q.answer == nil {
-		q.look(now)
+	for i := 0; i < len(q.servers) && q.answer == nil; i++ {
+		c := &q.servers[i]
+		c.standing = c.server.standing(now)
+		c.full = c.standing.state == Down && c.owes.Load() >= maxSilent
+		switch {
+		case c.standing.state == Looping:
+			c.probeForLoop(now)
+			c.done, c.err = true, ErrLoop
+		case c.full && c.sends == 0: // rule 7
+			c.done, c.err = true, ErrSilent
+		}
 	}
 	var answer Answer
 	var err error
@@ -260,23 +269,6 @@ func (q *question) wait(now time.Time) {
 	q.alarm.timer.Reset(at.Sub(now))
 }
 
-// look notes how the servers stand now. A server that loops has failed, and so has one that is full and was not asked
-// yet (rule 7).
-func (q *question) look(now time.Time) {
-	for i := range q.servers {
-		c := &q.servers[i]
-		c.standing = c.server.standing(now)
-		c.full = c.standing.state == Down && c.owes.Load() >= maxSilent
-		switch {
-		case c.standing.state == Looping:
-			c.probeForLoop(now)
-			c.done, c.err = true, ErrLoop
-		case c.full && c.sends == 0:
-			c.done, c.err = true, ErrSilent
-		}
-	}
-}
-
 // due returns the server that the query is sent to now, or -1. repeated is true if another server is late.
 func (q *question) due(now time.Time) (i int, repeated bool) {
 	if i = slices.IndexFunc(q.servers, func(c candidate) bool { return c.again && !c.done }); i >= 0 {
@@ -285,23 +277,20 @@ func (q *question) due(now time.Time) (i int, repeated bool) {
 	i = q.next()
 	movesOn := q.movesOn
 	q.movesOn = false
+	if i < 0 || len(q.attempts) == 0 {
+		return i, false
+	}
+	c, last := &q.servers[i], q.attempts[len(q.attempts)-1]
+	// If this server and the one asked last are down, all that are left are, and they are asked at once (rule 7).
+	allDown := !q.once && c.standing.state == Down && q.servers[last.at].standing.state == Down
 	switch {
-	case i < 0:
-		return -1, false
-	case len(q.attempts) == 0, q.servers[i].sends == 0 && (movesOn || !q.once && q.allDown(i)):
+	case c.sends == 0 && (movesOn || allDown):
 		return i, false
 	case now.Before(q.lateAt), q.once:
 		return -1, false
 	}
-	q.attempts[len(q.attempts)-1].server.probeForLoop(now)
+	last.server.probeForLoop(now)
 	return i, true
-}
-
-// allDown reports whether server i and the server asked last are down: all servers that are left are down then, and they
-// are asked at once (rule 7).
-func (q *question) allDown(i int) bool {
-	last := q.attempts[len(q.attempts)-1]
-	return q.servers[i].standing.state == Down && q.servers[last.at].standing.state == Down
 }
 
 // next returns the index of the server to ask next: the best (rule 3) of the servers that were asked the fewest times.

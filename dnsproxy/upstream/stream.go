@@ -48,12 +48,6 @@ type streams struct {
 	sockets[*stream]
 }
 
-func newStreams(s *server) *streams {
-	p := new(streams)
-	p.server, p.choose = s, p.chooseLocked
-	return p
-}
-
 // chooseLocked returns the newest connection that has few queries. It avoids a connection that has been silent for longer
 // than the server usually takes to reply, because it may be dead. If there is no such connection, it opens one or, if
 // there are maxStreams, returns the one that was silent for the shortest time.
@@ -205,22 +199,17 @@ func (s *stream) read() error {
 		if _, err := io.ReadFull(s.conn, reply); err != nil {
 			return err
 		}
-		s.receive(reply)
-	}
-}
-
-// receive ends the attempt that a message is the reply to.
-func (s *stream) receive(message []byte) {
-	s.mu.Lock()
-	a := s.removeRepliedLocked(message)
-	if a != nil {
-		s.served = true
-		s.used = s.server.client.config.Clock.Now()
-	}
-	s.hearLocked()
-	s.mu.Unlock()
-	if a != nil {
-		a.end(message, nil)
+		s.mu.Lock()
+		a := s.removeRepliedLocked(reply)
+		if a != nil {
+			s.served = true
+			s.used = s.server.client.config.Clock.Now()
+		}
+		s.hearLocked()
+		s.mu.Unlock()
+		if a != nil {
+			a.end(reply, nil)
+		}
 	}
 }
 
