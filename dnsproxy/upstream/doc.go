@@ -62,14 +62,13 @@
 //	ask.go               one query, from its start to its answer: rules 3 to 8
 //	attempt.go           one query to one server, in flight
 //	loop.go              servers whose queries come back
-//	server.go            one server: its history, its sockets, and probes of it
+//	server.go            one server: its history, its sockets, probes of it, and failures in a row
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
-//	refusals.go          failures in a row, without an answer between them; response codes that are counted
 //	history.go           rules 1 and 2, as a plain value without a clock
 //	message.go           comparing and reading replies
 //	config.go, spec.go   settings, and what Status reports; names of servers
-//	errors.go, dial.go   errors; opening TCP and TLS connections
+//	errors.go            errors
 //
 // # Sockets
 //
