@@ -9,8 +9,6 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/nametap/nametap/dnsproxy"
-	"github.com/nametap/nametap/dnsproxy/forward"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
 )
 
@@ -154,17 +152,4 @@ func TestOwnTTLs(t *testing.T) { // F8, A4
 			}
 		}
 	})
-}
-
-// TestTCPOnly asks over TCP while a nameserver answers over TCP only, and over UDP only.
-func TestTCPOnly(t *testing.T) { // F2
-	t.Parallel()
-	for _, silent := range []fakedns.Effect{fakedns.OnUDP(fakedns.Drop), fakedns.OnTCP(fakedns.Drop)} {
-		fake := nameserver(t, nil)
-		fake.Handle(fakedns.Answer("www.example. 60 IN A 192.0.2.1"), silent)
-		p := startForwarder(t, dnsproxy.Config{Forward: forward.Config{Upstreams: servers(fake)}})
-		if got := outcome(p.exchange(t, "tcp", question("www.example", dns.TypeA))); got != "www.example. A 192.0.2.1" {
-			t.Error(got)
-		}
-	}
 }

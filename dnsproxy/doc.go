@@ -11,7 +11,6 @@
 //	tcp.go         reading queries from TCP connections, and when a connection is closed
 //	udp.go         reading queries from UDP sockets; clients that wait for nameservers; workers
 //	udpmessage.go  a UDP packet with its addresses, without allocation
-//	front.go       gives each query to the handler in use
 //	slow.go        the slow path: queries that are forwarded or held; rare and malformed ones
 //	fast.go        the fast path: parse, decide, answer from the table or the cache
 //	note.go        records and times of queries, for nametap tail and metrics

@@ -75,7 +75,16 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
 	case actForward, actTarget, actUnless:
-		found, ok := h.lookup(t)
+		t.outgoing = forward.Query{Name: d.askedName(q), Cacheable: q.Cacheable(), Otherwise: d.otherwise()}
+		t.located = false
+		var found *forward.Result
+		if t.outgoing.Cacheable { // otherwise the reply is only for this client
+			t.outgoing.Key = forward.Key(q)
+			t.outgoing.Key.Name = string(t.outgoing.Name)
+			if found, ok = h.forwarder.Lookup(&t.outgoing); t.outgoing.RefreshDue() {
+				h.forwarder.Refresh(&t.outgoing)
+			}
+		}
 		switch {
 		case ok && d.proceed(found):
 			return h.respond(dst, t)
@@ -94,25 +103,6 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 		return response, result, true
 	}
 	return dst, outcome{}, false
-}
-
-// lookup searches the cache for the reply to a query that is to be forwarded. It finds nothing if a reply to the
-// query would be only for this client ([wire.Query.Cacheable]).
-func (h *handler) lookup(t *task) (found *forward.Result, ok bool) {
-	q := &t.query
-	t.outgoing, t.located = forward.Query{}, false
-	t.outgoing.Name, t.outgoing.Cacheable = t.decision.askedName(q), q.Cacheable()
-	t.outgoing.Otherwise = t.decision.otherwise()
-	if !t.outgoing.Cacheable {
-		return nil, false
-	}
-	t.outgoing.Key = forward.Key(q)
-	t.outgoing.Key.Name = string(t.outgoing.Name)
-	found, ok = h.forwarder.Lookup(&t.outgoing)
-	if t.outgoing.RefreshDue() {
-		h.forwarder.Refresh(&t.outgoing)
-	}
-	return found, ok
 }
 
 // refuse appends the response to a query that answerFast has left to the slow path. It is called if no worker can take

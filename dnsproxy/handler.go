@@ -17,6 +17,7 @@ import (
 	"github.com/nametap/nametap/dnsproxy/table"
 	"github.com/nametap/nametap/dnsproxy/upstream"
 	"github.com/nametap/nametap/dnsproxy/wire"
+	"github.com/nametap/nametap/internal/listen"
 	"github.com/nametap/nametap/internal/nat64"
 )
 
@@ -30,6 +31,17 @@ type handler struct {
 
 	guarded  answerer // the settings of the guard's answers
 	guardSOA []byte   // the SOA record of the guard's negative answers, in wire form
+}
+
+// A front passes each query of the listeners to the handler that is in use when the query arrives.
+type front struct {
+	*common
+	inUse atomic.Pointer[handler]
+}
+
+// newPacer returns the Pacer by which a listener waits before it retries after a transient error.
+func newPacer(h *front, listener Addr) *listen.Pacer {
+	return &listen.Pacer{Log: h.log, Listener: listener.String(), Count: h.metrics.listenerErrors.Inc}
 }
 
 // common has what handlers need besides the settings that may change. All handlers of a Server share it.

@@ -153,7 +153,7 @@ func (m *metrics) observe(source string, took time.Duration) {
 // mode returns the mode in which nameservers are asked if a query came over t.
 func (t transport) mode() upstream.Mode {
 	if t == overTCP {
-		return upstream.TCPThenUDP
+		return upstream.TCPOnly
 	}
 	return upstream.UDPOnly
 }

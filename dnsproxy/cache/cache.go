@@ -139,7 +139,14 @@ func (c *Cache) Configure(cfg Config, now time.Time) {
 	defer c.changing.Unlock()
 	c.off.Store(cfg.MaxBytes == 0)
 	for i := range c.shards {
-		c.shards[i].configure(cfg, now.Sub(c.origin))
+		s := &c.shards[i]
+		s.mu.Lock()
+		s.max, s.stale = cfg.MaxBytes/shardCount, cfg.Stale
+		for _, e := range s.entries {
+			e.usableUntil = s.endOf(e)
+		}
+		s.evict(now.Sub(c.origin))
+		s.mu.Unlock()
 	}
 }
 

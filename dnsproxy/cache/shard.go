@@ -56,17 +56,6 @@ type shard struct {
 	stats      Stats             // Entries and Bytes are not used
 }
 
-// configure is [Cache.Configure] for one shard.
-func (s *shard) configure(cfg Config, now time.Duration) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.max, s.stale = cfg.MaxBytes/shardCount, cfg.Stale
-	for _, e := range s.entries {
-		e.usableUntil = s.endOf(e)
-	}
-	s.evict(now)
-}
-
 // endOf returns when the reply of an entry can no longer be used.
 func (s *shard) endOf(e *entry) time.Duration {
 	if e.isAnswer && !e.provisional {
@@ -120,7 +109,8 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 		if !e.isAnswer {
 			state = Failed
 		}
-		refresh := !e.refreshing && e.isAnswer && e.hits >= refreshHits && now >= e.retryAt && e.aging(now)
+		aging := e.expires-now < (e.expires-e.stored)/refreshTenth // in the last tenth of its time
+		refresh := !e.refreshing && e.isAnswer && e.hits >= refreshHits && now >= e.retryAt && aging
 		e.refreshing = e.refreshing || refresh
 		return Hit{State: state, Reply: e.reply, Server: e.server, Age: age, Refresh: refresh}
 	case now < e.usableUntil:
@@ -138,11 +128,6 @@ func (s *shard) get(hash uint64, k Key, now time.Duration) Hit {
 	default:
 		return Hit{}
 	}
-}
-
-// aging reports whether e is in the last tenth of its time.
-func (e *entry) aging(now time.Duration) bool {
-	return e.expires-now < (e.expires-e.stored)/refreshTenth
 }
 
 // putReply stores a reply that was received at the time now. If the reply is an answer that must not be kept, putReply

@@ -49,8 +49,13 @@ type CacheContent struct {
 	Entries []CacheEntry `json:"entries"` // some or all of these questions, sorted by name and type
 }
 
-// newCacheContent returns the CacheContent of entries. total is the number of questions that were selected.
-func newCacheContent(entries []cache.Entry, total int) CacheContent {
+// CacheContent returns what the cache has for the selected questions, up to limit of them.
+func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
+	match, err := selection.match()
+	if err != nil {
+		return CacheContent{}, err
+	}
+	entries, total := f.cache.Entries(match, limit, f.clock.Now())
 	content := CacheContent{Total: total, Entries: make([]CacheEntry, 0, len(entries))}
 	for _, e := range entries {
 		entry := CacheEntry{
@@ -65,5 +70,5 @@ func newCacheContent(entries []cache.Entry, total int) CacheContent {
 	}
 	all := content.Entries
 	sort.Slice(all, func(i, j int) bool { return all[i].Name+" "+all[i].Type < all[j].Name+" "+all[j].Type })
-	return content
+	return content, nil
 }

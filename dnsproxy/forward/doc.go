@@ -31,7 +31,7 @@
 //
 //     All other queries are for the nameservers of rule 4. Some of these are also relayed, because the answer
 //     is only for one client: queries that have no RD bit, have EDNS options for nameservers, are signed, or
-//     ask for a zone transfer.
+//     ask for a zone transfer. A relayed message keeps the transport over which the client has sent it.
 //
 //     A relayed message gets an OPT record for the next hop, in both directions, unless the message is signed. All
 //     messages of a zone transfer over TCP are relayed.
@@ -52,10 +52,9 @@
 // signatures and the nameserver was queried without EDNS, the reply is not cached.
 //
 // When resolv.conf or the settings name other nameservers for some questions, the cache is flushed. Replies that are on
-// their way at this moment may come from the previous nameservers. They are not cached, and clients that ask from now
-// on do not wait for them. To recognise such replies, the cache counts its flushes; this count is its generation.
-// Before the nameservers for a question are chosen, the generation is noted. If it has changed when the reply comes,
-// the reply is not cached.
+// their way at this moment may come from the previous nameservers, so they are not cached, and clients that ask from now
+// on do not wait for them. To recognise such replies, the cache counts its flushes: this count is its generation, and it
+// is noted before the nameservers for a question are chosen.
 //
 // # Bounds
 //

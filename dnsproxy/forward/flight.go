@@ -13,8 +13,7 @@ import (
 type flightKey struct {
 	cache.Key // zero for a relayed message
 	// relay distinguishes relayed messages. It consists of the client's transport, the nameserver if the client chose
-	// it, and the message without its ID. For a question that is not relayed, it is
-	// the client's transport, but empty for UDP if the cache is on.
+	// it, and the message without its ID.
 	relay string
 }
 
@@ -46,7 +45,9 @@ func give(result *Result, seats ...seat) {
 		switch {
 		case s.client == nil:
 		case s.staleReply != nil && !result.usable():
-			s.client.Receive(s.staleReply.withFailure(result))
+			stale := *s.staleReply
+			stale.failure, stale.call = result.Failure(), result.call
+			s.client.Receive(&stale)
 		default:
 			s.client.Receive(result)
 		}
@@ -86,12 +87,6 @@ type flights struct {
 	used  int // how many places are taken
 	byKey map[flightKey]*flight
 	ends  flight // sentinel of the list of flights: ends.newer is the oldest flight, ends.older the newest
-}
-
-func newFlights(forwarder *Forwarder) *flights {
-	f := &flights{forwarder: forwarder, byKey: map[flightKey]*flight{}}
-	f.ends.older, f.ends.newer = &f.ends, &f.ends
-	return f
 }
 
 // take takes a place for a query that has no flight. If it reports true, the caller must call the method release. If it

@@ -50,9 +50,11 @@ func New(cfg Config) (*Forwarder, error) {
 	f := &Forwarder{config: cfg, settings: cfg, metrics: newMetrics(), clock: cfg.Clock, cache: cache.New(cfg.limits())}
 	client := cfg.client()
 	client.Clock, client.Logger, client.Control = cfg.Clock, cfg.Logger, cfg.Control
-	client.Observe, client.Check = f.metrics.observe, new(reply.Checker).Check
+	client.Observe = func(_ upstream.Spec, rtt time.Duration) { f.metrics.upstreamDuration.Observe(rtt.Seconds()) }
+	client.Check = new(reply.Checker).Check
 	f.client = upstream.NewClient(client)
-	f.flights = newFlights(f)
+	f.flights = &flights{forwarder: f, byKey: map[flightKey]*flight{}}
+	f.flights.ends.older, f.flights.ends.newer = &f.flights.ends, &f.flights.ends
 	f.metrics.register(cfg.Registerer, f.flights.count, &collector{f.Status, f.cache.Stats})
 	conf, err := f.files().Read()
 	if err != nil {
@@ -157,7 +159,7 @@ func (f *Forwarder) Begin(q *Query, client Client) {
 		client.Receive(&Result{Err: errDown, Source: SourceUpstream})
 		return
 	}
-	l, first := f.flights.join(f.questionKey(q), s, !group.Full())
+	l, first := f.flights.join(flightKey{Key: q.Key}, s, !group.Full())
 	if first { // otherwise another client, or a nameserver that forwards to this agent, asks the same
 		f.launch(l, state)
 	}
@@ -185,18 +187,9 @@ func (w waiter) Receive(result *Result) { w <- result }
 // renew asks nameservers a question so that the cache has a new reply; no client waits for the reply. It does so only
 // if a place is free, and evicts no flight. state is the state of the question in the cache.
 func (f *Forwarder) renew(q *Query, state cache.State) {
-	if l, first := f.flights.join(f.questionKey(q), seat{}, false); first {
+	if l, first := f.flights.join(flightKey{Key: q.Key}, seat{}, false); first {
 		f.launch(l, state)
 	}
-}
-
-// questionKey returns the key of the flight for a question.
-func (f *Forwarder) questionKey(q *Query) flightKey {
-	key := flightKey{Key: q.Key}
-	if f.cache.Off() || q.Mode == upstream.TCPThenUDP {
-		key.relay = string([]byte{byte(q.Mode)})
-	}
-	return key
 }
 
 // launch finds the answer to the question of a new flight. state is what the caller has found in the cache. If the
@@ -215,12 +208,8 @@ func (f *Forwarder) launch(l *flight, state cache.State) {
 		}
 	}
 	l.generation = f.cache.Generation() // before the nameservers are chosen
-	mode := upstream.UDPThenTCP
-	if l.key.relay != "" {
-		mode = upstream.Mode(l.key.relay[0])
-	}
 	r := f.routing.Load()
-	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), mode, l))
+	f.flights.setCall(l, r.group(wire.Name(key.Name)).Start(r.query(key), upstream.UDPThenTCP, l))
 }
 
 // Receive implements [upstream.Receiver]. It caches the answer and gives it to the clients.
@@ -348,15 +337,6 @@ func (f *Forwarder) ReleaseMemory(n int) {
 func (f *Forwarder) Status() []upstream.Status {
 	self := f.routing.Load().self
 	return slices.DeleteFunc(f.client.Status(), func(s upstream.Status) bool { return slices.Contains(self, s.Spec) })
-}
-
-// CacheContent returns what the cache has for the selected questions, up to limit of them.
-func (f *Forwarder) CacheContent(selection CacheSelection, limit int) (CacheContent, error) {
-	match, err := selection.match()
-	if err != nil {
-		return CacheContent{}, err
-	}
-	return newCacheContent(f.cache.Entries(match, limit, f.clock.Now())), nil
 }
 
 // FlushCache removes the entries of the selected questions from the cache, and returns the number of entries.

@@ -44,11 +44,6 @@ func (m *metrics) overflow(n int) {
 	}
 }
 
-// observe notes the time of a nameserver's reply.
-func (m *metrics) observe(_ upstream.Spec, rtt time.Duration) {
-	m.upstreamDuration.Observe(rtt.Seconds())
-}
-
 // register registers the metrics, unless registry is nil. The function inflight returns how many queries wait.
 func (m *metrics) register(registry prometheus.Registerer, inflight func() int, others *collector) {
 	if registry == nil {

@@ -22,8 +22,8 @@ type Query struct {
 	// Server is the nameserver to ask; if it is not valid, the nameservers of
 	// resolv.conf and the settings are asked.
 	Server netip.AddrPort
-	// Mode says over which transport the client has sent the query. After a query over TCP, nameservers are asked over
-	// TCP first. After a query over UDP, they are asked over TCP only if the reply goes into the cache.
+	// Mode says over which transport the client has sent the query. A message that is relayed is sent over the same
+	// transport.
 	Mode upstream.Mode
 	// Send is set for zone transfers over TCP. It sends the client all messages except
 	// the last.

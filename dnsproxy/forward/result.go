@@ -109,14 +109,6 @@ func (r *Result) Size() int {
 	return r.Reply.Size()
 }
 
-// withFailure returns a copy of the stale reply r. In the copy, the reason for using a stale reply is the failure in
-// result.
-func (r *Result) withFailure(result *Result) *Result {
-	stale := *r
-	stale.failure, stale.call = result.Failure(), result.call
-	return &stale
-}
-
 // usable reports whether r is an answer: NOERROR or NXDOMAIN.
 func (r *Result) usable() bool {
 	return r.Err == nil && (r.Rcode() == dns.RcodeSuccess || r.Rcode() == dns.RcodeNameError)

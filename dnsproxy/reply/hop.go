@@ -37,12 +37,23 @@ func Hop(msg []byte, edns bool, udpSize uint16) []byte {
 	}
 	out := append(make([]byte, 0, opt.end), msg[:opt.start]...)
 	if !edns {
-		dropExtendedRcode(out, msg[opt.fixed+wire.TTLOffset])
+		// The OPT record had the high bits of the response code. Without them, the four bits in the header mean something
+		// else: BADVERS (16) would become NOERROR (0). So the response code becomes SERVFAIL.
+		addCount(out, -1)
+		if msg[opt.fixed+wire.TTLOffset] != 0 {
+			out[wire.FlagsOffset+1] = out[wire.FlagsOffset+1]&^wire.RcodeMask | dns.RcodeServerFailure
+		}
 		return out
 	}
 	out = wire.AppendOPT(out, udpSize, binary.BigEndian.Uint32(msg[opt.fixed+wire.TTLOffset:]))
 	length := len(out) - 2
-	out = appendForOthers(out, msg[opt.fixed+wire.FixedLen:opt.end])
+	for options := msg[opt.fixed+wire.FixedLen : opt.end]; len(options) > 0; {
+		code, option, rest, _ := wire.CutOption(options) // also a malformed one
+		if !wire.HopByHop(code, option) {
+			out = append(out, option...)
+		}
+		options = rest
+	}
 	binary.BigEndian.PutUint16(out[length:], uint16(len(out)-length-2)) //nolint:gosec // no longer than it was
 	return out
 }
@@ -57,28 +68,6 @@ func Signed(msg []byte) bool {
 func addCount(msg []byte, n int) {
 	n += wire.Count(msg, wire.AdditionalSection)
 	wire.PutCount(msg, wire.AdditionalSection, uint16(n)) //nolint:gosec // wraps as the field does
-}
-
-// dropExtendedRcode adapts the header of msg after its OPT record was removed. rcodeHigh has the high bits of the
-// response code, which were in the OPT record. Without them, the four bits in the header mean something else: BADVERS
-// (16) would become NOERROR (0). So the response code becomes SERVFAIL.
-func dropExtendedRcode(msg []byte, rcodeHigh byte) {
-	addCount(msg, -1)
-	if rcodeHigh != 0 {
-		msg[wire.FlagsOffset+1] = msg[wire.FlagsOffset+1]&^wire.RcodeMask | dns.RcodeServerFailure
-	}
-}
-
-// appendForOthers appends to dst the EDNS options that may be forwarded. It also appends malformed options.
-func appendForOthers(dst, options []byte) []byte {
-	for len(options) > 0 {
-		code, option, rest, _ := wire.CutOption(options)
-		if !wire.HopByHop(code, option) {
-			dst = append(dst, option...)
-		}
-		options = rest
-	}
-	return dst
 }
 
 // AddOption adds an EDNS option to a response that ends in an OPT record, and returns the response. It returns any
@@ -140,4 +129,21 @@ func findHopOPT(msg []byte) (opt hopOPT, ok bool) {
 	opt.last, opt.noOPT = w.End, found == 0 && w.End == len(msg)
 	const version = wire.TTLOffset + 1
 	return opt, found == 1 && msg[opt.start] == 0 && msg[opt.fixed+version] == 0
+}
+
+// Cut returns a relayed message that is longer than limit bytes without its records, and with TC set. If the questions
+// do not fit either, or are malformed, it leaves them out, too. It does not change a message that fits. The result is in
+// the memory of msg, which Cut changes.
+func Cut(msg []byte, limit int) []byte {
+	if len(msg) <= limit || len(msg) < wire.HeaderLen {
+		return msg
+	}
+	end, err := wire.WalkQuestions(msg)
+	counts := [wire.Sections]uint16{uint16(wire.Count(msg, wire.QuestionSection))} //nolint:gosec // the count has 16 bits
+	if err != nil || end > limit {
+		end, counts = wire.HeaderLen, [wire.Sections]uint16{}
+	}
+	msg[wire.FlagsOffset] |= wire.TC
+	wire.PutCounts(msg, &counts)
+	return msg[:end]
 }

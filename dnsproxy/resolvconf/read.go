@@ -53,7 +53,13 @@ func (f Files) Read() (*Config, error) {
 	if first < 0 {
 		return conf, nil
 	}
-	servers, trust, err := uplinkServers(f.Uplink)
+	uplink := new(Config)
+	if text, err = readFile(f.Uplink); err == nil {
+		uplink = Parse(text)
+		if uplink.Servers = slices.DeleteFunc(uplink.Servers, IsStub); len(uplink.Servers) == 0 {
+			err = fmt.Errorf("%q names no nameserver", f.Uplink)
+		}
+	}
 	if err != nil {
 		conf.Ignored = append(conf.Ignored,
 			fmt.Sprintf("systemd-resolved's stub %s is not replaced by its nameservers: %v",
@@ -61,28 +67,13 @@ func (f Files) Read() (*Config, error) {
 		return conf, nil
 	}
 	var all []netip.AddrPort
-	for _, s := range slices.Concat(conf.Servers[:first], servers, conf.Servers[first:]) {
+	for _, s := range slices.Concat(conf.Servers[:first], uplink.Servers, conf.Servers[first:]) {
 		if !IsStub(s) && !slices.Contains(all, s) {
 			all = append(all, s)
 		}
 	}
-	conf.Servers, conf.TrustAD, conf.Uplink = all, trust, f.Uplink
+	conf.Servers, conf.TrustAD, conf.Uplink = all, uplink.TrustAD, f.Uplink
 	return conf, nil
-}
-
-// uplinkServers returns the servers to which systemd-resolved's stub forwards,
-// and whether their AD bit is to be trusted. If there is no such server, it returns an error.
-func uplinkServers(path string) (servers []netip.AddrPort, trust bool, err error) {
-	text, err := readFile(path)
-	if err != nil {
-		return nil, false, err
-	}
-	uplink := Parse(text)
-	servers = slices.DeleteFunc(uplink.Servers, IsStub)
-	if len(servers) == 0 {
-		return nil, false, fmt.Errorf("%q names no nameserver", path)
-	}
-	return servers, uplink.TrustAD, nil
 }
 
 // IsStub reports whether server is systemd-resolved's stub (systemd-resolved(8)):

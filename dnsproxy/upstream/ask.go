@@ -21,9 +21,8 @@ const (
 	UDPThenTCP Mode = iota
 	// UDPOnly asks over UDP; a truncated reply is the answer.
 	UDPOnly
-	// TCPThenUDP asks over TCP, and over UDP in turn if a server is late or cannot be reached over TCP. It is otherwise
-	// like UDPThenTCP.
-	TCPThenUDP
+	// TCPOnly asks over TCP.
+	TCPOnly
 
 	// Verbatim may be added to any of these. Then only the ID of the query and of the reply is changed. The query keeps
 	// its OPT record even if the server does not support EDNS, and the reply keeps the case of its question, which may
@@ -120,13 +119,12 @@ type question struct {
 // A candidate is a server that may be asked, and what the question knows about it.
 type candidate struct {
 	*server
-	standing standing  // as last seen by the method look
+	standing standing  // as last seen by the method proceed
 	sends    int       // how often the query was sent to it
 	first    time.Time // when the query was first sent to it
 	done     bool      // it is not asked again: it has failed, or its reply is held
 	again    bool      // it is asked once more at once, over TCP or without EDNS
 	stream   bool      // it is asked over a connection the next time
-	inTurn   bool      // stream changes each time that it is asked
 	plain    bool      // it is asked without EDNS
 
 	full    bool     // it was sent enough queries (rule 7)
@@ -166,9 +164,7 @@ func (g *Group) Start(query []byte, mode Mode, receiver Receiver) Call {
 	q.query, q.servers, q.attempts = append(q.queryRoom[:0], query...), q.serverRoom[:0], q.attemptRoom[:0]
 	q.text, q.edns = q.query[wire.HeaderLen:end], !q.verbatim && wire.EndsInOPT(query)
 	for _, s := range g.servers {
-		only := s.udp == nil || g.options.UseVC
-		c := candidate{server: s, stream: only || how == TCPThenUDP, inTurn: !only && how == TCPThenUDP}
-		q.servers = append(q.servers, c)
+		q.servers = append(q.servers, candidate{server: s, stream: s.udp == nil || g.options.UseVC || how == TCPOnly})
 	}
 	q.proceed(now, nil, outcome{})
 	return Call{q}
@@ -186,8 +182,17 @@ func (q *question) proceed(now time.Time, ended *attempt, o outcome) {
 	if ended != nil {
 		q.take(ended, o, now)
 	}
-	if q.answer == nil {
-		q.look(now)
+	for i := 0; i < len(q.servers) && q.answer == nil; i++ {
+		c := &q.servers[i]
+		c.standing = c.server.standing(now)
+		c.full = c.standing.state == Down && c.owes.Load() >= maxSilent
+		switch {
+		case c.standing.state == Looping:
+			c.probeForLoop(now)
+			c.done, c.err = true, ErrLoop
+		case c.full && c.sends == 0: // rule 7
+			c.done, c.err = true, ErrSilent
+		}
 	}
 	var answer Answer
 	var err error
@@ -264,23 +269,6 @@ func (q *question) wait(now time.Time) {
 	q.alarm.timer.Reset(at.Sub(now))
 }
 
-// look notes how the servers stand now. A server that loops has failed, and so has one that is full and was not asked
-// yet (rule 7).
-func (q *question) look(now time.Time) {
-	for i := range q.servers {
-		c := &q.servers[i]
-		c.standing = c.server.standing(now)
-		c.full = c.standing.state == Down && c.owes.Load() >= maxSilent
-		switch {
-		case c.standing.state == Looping:
-			c.probeForLoop(now)
-			c.done, c.err = true, ErrLoop
-		case c.full && c.sends == 0:
-			c.done, c.err = true, ErrSilent
-		}
-	}
-}
-
 // due returns the server that the query is sent to now, or -1. repeated is true if another server is late.
 func (q *question) due(now time.Time) (i int, repeated bool) {
 	if i = slices.IndexFunc(q.servers, func(c candidate) bool { return c.again && !c.done }); i >= 0 {
@@ -289,23 +277,20 @@ func (q *question) due(now time.Time) (i int, repeated bool) {
 	i = q.next()
 	movesOn := q.movesOn
 	q.movesOn = false
+	if i < 0 || len(q.attempts) == 0 {
+		return i, false
+	}
+	c, last := &q.servers[i], q.attempts[len(q.attempts)-1]
+	// If this server and the one asked last are down, all that are left are, and they are asked at once (rule 7).
+	allDown := !q.once && c.standing.state == Down && q.servers[last.at].standing.state == Down
 	switch {
-	case i < 0:
-		return -1, false
-	case len(q.attempts) == 0, q.servers[i].sends == 0 && (movesOn || !q.once && q.allDown(i)):
+	case c.sends == 0 && (movesOn || allDown):
 		return i, false
 	case now.Before(q.lateAt), q.once:
 		return -1, false
 	}
-	q.attempts[len(q.attempts)-1].server.probeForLoop(now)
+	last.server.probeForLoop(now)
 	return i, true
-}
-
-// allDown reports whether server i and the server asked last are down: all servers that are left are down then, and they
-// are asked at once (rule 7).
-func (q *question) allDown(i int) bool {
-	last := q.attempts[len(q.attempts)-1]
-	return q.servers[i].standing.state == Down && q.servers[last.at].standing.state == Down
 }
 
 // next returns the index of the server to ask next: the best (rule 3) of the servers that were asked the fewest times.
@@ -374,7 +359,7 @@ func (q *question) send(i int, repeated bool, now time.Time) {
 		a.patience = min(a.patience<<min(c.sends-1, 8), maxWait)
 	}
 	q.slot++
-	c.again, c.stream = false, c.stream != c.inTurn
+	c.again = false
 	q.lateAt, q.attempts = now.Add(a.patience), append(q.attempts, a)
 	packet := q.query
 	if a.plain = q.edns && (c.plain || c.sends >= plainFrom && !wire.WantsDNSSEC(q.query)); a.plain {
@@ -403,9 +388,6 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 	a.outcome, a.ended = o, now
 	c, r := &q.servers[a.at], o.reading
 	switch {
-	case o.err != nil && a.stream && c.inTurn:
-		c.err = cause(o.err)
-		c.again = c.again || !c.stream // it was not asked over UDP since
 	case o.err != nil:
 		c.err = cause(o.err)
 		q.fail(c)
@@ -424,7 +406,7 @@ func (q *question) take(a *attempt, o outcome, now time.Time) {
 	case r.truncated && !a.stream && q.retryTCP && c.cut != nil:
 		// The whole reply was requested already.
 	case r.truncated && !a.stream && q.retryTCP:
-		c.cut, c.stream, c.inTurn, c.again = a, true, false, true
+		c.cut, c.stream, c.again = a, true, true
 		if q.cutUntil.IsZero() {
 			q.cutUntil = now.Add(truncatedWait)
 		}

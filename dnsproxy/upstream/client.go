@@ -100,9 +100,11 @@ func (c *Client) spawn(f func()) bool {
 func (c *Client) newServer(spec Spec) *server {
 	s := &server{spec: spec, name: spec.String(), client: c}
 	s.known.Responses = map[string]uint64{"NOERROR": 0, "NXDOMAIN": 0, "SERVFAIL": 0} // of others once they come
-	s.stream = newStreams(s)
-	if !spec.TLS {
-		s.udp = newUDPSockets(s)
+	connections, udp := new(streams), new(udpSockets)
+	connections.server, connections.choose = s, connections.chooseLocked
+	udp.server, udp.choose = s, udp.chooseLocked
+	if s.stream = connections; !spec.TLS {
+		s.udp = udp
 	}
 	return s
 }
@@ -193,7 +195,9 @@ func (c *Client) Group(specs []Spec, opts Options) *Group {
 			c.servers[spec] = s
 		}
 		if !slices.Contains(g.servers, s) {
-			s.setOptions(opts)
+			s.mu.Lock()
+			s.options = opts
+			s.mu.Unlock()
 			g.servers = append(g.servers, s)
 		}
 	}

@@ -62,37 +62,28 @@
 //	ask.go               one query, from its start to its answer: rules 3 to 8
 //	attempt.go           one query to one server, in flight
 //	loop.go              servers whose queries come back
-//	server.go            one server: its history, its sockets, and probes of it
+//	server.go            one server: its history, its sockets, probes of it, and failures in a row
 //	udp.go, stream.go    UDP; connections over TCP and TLS
 //	socket.go            what UDP sockets and connections have in common
-//	refusals.go          failures in a row, without an answer between them; response codes that are counted
 //	history.go           rules 1 and 2, as a plain value without a clock
 //	message.go           comparing and reading replies
 //	config.go, spec.go   settings, and what Status reports; names of servers
-//	errors.go, dial.go   errors; opening TCP and TLS connections
+//	errors.go            errors
 //
 // # Sockets
 //
-// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. (A server that
-// is not configured has one socket.) A socket is replaced after 128 queries or 5 s. The new one has another port,
-// which Linux picks at random from about 28,000 (RFC 5452). A reply must come from the server to this socket and
-// have the ID and the question of the query. Only the case of the question's letters may differ, because some
-// servers fold it. All other packets are counted and ignored.
+// A query over UDP leaves from one of four connected sockets of a server, with an unpredictable ID. A reply must come
+// from the server to this socket and have the ID and the question of the query. Only the case of the question's letters
+// may differ, because some servers fold it. All other packets are counted and ignored. Sockets are replaced soon (udp.go),
+// so that their ports are hard to find (RFC 5452).
 //
-// TCP and TLS connections are kept for 30 s after their last query. Up to 128 queries share a connection, and more
-// once four connections are open (RFC 7766, 7858). The ages of sockets include the time while the machine
-// was suspended; all other times do not. When the peer closes a connection over which a reply
-// has come before, the queries that are unanswered are sent again on another connection. While a
-// connection is silent for longer than rule 1 allows, queries use another connection, because a NAT may have
-// forgotten the first one. If a query times out, and nothing at all was received over the connection since it was sent,
-// the connection takes no more queries.
+// Queries over TCP and TLS share connections (stream.go; RFC 7766, 7858). When the peer closes a connection over which a
+// reply has come before, the queries that are unanswered are sent again on another connection. The ages of sockets include
+// the time while the machine was suspended; all other times do not.
 //
 // If a query has an OPT record, and the reply says that the server does not support EDNS, the server is asked again
 // without an OPT record (RFC 6891, section 6.2.2). Such a reply is BADVERS, or it is FORMERR or NOTIMP and has no OPT
 // record. FORMERR or NOTIMP with an OPT record is a failure for this question, and no sign against EDNS.
-//
-// Some middleboxes drop packets with OPT records. So when a query without the DO bit is sent to a server for the third
-// time, its OPT record is left out.
 //
 // Clients may also send queries to servers that are not configured ([Client.Elsewhere]). The same rules apply
 // to these servers, but they have bounds of their own: 256 servers are remembered, and at most 512 sockets are open to

@@ -62,7 +62,7 @@ func TestHugeReply(t *testing.T) {
 		huge := bytes.Repeat([]byte{1, 2, 3, 4}, 15_000)
 		s := serve(t, func(query []byte, _ string) [][]byte { return [][]byte{append(reply(query, 0), huge...)} })
 		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
-		for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPThenUDP} {
+		for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 			if got, _ := ask(t, g, how); !bytes.Equal(got[questionEnd:], huge) {
 				t.Errorf("%d bytes", len(got))
 			}
@@ -90,7 +90,7 @@ func TestTruncated(t *testing.T) {
 		}{
 			{s.spec(), upstream.Options{}, upstream.UDPThenTCP, false},
 			{s.spec(), upstream.Options{}, upstream.UDPOnly, true},
-			{s.spec(), upstream.Options{}, upstream.TCPThenUDP, false},
+			{s.spec(), upstream.Options{}, upstream.TCPOnly, false},
 			{s.spec(), upstream.Options{UseVC: true}, upstream.UDPOnly, false},
 			{upstream.Spec{Addr: refusing.Addr}, upstream.Options{}, upstream.UDPThenTCP, true},
 		} {
@@ -224,7 +224,7 @@ func TestConnectionRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		s := fakedns.Start(t, fakedns.Silence, fakedns.NoUDP, fakedns.NoTCP)
 		g := client(t, upstream.Config{}).Group([]upstream.Spec{{Addr: s.Addr}}, upstream.Options{})
-		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.TCPThenUDP} {
+		for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.TCPOnly} {
 			for range 10 {
 				if _, _, err := g.Exchange(context.Background(), query(), how); !errors.Is(err, syscall.ECONNREFUSED) {
 					t.Fatal(err)
@@ -243,7 +243,7 @@ func TestClose(t *testing.T) {
 		c := upstream.NewClient(upstream.Config{})
 		g := c.Group(specs(s), upstream.Options{})
 		var asking sync.WaitGroup
-		for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPThenUDP} {
+		for _, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 			asking.Go(func() {
 				if _, _, err := g.Exchange(context.Background(), query(), how); !errors.Is(err, net.ErrClosed) {
 					t.Errorf("%v: %v", how, err)

@@ -73,7 +73,7 @@ func (s *server) probeForLoop(now time.Time) {
 	if s.history.looping {
 		pause = loopRecheck
 	}
-	due, useVC := now.Sub(s.loopProbed) >= pause, s.options.UseVC
+	due := now.Sub(s.loopProbed) >= pause
 	if due {
 		s.loopProbed = now
 	}
@@ -93,7 +93,7 @@ func (s *server) probeForLoop(now time.Time) {
 	s.client.mu.Unlock()
 	name := wire.Name(hex.AppendEncode([]byte{2 * probeLen}, probe.id[:])) + loopSuffix()
 	question := wire.AppendQuestion(nil, name, dns.TypeTXT, dns.ClassINET)
-	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, stream: s.udp == nil || useVC, text: question})
+	s.sendAttempt(&attempt{server: s, loopProbe: probe, sent: now, text: question})
 }
 
 // Echo is to be called with the name and the message of every question below [LoopZone] that the agent receives. to is

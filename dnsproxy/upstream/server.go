@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -131,13 +132,6 @@ func (s *server) standing(now time.Time) standing {
 	return st
 }
 
-// setOptions sets the options of the server to the options of a group that it is put into.
-func (s *server) setOptions(options Options) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.options = options
-}
-
 // maxSilent is how many queries a server that is down may owe replies to.
 const maxSilent = 128
 
@@ -257,13 +251,19 @@ func (s *server) setLastError(text string) {
 	s.known.LastError, s.known.LastErrorAt = text, time.Now()
 }
 
-// If a server does not answer a query, there are two possible reasons. The server is dead, or it waits for other
-// nameservers, which are dead. Probes distinguish these cases: they are questions that a living server answers at
-// once, whatever other nameservers do.
+// sendProbe sends a probe (rule 2). If a server does not answer a query, there are two possible reasons. The server is
+// dead, or it waits for other nameservers, which are dead. Probes distinguish these cases: they are questions that a
+// living server answers at once, whatever other nameservers do.
 //
 // A probe asks two questions, because no question is answered at once by all servers. If their own nameservers are
 // dead, dnsmasq 2.90 and unbound 1.17 still answer both. Neither answers ". NS", which CoreDNS's health check asks.
 // CoreDNS itself answers at once for all classes other than IN.
+func (s *server) sendProbe(now time.Time) {
+	for _, question := range probeQuestions() {
+		s.sendAttempt(&attempt{server: s, sent: now, text: question})
+	}
+}
+
 func probeQuestions() [2][]byte {
 	return [...][]byte{
 		wire.AppendQuestion(nil, "\x02id\x06server", dns.TypeTXT, dns.ClassCHAOS), // the server's identity (RFC 4892)
@@ -271,21 +271,12 @@ func probeQuestions() [2][]byte {
 	}
 }
 
-// sendProbe sends a probe (rule 2). Probes go over TCP only with use-vc or TLS: a server that answers over UDP is alive,
-// even if TCP to it is blocked.
-func (s *server) sendProbe(now time.Time) {
-	s.mu.Lock()
-	stream := s.udp == nil || s.options.UseVC
-	s.mu.Unlock()
-	for _, question := range probeQuestions() {
-		s.sendAttempt(&attempt{server: s, sent: now, stream: stream, text: question})
-	}
-}
-
-// sendAttempt sends the question of a probe.
+// sendAttempt sends the question of a probe. Probes go over TCP only with use-vc or TLS: a server that answers over UDP is
+// alive, even if TCP to it is blocked.
 func (s *server) sendAttempt(a *attempt) {
 	s.mu.Lock()
 	s.known.Requests++
+	a.stream = s.udp == nil || s.options.UseVC
 	s.mu.Unlock()
 	if err := s.carrier(a.stream).send(a, wire.NewQuery(a.text)); err != nil {
 		a.end(nil, err)
@@ -304,7 +295,10 @@ func (s *server) ask(ctx context.Context) {
 	for range askTries {
 		s.sendProbe(time.Now())
 		for sent := time.Now(); time.Since(sent) < askPause; {
-			if s.heardSince(began) || !clock.Sleep(ctx, askPause/100) {
+			s.mu.Lock()
+			heard := !s.history.heard.Before(began)
+			s.mu.Unlock()
+			if heard || !clock.Sleep(ctx, askPause/100) {
 				return
 			}
 		}
@@ -315,13 +309,6 @@ func (s *server) ask(ctx context.Context) {
 	if s.known.LastErrorAt.Before(began) {
 		s.known.LastError, s.known.LastErrorAt = ErrTimeout.Error(), s.known.Unanswered
 	}
-}
-
-// heardSince reports whether a reply has come since a time.
-func (s *server) heardSince(since time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return !s.history.heard.Before(since)
 }
 
 // logs logs a line, unless a client has chosen the server.
@@ -362,4 +349,47 @@ func (s *server) close() {
 		s.udp.close()
 	}
 	s.stream.close()
+}
+
+// A server is said to refuse all queries after refusingAfter failures in a row, for names of refusingDomains
+// different domains. If all failures are for names of one domain, the domain's own nameservers may be the reason.
+const (
+	refusingAfter   = 10
+	refusingDomains = 3
+)
+
+// refusals counts the failures that a server has sent in a row, without an answer between them.
+type refusals struct {
+	count   int
+	domains []wire.Name // the last two labels of each name that failed; at most refusingDomains
+}
+
+// all reports whether the server refuses all queries, as far as is known.
+func (f *refusals) all() bool { return f.count >= refusingAfter && len(f.domains) == refusingDomains }
+
+// add counts a failure for a question in wire form.
+func (f *refusals) add(question []byte) {
+	f.count++
+	if len(f.domains) == refusingDomains || len(question) < questionTail {
+		return
+	}
+	domain := wire.Fold(question[:len(question)-questionTail])
+	for domain != wire.Root && domain.Parent() != wire.Root && domain.Parent().Parent() != wire.Root {
+		domain = domain.Parent()
+	}
+	if !slices.Contains(f.domains, domain) {
+		f.domains = append(f.domains, domain)
+	}
+}
+
+// questionTail is the length of what follows the name's labels in a question: the root label, the type and the class.
+const questionTail = 5
+
+// rcodeKey returns the key of a response code in Status.Responses.
+func rcodeKey(code int) string {
+	switch code {
+	case dns.RcodeSuccess, dns.RcodeNameError, dns.RcodeServerFailure, dns.RcodeRefused:
+		return wire.RcodeName(code)
+	}
+	return "other"
 }

@@ -1,10 +1,16 @@
 package upstream
 
 import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"slices"
 	"time"
 
@@ -46,12 +52,6 @@ const (
 // streams are a server's connections, over TCP or TLS.
 type streams struct {
 	sockets[*stream]
-}
-
-func newStreams(s *server) *streams {
-	p := new(streams)
-	p.server, p.choose = s, p.chooseLocked
-	return p
 }
 
 // chooseLocked returns the newest connection that has few queries. It avoids a connection that has been silent for longer
@@ -205,22 +205,17 @@ func (s *stream) read() error {
 		if _, err := io.ReadFull(s.conn, reply); err != nil {
 			return err
 		}
-		s.receive(reply)
-	}
-}
-
-// receive ends the attempt that a message is the reply to.
-func (s *stream) receive(message []byte) {
-	s.mu.Lock()
-	a := s.removeRepliedLocked(message)
-	if a != nil {
-		s.served = true
-		s.used = s.server.client.config.Clock.Now()
-	}
-	s.hearLocked()
-	s.mu.Unlock()
-	if a != nil {
-		a.end(message, nil)
+		s.mu.Lock()
+		a := s.removeRepliedLocked(reply)
+		if a != nil {
+			s.served = true
+			s.used = s.server.client.config.Clock.Now()
+		}
+		s.hearLocked()
+		s.mu.Unlock()
+		if a != nil {
+			a.end(reply, nil)
+		}
 	}
 }
 
@@ -272,4 +267,43 @@ func (s *stream) sweep(now time.Time) {
 	if idle {
 		s.close()
 	}
+}
+
+// dial opens a connection, with TLS if the server is asked over TLS.
+func (s *server) dial() (net.Conn, error) {
+	client := s.client
+	ctx, cancel := context.WithTimeout(client.context, client.latest.Load().Timeout)
+	defer cancel()
+	conn, err := client.dialTCP(ctx, "tcp", s.spec.Addr.String())
+	if err != nil || !s.spec.TLS {
+		return conn, err
+	}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS12, ClientSessionCache: client.tickets,
+		ServerName: cmp.Or(s.spec.ServerName, s.spec.Addr.Addr().WithZone("").String()),
+	}
+	if path := client.latest.Load().TLSRootsFile; path != "" {
+		config.RootCAs, err = ReadRoots(path)
+	}
+	secure := tls.Client(conn, config)
+	if err == nil {
+		err = secure.HandshakeContext(ctx)
+	}
+	if err != nil {
+		_ = conn.Close() // it was never used
+		return nil, err
+	}
+	return secure, nil
+}
+
+// ReadRoots reads a PEM file with certificates of certificate authorities.
+func ReadRoots(path string) (roots *x509.CertPool, err error) {
+	pem, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading root certificates: %w", err)
+	}
+	if roots = x509.NewCertPool(); !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("reading root certificates: %q has no certificate in PEM form", path)
+	}
+	return roots, nil
 }

@@ -58,7 +58,7 @@ func TestTLS(t *testing.T) {
 		c := client(t, upstream.Config{TLSRootsFile: roots})
 		for _, name := range []string{"dns.example", ""} { // without a name, the address
 			g := c.Group([]upstream.Spec{{Addr: s.addr, TLS: true, ServerName: name}}, upstream.Options{})
-			for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPThenUDP} {
+			for _, how := range []upstream.Mode{upstream.UDPThenTCP, upstream.UDPOnly, upstream.TCPOnly} {
 				if got, _ := ask(t, g, how); code(got) != 3 {
 					t.Errorf("%x", got)
 				}
@@ -105,7 +105,7 @@ func TestPipelining(t *testing.T) {
 				// Each has another name, so that swapped replies would be noticed.
 				q := query()
 				q[13], q[14] = 'a'+byte(i%26), 'a'+byte(i/26)
-				got, _, err := g.Exchange(context.Background(), q, upstream.TCPThenUDP)
+				got, _, err := g.Exchange(context.Background(), q, upstream.TCPOnly)
 				if err != nil || string(got[:questionEnd]) != string(reply(q, 3)) {
 					t.Errorf("%x, %v", got, err)
 				}
@@ -149,7 +149,7 @@ func TestConnectionClosedWhileIdle(t *testing.T) {
 		s := serve(t, answers(0))
 		g := client(t, upstream.Config{}).Group(specs(s), upstream.Options{})
 		for range 20 {
-			ask(t, g, upstream.TCPThenUDP)
+			ask(t, g, upstream.TCPOnly)
 			s.hangUp()
 		}
 		if n := s.connections(); n != 20 {

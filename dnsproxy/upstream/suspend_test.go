@@ -18,7 +18,7 @@ func TestSuspendedSockets(t *testing.T) { // F11, F15
 	s := serve(t, answers(3))
 	c := client(t, upstream.Config{Clock: clock.Clock})
 	g := c.Group(specs(s), upstream.Options{})
-	for i, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPThenUDP} {
+	for i, how := range []upstream.Mode{upstream.UDPOnly, upstream.TCPOnly} {
 		asked := func(after byte) []byte { // other names before and after the suspend
 			q := query()
 			q[13], q[14] = 'a'+byte(i), after

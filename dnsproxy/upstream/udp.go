@@ -36,12 +36,6 @@ type udpSockets struct {
 	slots [udpSlots]*udpSocket // sockets that take queries; may be nil; guarded by mu
 }
 
-func newUDPSockets(s *server) *udpSockets {
-	p := new(udpSockets)
-	p.server, p.choose = s, p.chooseLocked
-	return p
-}
-
 // A udpSocket is a socket that is connected to a server.
 type udpSocket struct {
 	socket
@@ -131,6 +125,8 @@ func (s *udpSocket) mayTake(irreplaceable bool) bool {
 	return !s.retired && (irreplaceable || s.left > 0 && s.since(s.born) < udpAge)
 }
 
+// send never blocks. If the kernel has no room for the packet, the packet is lost, and send reports no error: a packet may
+// be lost on the network, too.
 func (s *udpSocket) send(a *attempt, packet []byte) (sent bool, err error) {
 	s.mu.Lock()
 	if s.retired {
@@ -146,7 +142,20 @@ func (s *udpSocket) send(a *attempt, packet []byte) (sent bool, err error) {
 	s.mu.Unlock()
 
 	binary.BigEndian.PutUint16(packet, id)
-	switch err = s.write(packet); {
+	pool := &s.server.client.writes
+	w, ok := pool.Get().(*udpWrite)
+	if !ok {
+		w = new(udpWrite)
+		w.call = func(fd uintptr) { _, w.errno = transfer(unix.SYS_WRITE, fd, w.packet) }
+	}
+	w.packet, w.errno = packet, 0
+	err = s.raw.Control(w.call)
+	if err == nil && w.errno != 0 && w.errno != unix.EAGAIN && w.errno != unix.ENOBUFS {
+		err = w.errno
+	}
+	w.packet = nil
+	pool.Put(w)
+	switch {
 	case err == nil, !s.remove(id, a): // the reader may have ended it meanwhile
 		return true, nil
 	case errors.Is(err, unix.ECONNREFUSED):
@@ -196,25 +205,6 @@ func (s *udpSocket) sweep(now time.Time) {
 	if idle {
 		s.close()
 	}
-}
-
-// write sends a packet and never blocks. If the kernel has no room for the packet, the packet is lost, and write
-// reports no error: a packet may be lost on the network, too.
-func (s *udpSocket) write(packet []byte) error {
-	pool := &s.server.client.writes
-	w, ok := pool.Get().(*udpWrite)
-	if !ok {
-		w = new(udpWrite)
-		w.call = func(fd uintptr) { _, w.errno = transfer(unix.SYS_WRITE, fd, w.packet) }
-	}
-	w.packet, w.errno = packet, 0
-	err := s.raw.Control(w.call)
-	if err == nil && w.errno != 0 && w.errno != unix.EAGAIN && w.errno != unix.ENOBUFS {
-		err = w.errno
-	}
-	w.packet = nil
-	pool.Put(w)
-	return err
 }
 
 // A udpWrite has the argument and the result of one call of write(2). It is pooled together with the function call, so
