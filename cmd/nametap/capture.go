@@ -144,7 +144,12 @@ the input for a machine without rules of nametap.`,
 			all := append([]iptables.Step{}, steps...) // so that JSON has [], not null
 			return c.output.print(w, all, func(w io.Writer) {
 				fmt.Fprintf(w, "# settings: %s\n", c.source)
-				printSteps(w, all)
+				if len(all) == 0 {
+					fmt.Fprintln(w, "# the rules are in place")
+				}
+				for _, step := range all {
+					fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
+				}
 			})
 		})
 	command.Flags().BoolVar(&clean, "clean", false, "print the rules for a machine without rules of nametap")
@@ -167,15 +172,6 @@ func (c *captureCommand) cleanSteps() ([]iptables.Step, error) {
 		}
 	}
 	return steps, nil
-}
-
-func printSteps(w io.Writer, steps []iptables.Step) {
-	if len(steps) == 0 {
-		fmt.Fprintln(w, "# the rules are in place")
-	}
-	for _, step := range steps {
-		fmt.Fprintf(w, "# %s\n%s", step.Program, step.Text)
-	}
 }
 
 func newCaptureStatus() *cobra.Command {
