@@ -29,7 +29,7 @@ func newCacheCommand() *cobra.Command {
 		Use:   "flush [NAME]",
 		Short: "Remove all replies from the cache, or those for a name or a suffix",
 	}
-	requestCache(flush, http.MethodPost, "/cache/flush", printFlushed)
+	requestCache(flush, http.MethodPost, "/cache/flush", func(w io.Writer, f *agent.Flushed) { fmt.Fprintf(w, "%d flushed\n", f.Flushed) })
 	command.AddCommand(flush)
 	return command
 }
@@ -81,5 +81,3 @@ func printCache(w io.Writer, content *forward.CacheContent) {
 		fmt.Fprintf(w, "and %d more\n", more)
 	}
 }
-
-func printFlushed(w io.Writer, f *agent.Flushed) { fmt.Fprintf(w, "%d flushed\n", f.Flushed) }

@@ -129,7 +129,7 @@ func (o *options) completeDNS(cfg *agent.Config) error {
 			return fmt.Errorf("upstream-root-ca: %w", err)
 		}
 	}
-	addNameservers(dns, o.nameservers)
+	addNameservers(&dns.Forward, o.nameservers)
 	return nil
 }
 

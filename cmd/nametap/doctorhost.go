@@ -179,10 +179,11 @@ func (h *host) nsswitch() []condition.Condition {
 			Effect: "programs that use libc find no name by DNS", Mend: "add dns to the line hosts: of " + nsswitchConf, Rows: []string{"K1"},
 		}}
 	}
+	_, noAvahi := os.Stat("/run/avahi-daemon/socket")
 	i := slices.IndexFunc(hosts, func(service string) bool { return strings.HasPrefix(service, "mdns") })
 	domain := strings.ToLower(strings.Trim(h.doctorCommand.status.options.agent.DNS.Domain, "."))
 	if i >= 0 && i+1 < len(hosts) && strings.EqualFold(hosts[i+1], "[NOTFOUND=return]") && !slices.ContainsFunc(hosts[:i], byDNS) &&
-		exists("/run/avahi-daemon/socket") && (domain == "local" || strings.HasSuffix(domain, ".local")) {
+		noAvahi == nil && (domain == "local" || strings.HasSuffix(domain, ".local")) {
 		mdns.Problems = []condition.Problem{{
 			Severity: condition.Minor, What: nsswitchConf + " asks mDNS for names below .local, and then no other service",
 			Evidence: line + "; avahi-daemon runs", Rows: []string{"V5"},
@@ -206,12 +207,6 @@ func hostsServices() []string {
 		}
 	}
 	return nil
-}
-
-// exists reports whether there is a file.
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // wayConditions returns the conditions of a query's way from a program to the agent. servers are the nameservers of

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -266,25 +267,18 @@ func (n nameserver) String() string {
 }
 
 // addNameservers adds nameservers to a Config, each to the nameservers of its suffix.
-func addNameservers(cfg *dnsproxy.Config, nameservers []nameserver) {
+func addNameservers(cfg *forward.Config, nameservers []nameserver) {
 	for _, n := range nameservers {
-		if n.routed {
-			cfg.Forward.Routes = addRoute(cfg.Forward.Routes, n)
-		} else {
-			cfg.Forward.Upstreams = append(cfg.Forward.Upstreams, n.spec)
+		if !n.routed {
+			cfg.Upstreams = append(cfg.Upstreams, n.spec)
+			continue
 		}
-	}
-}
-
-// addRoute adds a nameserver to the route of its suffix. If there is no such route, it makes one.
-func addRoute(routes []forward.Route, n nameserver) []forward.Route {
-	for i, route := range routes {
-		if strings.EqualFold(route.Suffix, n.suffix) {
-			routes[i].Servers = append(route.Servers, n.spec)
-			return routes
+		i := slices.IndexFunc(cfg.Routes, func(r forward.Route) bool { return strings.EqualFold(r.Suffix, n.suffix) })
+		if i < 0 {
+			i, cfg.Routes = len(cfg.Routes), append(cfg.Routes, forward.Route{Suffix: n.suffix})
 		}
+		cfg.Routes[i].Servers = append(cfg.Routes[i].Servers, n.spec)
 	}
-	return append(routes, forward.Route{Suffix: n.suffix, Servers: []upstream.Spec{n.spec}})
 }
 
 // An addrValue is an address, or none.

@@ -65,7 +65,9 @@ func printAgentStatus(w io.Writer, status agent.Status) {
 	fmt.Fprintf(w, "hosts\t%d\n", status.Hosts)
 	printXDS(w, status)
 	printCapture(w, status.Capture)
-	printNameserver(w, status.OnlyNameserverOf)
+	if path := status.OnlyNameserverOf; path != "" {
+		fmt.Fprintf(w, "capture\tno rules are needed: the agent is the only nameserver of %s\n", path)
+	}
 	printRedirections(w, status.Redirected)
 	printEgress(w, status.Egress)
 	if g := status.Guard; g != nil {
@@ -183,13 +185,6 @@ func versionText(version string) string {
 	return fmt.Sprintf("version %q, ", version)
 }
 
-// printNameserver prints that queries reach the agent by the resolv.conf at path, unless path is "".
-func printNameserver(w io.Writer, path string) {
-	if path != "" {
-		fmt.Fprintf(w, "capture\tno rules are needed: the agent is the only nameserver of %s\n", path)
-	}
-}
-
 // printEgress prints the connections to automatic VIPs.
 func printEgress(w io.Writer, status *egress.Status) {
 	if status == nil {
@@ -213,15 +208,6 @@ func printEgress(w io.Writer, status *egress.Status) {
 	}
 }
 
-// printWays prints the nameservers for which clients' queries do not reach the agent, or may not.
-func printWays(w io.Writer, ways []agent.Way) {
-	for _, way := range ways {
-		if way.Detail != "" {
-			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Subject(), way.State, way.Detail)
-		}
-	}
-}
-
 // printCapture prints the state of capture, and of the rules that the agent keeps.
 func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 	if capture != nil && capture.Remaining != "" {
@@ -239,7 +225,11 @@ func printCapture(w io.Writer, capture *agent.CaptureStatus) {
 		fmt.Fprintf(w, "\tanother agent wants to capture here: %s\n", other)
 	}
 	printRules(w, *capture.Rules)
-	printWays(w, capture.Ways)
+	for _, way := range capture.Ways {
+		if way.Detail != "" { // clients' queries to this nameserver do not reach the agent, or may not
+			fmt.Fprintf(w, "\tqueries to %s: %s: %s\n", way.Subject(), way.State, way.Detail)
+		}
+	}
 	for _, lapse := range capture.Lapses {
 		fmt.Fprintf(w, "\tinterrupted %d times, last %s: %s\n", lapse.Count, timeOfDay(lapse.Last), lapse.Cause)
 	}

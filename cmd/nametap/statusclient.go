@@ -263,15 +263,9 @@ func (e noSocketError) problem() condition.Problem {
 	return p
 }
 
-// socketPaths returns where the agent's private socket may be.
-func (c *statusClient) socketPaths() []string {
-	settings := &c.options.agent
-	return agent.SocketPaths(agent.SocketDirs(settings.XDS.StateDir), settings.StatusAddr)
-}
-
 // transport returns a transport to the agent, over the agent's private socket.
 func (c *statusClient) transport() http.RoundTripper {
-	paths := c.socketPaths()
+	paths := agent.SocketPaths(agent.SocketDirs(c.options.agent.XDS.StateDir), c.options.agent.StatusAddr)
 	return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return agent.DialPrivate(ctx, paths)
 	}}

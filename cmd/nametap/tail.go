@@ -143,15 +143,6 @@ func (t *tailCommand) limited(ctx context.Context, w io.Writer) (context.Context
 	return limited, cancel
 }
 
-// tailEnded returns the error that the command shows for err, an error of [statusClient.tail]. It returns errTailEnded if the agent
-// has ended the response, even in the middle of a line.
-func tailEnded(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return errTailEnded
-	}
-	return err
-}
-
 func newTailCommand() *cobra.Command {
 	t := &tailCommand{}
 	command := &cobra.Command{
@@ -204,8 +195,12 @@ func (t *tailCommand) run(ctx context.Context, w io.Writer, args []string) error
 			return err
 		}
 	}
-	if !stopped && err != nil && (!t.noFollow || !errors.Is(err, io.EOF)) {
-		return tailEnded(err)
+	switch {
+	case stopped, err == nil, t.noFollow && errors.Is(err, io.EOF):
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // even in the middle of a line
+		return errTailEnded
+	default:
+		return err
 	}
 	if t.shown == 0 && (t.noFollow || t.limit > 0) && ctx.Err() == nil {
 		return exitError(exitFailed)

@@ -21,12 +21,6 @@ const (
 	unitTimeout = 2 * time.Second
 )
 
-// unitFiles returns the files with the environment of nametap.service. They are read if systemd cannot be asked. If two
-// files set a variable, the later file wins.
-func unitFiles() []string {
-	return []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"}
-}
-
 // unitSettings are the settings of nametap.service.
 type unitSettings struct {
 	environ []string // a later variable wins
@@ -102,7 +96,7 @@ func property(text, name string) string {
 
 // readUnit returns the settings of nametap.service, including the settings of drop-ins.
 func readUnit(ctx context.Context) (unit unitSettings) {
-	files := unitFiles()
+	files := []string{"/var/lib/istio/envoy/cluster.env", "/etc/default/nametap"} // if systemd cannot be asked
 	if text := showUnit(ctx, "Environment,EnvironmentFiles,MainPID"); text != "" {
 		unit.environ, files = settings.ParseEnvironment(property(text, "Environment")), nil
 		for line := range strings.Lines(text) {

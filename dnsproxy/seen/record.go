@@ -46,9 +46,12 @@ func (r *Record) Messages() int { return messages(r.Response) }
 func record(q *Query, path string) Record {
 	r := Record{
 		Time: q.Time.UTC(), Client: q.Client, Cgroup: path, Unit: UnitOf(path), Transport: "udp",
-		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: rcodeName(q.Rcode), Truncated: q.Truncated,
+		Name: q.Name.String(), Type: wire.TypeName(q.Type), Rcode: wire.RcodeName(int(q.Rcode)), Truncated: q.Truncated,
 		Source: q.Source, Server: q.Server, Age: int(max(q.Age, 0) / time.Second), Expired: int(max(q.Expired, 0) / time.Second),
 		Reason: q.Reason, Rows: q.Rows, Noteworthy: q.Kind.noteworthy(), Request: q.Request, Response: q.Response,
+	}
+	if q.Rcode == Dropped {
+		r.Rcode = droppedName
 	}
 	if q.Local != nil {
 		r.Local = q.Local()
@@ -63,7 +66,9 @@ func record(q *Query, path string) Record {
 		r.UID = &q.Who.UID
 	}
 	if q.Opcode != dns.OpcodeQuery {
-		r.Opcode = opcodeName(q.Opcode)
+		if r.Opcode = dns.OpcodeToString[int(q.Opcode)]; r.Opcode == "" {
+			r.Opcode = "OPCODE" + strconv.Itoa(int(q.Opcode))
+		}
 	}
 	if q.Took >= 0 {
 		took := q.Took.Round(time.Microsecond).Seconds()
@@ -121,20 +126,4 @@ func (r *Record) Question() string {
 		name = r.Opcode + " " + name
 	}
 	return name + " " + r.Type
-}
-
-// opcodeName returns the name of an opcode.
-func opcodeName(opcode uint8) string {
-	if name, named := dns.OpcodeToString[int(opcode)]; named {
-		return name
-	}
-	return "OPCODE" + strconv.Itoa(int(opcode))
-}
-
-// rcodeName returns the name of a response code.
-func rcodeName(rcode uint16) string {
-	if rcode == Dropped {
-		return droppedName
-	}
-	return wire.RcodeName(int(rcode))
 }

@@ -18,7 +18,9 @@ type ancestors [partCount]map[wire.Name]uint32
 func (a *ancestors) update(previous, hosts *hostSet, changed []int) ancestors {
 	e := ancestorEditor{seed: previous.seed, result: *a}
 	for _, i := range changed {
-		e.replace(&previous.Cluster, &previous.shards[i], &hosts.shards[i])
+		// Names are added before others are removed, so that common ancestors stay.
+		e.lacking(&previous.Cluster, &hosts.shards[i], &previous.shards[i], e.add)
+		e.lacking(&previous.Cluster, &previous.shards[i], &hosts.shards[i], e.remove)
 	}
 	return e.result
 }
@@ -33,13 +35,6 @@ type ancestorEditor struct {
 	seed   maphash.Seed
 	result ancestors
 	copied [partCount]bool // parts that were copied
-}
-
-// replace replaces the hosts of a shard by the hosts of another shard. It adds names before it removes others, so that
-// common ancestors stay.
-func (e *ancestorEditor) replace(c *Cluster, previous, next *shard) {
-	e.lacking(c, next, previous, e.add)
-	e.lacking(c, previous, next, e.remove)
 }
 
 // lacking calls edit for the FQDNs of the hosts of a shard that another shard does not have, and for the short names

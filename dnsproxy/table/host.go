@@ -171,13 +171,10 @@ func (h *Host) ports(yield func(port) bool) {
 	}
 }
 
-// hasDestinations reports whether the ports of an external host are known.
-func (h *Host) hasDestinations() bool { return h.flags&flagPorts != 0 && !h.Kubernetes() }
-
 // Destinations yields where connections to an external host go, one Destination for each port of
 // the host. It yields none if the ports are not known.
 func (h *Host) Destinations(yield func(Destination) bool) {
-	if h.hasDestinations() {
+	if h.flags&flagPorts != 0 && !h.Kubernetes() {
 		field, _ := cutField(h.afterTexts()) // an alias has none
 		eachDestination(field, yield)
 	}

@@ -125,7 +125,11 @@ func New(spec Spec, inherited *Inherited) (*Set, error) {
 	taken, complete := inherited.take(&spec, hosts, port)
 	s.held = len(taken) > 0
 	for _, socket := range taken {
-		if err := s.control(socket); err != nil {
+		conn, err := socket.SyscallConn()
+		if err == nil && spec.Control != nil {
+			err = spec.Control(socket.Network, socket.Address, conn)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("inherited socket %s: %w", socket.Addr, err)
 		}
 		s.places = append(s.places, &place{network: socket.Network, host: socket.AddrPort().Addr(), socket: socket})
@@ -142,15 +146,6 @@ func New(spec Spec, inherited *Inherited) (*Set, error) {
 		return cmp.Or(cmp.Compare(a.host.BitLen(), b.host.BitLen()), -cmp.Compare(a.network, b.network))
 	})
 	return s, nil
-}
-
-// control calls Control with an inherited socket.
-func (s *Set) control(socket *Socket) error {
-	conn, err := socket.SyscallConn()
-	if err != nil || s.spec.Control == nil {
-		return err
-	}
-	return s.spec.Control(socket.Network, socket.Address, conn)
 }
 
 // If the kernel chooses the port, the port of the first socket may not be free for the others. Then another port is
@@ -228,7 +223,10 @@ func (s *Set) listen(ctx context.Context, p *place) (*Socket, error) {
 	config := net.ListenConfig{KeepAlive: -1, Control: func(network, address string, conn syscall.RawConn) error {
 		var err error
 		if s.spec.FreeBind && p.host.IsLoopback() {
-			err = freeBind(conn)
+			controlErr := conn.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) //nolint:gosec // a descriptor
+			})
+			err = errors.Join(controlErr, err)
 		}
 		if s.spec.Control != nil {
 			err = errors.Join(err, s.spec.Control(network, address, conn))
@@ -252,15 +250,6 @@ func (s *Set) listen(ctx context.Context, p *place) (*Socket, error) {
 		return nil, err
 	}
 	return newSocket(listener)
-}
-
-// freeBind permits binding a socket to an address that the host does not have yet.
-func freeBind(conn syscall.RawConn) error {
-	var err error
-	controlErr := conn.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) //nolint:gosec // a descriptor
-	})
-	return errors.Join(controlErr, err)
 }
 
 // noFamily reports whether err means that the host has no address of the family: IPv6 may be switched off.

@@ -32,7 +32,7 @@ func workloads() []workload {
 	}
 	refuses := []object{
 		problem("nameserver_refuses", "problem", "10.96.0.53, the nameserver of corp.example, refuses queries"),
-		problem("queries_fail", "problem", hostile),
+		problem("queries_fail", "problem", "30 % of the queries fail"),
 	}
 	return []workload{
 		{namespace: "payments", name: "ledger", pods: 6, state: "problem", sick: 6, problems: refuses, failing: 30},
@@ -74,6 +74,9 @@ func (w *workload) agent(i int) object {
 	}
 	var curve []object
 	total, failing := 0, 0
+	if w.name == "gateway" && i == 0 {
+		a["node"] = hostile
+	}
 	if i < w.sick {
 		a["state"], a["problems"], failing = w.state, w.problems, w.failing
 	}
