@@ -125,12 +125,10 @@ func (c *Config) prepareStateDir() {
 	if c.XDS.StateDir == "" {
 		return
 	}
-	err := statedir.Check(c.XDS.StateDir)
-	if err == nil {
-		return
+	if err := statedir.Check(c.XDS.StateDir); err != nil {
+		c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
+			"dir", c.XDS.StateDir, "error", err)
 	}
-	c.Logger.Warn("the table cannot be saved: after a restart without the control plane there are no mesh names; set --state-dir",
-		"dir", c.XDS.StateDir, "error", err)
 }
 
 // setClock gives one clock to the query path and to the push path, and returns it as pollClock. If the caller has

@@ -85,13 +85,13 @@ func (d *diagnosis) listening(silent []string) []condition.Condition {
 	return []condition.Condition{taken, answer}
 }
 
-// resourceCondition returns c with the problem p if at most free of a resource is left. A limit of 0 means that there is no
-// limit, or that it is not known.
-func resourceCondition(used, limit, free uint64, c condition.Condition, p condition.Problem) condition.Condition {
+// resourceCondition returns c with the problem p if a resource is full. A limit of 0 means that there is no limit, or that it
+// is not known.
+func resourceCondition(limit uint64, full bool, c condition.Condition, p condition.Problem) condition.Condition {
 	switch {
 	case limit == 0:
 		c.Unknown = "there is no limit, or it cannot be read"
-	case used+free >= limit:
+	case full:
 		c.Problems = []condition.Problem{p}
 	}
 	return c
@@ -101,7 +101,7 @@ func resourceCondition(used, limit, free uint64, c condition.Condition, p condit
 func filesCondition() condition.Condition {
 	used, limit := descriptors()
 	c := condition.Condition{Code: condition.Descriptors, Title: "the agent has free descriptors"}
-	return resourceCondition(used, limit, max(limit/50, 4), c, condition.Problem{
+	return resourceCondition(limit, used+max(limit/50, 4) >= limit, c, condition.Problem{
 		Severity: condition.Severe, What: "the agent has no free descriptors", Evidence: fmt.Sprintf("%d of at most %d are open", used, limit),
 		Effect: "when none is free, queries over TCP and queries that need a new socket to a nameserver fail",
 		Mend:   "raise LimitNOFILE= of nametap.service", Rows: []string{"R3"},
@@ -112,7 +112,7 @@ func filesCondition() condition.Condition {
 func ConntrackCondition() condition.Condition {
 	used, limit := conntrack.Usage()
 	c := condition.Condition{Code: condition.ConntrackFull, Title: "connection tracking has room"}
-	return resourceCondition(used, limit, limit/100, c, condition.Problem{
+	return resourceCondition(limit, used+limit/100 >= limit, c, condition.Problem{
 		Severity: condition.Severe, What: "the connection tracking of the kernel is full",
 		Evidence: fmt.Sprintf("it has %d entries, and net.netfilter.nf_conntrack_max is %d", used, limit),
 		Effect:   "when no entry is free, the kernel drops new flows, also the flows of DNS queries", Rows: []string{"K21"},

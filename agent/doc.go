@@ -33,26 +33,4 @@
 //
 // One errgroup in [Agent.Run] owns every goroutine. If a goroutine fails, the process ends: a process that runs but
 // does not answer looks healthy to Kubernetes and systemd, while DNS of the workload stays broken.
-//
-//	dnsproxy.Server.Run  one reader per UDP socket and one per TCP connection; one worker per query on the
-//	                     slow path; the watcher of resolv.conf; one that finds the names of cgroups; one that
-//	                     follows the addresses of this host; one that opens connection tracking,
-//	                     if that failed at first
-//	upstream.Client      one reader per open socket, two per connection, and one that closes
-//	                     idle connections; none without queries
-//	nds.Client.Run       one for the stream, which receives, applies and ACKs in this order; one
-//	                     that ends the stream when the node changes; one that writes the
-//	                     snapshot; one that obtains and renews the workload certificate
-//	clock.Clock          one that polls for all parts: files, addresses, the node; with capture, one more
-//	                     for the probes of way.go
-//	Agent                one that reads the conditions of all parts, one that follows the addresses of the interfaces
-//	                     (rtnetlink), two of the status server (status address, private socket), the drain, the
-//	                     announcement of readiness, systemd's watchdog, one for the records of queries, the query
-//	                     log, one or two for dnstap; with capture one that keeps the rules as desired, one that keeps
-//	                     the registration (two more while systemd-resolved runs), one that probes the way
-//	                     of clients' queries and one for each probe, one that follows changes of nft rules, one
-//	                     that follows resolv.conf, and one that notices other agents (one more for each)
-//
-// The command nametap agent has more goroutines outside of the errgroup: one that writes the log,
-// one that waits for a second signal, and two that follow the settings files.
 package agent

@@ -104,8 +104,8 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: t.from.local, Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Denied: t.decision.denies(t.query.Type), Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3,
-		Request: t.packet, Response: response,
+		Denied:    t.decision.policy != nil && (t.decision.verdict == guard.Denied || t.decision.verdict == guard.NoData && t.query.Type != dns.TypeHTTPS), // browsers ask for it every time
+		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3, Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
 		q.Server = found.Server
@@ -162,12 +162,6 @@ func reasonOf(found *forward.Result, slow bool) (rows []string, reason string) {
 		}
 	}
 	return []string{"F4"}, reason
-}
-
-// denies reports whether the policy of a guard denies a name, or records of a type. That an allowed name has no records of
-// HTTPS and SVCB is no denial: browsers ask for them every time.
-func (d *decision) denies(qtype uint16) bool {
-	return d.policy != nil && (d.verdict == guard.Denied || d.verdict == guard.NoData && qtype != dns.TypeHTTPS && qtype != dns.TypeSVCB)
 }
 
 // explain sets the rows and the reason of a query from its decision. missing is as in [handler.observe].

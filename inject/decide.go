@@ -94,13 +94,9 @@ func obstacle(p *pod, previous status, cfg Config) string {
 		if own := c.SecurityContext; own != nil {
 			user, group = cmp.Or(own.RunAsUser, user), cmp.Or(own.RunAsGroup, group)
 		}
-		instead := ", or use the mode " + string(Resolv)
-		if cfg.Guard != "" { // it needs the rules
-			instead = ""
-		}
 		for i, id := range []*int64{user, group} {
 			if kind := []string{"user", "group"}[i]; cfg.Mode == Rules && id != nil && *id == agentID {
-				return fmt.Sprintf("container %.100q runs as %s %d, as the agent does, so its queries are not captured: give it another %s%s", c.Name, kind, agentID, kind, instead)
+				return fmt.Sprintf("container %.100q runs as %s %d, as the agent does, so its queries are not captured: give it another %s, or, without a guard, use the mode %s", c.Name, kind, agentID, kind, Resolv)
 			}
 		}
 		for _, port := range c.Ports {

@@ -36,15 +36,11 @@ func withoutCapability(err error) error {
 // refusal says why the kernel may have refused a tool that printed message: a capability is missing, or something
 // else confines this process and its tools.
 func refusal(message string) string {
-	missing := ""
 	switch {
 	case !capable(unix.CAP_NET_ADMIN):
-		missing = "CAP_NET_ADMIN"
+		return ErrCapability.Error()
 	case !capable(unix.CAP_NET_RAW) && strings.Contains(message, "legacy"):
-		missing = "CAP_NET_RAW"
-	}
-	if missing != "" {
-		return missing + " is missing: in a pod, add it to securityContext.capabilities.add, in a systemd unit to AmbientCapabilities"
+		return "CAP_NET_RAW is missing: in a pod, add it to securityContext.capabilities.add, in a systemd unit to AmbientCapabilities"
 	}
 	return "this process has the capabilities, so something else confines it: a seccomp filter, a profile of AppArmor or SELinux, " +
 		"or a user namespace that does not own the network namespace (in a pod, hostUsers: false); iptables-legacy also needs CAP_DAC_READ_SEARCH if it does not run as root"

@@ -43,7 +43,7 @@ func TestCaptureCommands(t *testing.T) { // K3, K4, K11
 			if !strings.Contains(printed, "# "+step.Program+"\n"+step.Text) {
 				t.Errorf("print writes\n%s\nand as JSON\n%+v", printed, step)
 			}
-			program := strings.Fields(step.Program)
+			program := strings.Fields(strings.Replace(step.Program, "tables-", "tables-"+v.backend+"-", 1))
 			v.Pipe(step.Text, program[0], program[1:]...)
 		}
 		state(iptables.InPlace, 0) // restoring the printed text equals apply
@@ -102,7 +102,7 @@ func TestCaptureNotPermitted(t *testing.T) { // K11
 	if r := v.nametap(v.args("apply", "--capture-wait", "1m")...); r.code != 1 || !strings.HasPrefix(r.stderr, "nametap capture apply: CAP_NET_ADMIN is missing") {
 		t.Errorf("apply --capture-wait: %+v", r)
 	}
-	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stderr, "CAP_NET_ADMIN") || !strings.Contains(r.stdout, "-j REDIRECT --to-ports 15053") {
+	if r := v.nametap(v.args("print")...); r.code != 0 || !strings.Contains(r.stdout, "-j REDIRECT --to-ports 15053") {
 		t.Errorf("print: %+v", r)
 	}
 	if r := v.nametap(v.args("apply", "--output", "yaml")...); r.code != 2 || strings.Contains(r.stderr, "CAP_NET_ADMIN") {

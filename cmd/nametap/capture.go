@@ -139,8 +139,8 @@ machine differ from that.`,
 				Text    string `json:"text"`
 			}
 			steps := []step{}
-			for f, program := range []string{"iptables-restore", "ip6tables-restore"} {
-				if text := rules.Text(family.All()[f]); text != "" {
+			for i, program := range []string{"iptables-restore", "ip6tables-restore"} {
+				if text := rules.Text(family.All()[i]); text != "" {
 					steps = append(steps, step{program + " --noflush -w", text})
 				}
 			}

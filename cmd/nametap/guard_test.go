@@ -107,8 +107,8 @@ direct: ["192.0.2.0/24", "198.51.100.7:443"]
 	)
 	code, text, _ := output(t, "guard", "check", policy, "--against", records)
 	want := []string{
-		"198.51.100.8:443 would be refused",
-		"a.example port 8443 would be refused: it is not among the ports",
+		"198.51.100.8 port 443 would be refused",
+		"a.example port 8443 would be refused: no rule has it",
 		"bad.b.example would be denied (asked 7 times",
 		"c.example would be denied (asked 2 times",
 		"mail.example would be refused: it leads to a private address",

@@ -102,34 +102,37 @@ func findings(p *guard.Policy, needs []need) (found []string) {
 		}
 	}
 	for _, n := range needs {
-		if n.addr.IsValid() {
-			for _, port := range n.Ports {
-				if to := netip.AddrPortFrom(n.addr, port); !slices.ContainsFunc(p.Direct, func(d guard.Direct) bool { return d.Has(to) }) {
-					add(p.File, "%s would be refused: no direct has it (%s)", to, n.usage())
-				}
-			}
-			continue
-		}
-		verdict, rule := p.Judge(n.name, dns.TypeA)
-		if verdict != guard.Carried {
-			add(p.File, "%s would be denied (%s): %s", n.Name, n.usage(), p.Reason(verdict, rule))
-			continue
-		}
-		for _, port := range n.Ports {
-			if !slices.Contains(rule.Ports, port) {
-				add(rule.String(), "%s port %d would be refused: it is not among the ports of the rule (%s)", n.Name, port, n.usage())
-			}
-		}
-		for _, text := range n.Types {
-			if code, err := wire.ParseType(text); err == nil && !slices.Contains(rule.Types, code) {
-				add(rule.String(), "%s %s would be denied: it is not among the types of the rule (%s)", n.Name, text, n.usage())
-			}
-		}
-		if n.Private && !p.Private {
-			add(p.File, "%s would be refused: it leads to a private address, and private is deny (%s)", n.Name, n.usage())
-		}
+		n.denials(p, add)
 	}
 	return found
+}
+
+// denials calls add for all that a policy denies of a need.
+func (n need) denials(p *guard.Policy, add func(place, format string, args ...any)) {
+	var ports, types []uint16 // that the policy has
+	place := p.File
+	if !n.addr.IsValid() {
+		verdict, rule := p.Judge(n.name, dns.TypeA)
+		if verdict != guard.Carried {
+			add(place, "%s would be denied (%s): %s", n.Name, n.usage(), p.Reason(verdict, rule))
+			return
+		}
+		place, ports, types = rule.String(), rule.Ports, rule.Types
+	}
+	for _, port := range n.Ports {
+		direct := slices.ContainsFunc(p.Direct, func(d guard.Direct) bool { return d.Has(netip.AddrPortFrom(n.addr, port)) })
+		if !direct && !slices.Contains(ports, port) {
+			add(place, "%s port %d would be refused: no rule has it (%s)", n.Name, port, n.usage())
+		}
+	}
+	for _, text := range n.Types {
+		if code, err := wire.ParseType(text); err == nil && !slices.Contains(types, code) {
+			add(place, "%s %s would be denied: it is not among the types of the rule (%s)", n.Name, text, n.usage())
+		}
+	}
+	if n.Private && !p.Private && !n.addr.IsValid() {
+		add(p.File, "%s would be refused: it leads to a private address, and private is deny (%s)", n.Name, n.usage())
+	}
 }
 
 // isPublicSuffix reports whether names below a suffix belong to different owners, as the public suffix list says.

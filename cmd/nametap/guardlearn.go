@@ -134,41 +134,59 @@ func (n need) usage() string {
 // leastFolded is how many names below one parent become a wildcard.
 const leastFolded = 5
 
+// A place is where a policy has a name: names with the same place may become one wildcard.
+type place struct {
+	parent string
+	rest   string // the text of the rule behind its names
+}
+
 // learn returns a policy that allows needs; "" if there are none. It denies what a rule has denied, since a wildcard may have
 // it now.
 func learn(needs []need) string {
-	type place struct {
-		parent string
-		rest   string // the text of the rule behind its names
-	}
 	allowed := map[place][]need{}
-	var denied, direct, private string
+	var denied, direct, private []string
 	for _, n := range needs {
 		switch {
 		case n.addr.IsValid():
 			for _, port := range n.Ports {
-				direct += fmt.Sprintf("\n- %-42q  # %s", netip.AddrPortFrom(n.addr, port), n.usage())
+				direct = append(direct, fmt.Sprintf("\n- %-42q  # %s", netip.AddrPortFrom(n.addr, port), n.usage()))
 			}
 		case n.Verdict == guard.VerdictDenied && n.Rule != "":
-			denied += fmt.Sprintf("\n  - %-40q  # %s", n.Name, n.usage())
+			denied = append(denied, fmt.Sprintf("\n  - %-40q  # %s", n.Name, n.usage()))
 		default:
 			_, parent, _ := strings.Cut(n.Name, ".")
 			at := place{parent, n.rest()}
 			if allowed[at] = append(allowed[at], n); n.Private {
-				private = fmt.Sprintf("\nprivate: allow  # %s leads to a private address", n.Name)
+				private = []string{fmt.Sprintf("\nprivate: allow  # %s leads to a private address", n.Name)}
 			}
 		}
 	}
-	if len(allowed) == 0 && direct == "" {
+	if len(allowed)+len(direct) == 0 {
 		return ""
 	}
-	rules, folded := map[string][]string{}, "" // the lines of names, by the text behind them
+	text := []string{"# Written by nametap guard learn.\nmode: enforce\nallow:"}
+	rules := foldNames(allowed)
+	for _, rest := range slices.Sorted(maps.Keys(rules)) {
+		text = slices.Concat(text, []string{"\n- names:"}, slices.Sorted(slices.Values(rules[rest])), []string{rest})
+	}
+	if len(denied) > 0 {
+		text = append(text, "\ndeny:\n- names:")
+	}
+	if len(direct) > 0 {
+		direct = slices.Insert(direct, 0, "\ndirect:")
+	}
+	return strings.Join(slices.Concat(text, denied, direct, private, []string{"\n"}), "")
+}
+
+// foldNames returns the lines of the names of each rule, by the text behind them. A parent has at most one wildcard.
+func foldNames(allowed map[place][]need) map[string][]string {
+	rules, folded := map[string][]string{}, ""
 	for _, at := range slices.SortedFunc(maps.Keys(allowed), func(a, b place) int {
 		return strings.Compare(a.parent+a.rest, b.parent+b.rest)
 	}) {
 		names, count := allowed[at], ""
 		if len(names) >= leastFolded && at.parent != folded && strings.Contains(at.parent, ".") && !isPublicSuffix(at.parent) {
-			folded, count = at.parent, fmt.Sprintf("%d names, ", len(names)) // a policy has a wildcard once
+			folded, count = at.parent, fmt.Sprintf("%d names, ", len(names))
 			all := need{Record: guard.Record{Name: "*." + at.parent}}
 			for _, n := range names {
 				all.Asked += n.Asked
@@ -180,17 +198,7 @@ func learn(needs []need) string {
 			rules[at.rest] = append(rules[at.rest], fmt.Sprintf("\n  - %-40q  # %s%s", n.Name, count, n.usage()))
 		}
 	}
-	text := "# Written by nametap guard learn.\nmode: enforce\nallow:"
-	for _, rest := range slices.Sorted(maps.Keys(rules)) {
-		text += "\n- names:" + strings.Join(slices.Sorted(slices.Values(rules[rest])), "") + rest
-	}
-	if denied != "" {
-		text += "\ndeny:\n- names:" + denied
-	}
-	if direct != "" {
-		text += "\ndirect:" + direct
-	}
-	return text + private + "\n"
+	return rules
 }
 
 // rest returns the text of a rule for the name that is behind its names: ports and types.
