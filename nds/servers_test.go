@@ -32,7 +32,7 @@ import (
 	"github.com/nametap/nametap/nds"
 )
 
-var rounds = flag.Int("servers.rounds", 1, "how many times TestServers makes its 1,000 changes with each control plane")
+var rounds = flag.Int("servers.rounds", 1, "how many times TestServers makes its 500 changes with each control plane")
 
 // A controlPlane is a control plane of one kind.
 type controlPlane interface {
@@ -71,7 +71,7 @@ type world struct {
 	trace  []string // what was done
 }
 
-// TestServers makes 1,000 random changes with each kind of control plane, and disturbs the connections in between. After
+// TestServers makes 500 random changes with each kind of control plane, and disturbs the connections in between. After
 // each step, the client has the table of the control plane.
 func TestServers(t *testing.T) { // C1, C2, C3, C5, C7, C8, C9, C11, C12
 	t.Parallel()
@@ -80,7 +80,7 @@ func TestServers(t *testing.T) { // C1, C2, C3, C5, C7, C8, C9, C11, C12
 		test := func(name string, kinds ...kind) {
 			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) {
 				t.Parallel()
-				synctest.Test(t, func(t *testing.T) { newWorld(t, kinds, seed).run(1000) })
+				synctest.Test(t, func(t *testing.T) { newWorld(t, kinds, seed).run(500) })
 			})
 		}
 		for _, kind := range all {
@@ -251,7 +251,22 @@ func (w *world) disturb() {
 	switch w.random.IntN(9) {
 	case 0:
 		w.note("cut")
+		w.settle()
 		w.wire.cut()
+		w.settle()
+		if s, ok := w.plane.(*scripted); ok && !w.kind.sotw { // nothing has changed meanwhile
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			want := map[string]string{}
+			for name, r := range s.resources {
+				if name != "" && r.GetVersion() != "" {
+					want[name] = r.GetVersion()
+				}
+			}
+			if !maps.Equal(want, s.announced) {
+				w.t.Errorf("the client announces %v, want %v", s.announced, want)
+			}
+		}
 	case 1:
 		w.note("GOAWAY")
 		w.wire.goAway()

@@ -183,6 +183,7 @@ type scripted struct {
 	resources map[string]*discoveryv3.Resource // by name
 	sessions  map[*session]struct{}
 	responses int
+	announced map[string]string     // in the last first request
 	greeting  *discoveryv3.Resource // an addition to the first response of the next stream; may be nil
 }
 
@@ -280,7 +281,7 @@ func (s *scripted) sendLocked(to *session, response *discoveryv3.DeltaDiscoveryR
 func (s *scripted) greet(to *session, announced map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sessions[to] = struct{}{}
+	s.sessions[to], s.announced = struct{}{}, announced
 	to.all, to.has = s.all, map[string]string{}
 	if s.marker == nil {
 		maps.Copy(to.has, announced)
