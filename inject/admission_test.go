@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	kyaml "sigs.k8s.io/yaml"
 
 	"github.com/nametap/nametap/inject"
 )
@@ -78,24 +77,5 @@ func TestAdmitErrors(t *testing.T) { // I10
 		if _, patch, err := inject.Admit([]byte(text), shop, inject.Config{}); err == nil || patch != nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.40s: %s %v, want %s", text, patch, err, want)
 		}
-	}
-}
-
-// BenchmarkAdmit measures the injection of a small pod by the webhook, and of the largest.
-func BenchmarkAdmit(b *testing.B) {
-	small, err := kyaml.YAMLToJSON([]byte(plain))
-	if err != nil {
-		b.Fatal(err)
-	}
-	large := `{"x": [` + strings.Repeat(`{"":0}, `, 24_980) + `0], "spec": {"containers": [{"name": "app"}]}}`
-	for name, object := range map[string]string{"small": string(small), "large": large} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, _, err := inject.Admit([]byte(object), shop, inject.Config{}); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
 	}
 }

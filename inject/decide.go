@@ -142,7 +142,7 @@ func nameTaken(p *pod, previous status) string {
 		}
 	}
 	for _, volume := range p.Spec.Volumes {
-		if slices.Contains(volumeNames(), volume.Name) && !previous.addedVolume(volume.Name) {
+		if slices.Contains([]string{tokenVolume, rootCertVolume, stateVolume, guardVolume}, volume.Name) && !previous.addedVolume(volume.Name) {
 			return fmt.Sprintf("the pod has a volume %.100q that was not injected: give it another name", volume.Name)
 		}
 	}

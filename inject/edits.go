@@ -102,7 +102,16 @@ func (e edits) apply(pod map[string]any) {
 	annotations, spec := ensure(ensure(pod, "metadata"), "annotations"), ensure(pod, "spec")
 	if e.istioEnv != nil {
 		for _, c := range istioElements(spec) {
-			c["env"] = withVariable(list(c, "env"), *e.istioEnv)
+			env, found := slices.Clone(list(c, "env")), false
+			for i := range env {
+				if nameOf(env[i]) == e.istioEnv.Name { // it stays in its place
+					env[i], found = encode(e.istioEnv), true
+				}
+			}
+			if !found {
+				env = append(env, encode(e.istioEnv))
+			}
+			c["env"] = env
 		}
 		excludeStatus(annotations, spec)
 	}
@@ -156,20 +165,6 @@ func (e edits) withVolumes(current []any) []any {
 		case e.previous.Volumes[name] != mark(generated):
 			all[i] = generated
 		}
-	}
-	return all
-}
-
-// withVariable returns variables of a container with v, which stays in its place.
-func withVariable(variables []any, v corev1.EnvVar) []any {
-	all, found := slices.Clone(variables), false
-	for i, current := range all {
-		if nameOf(current) == v.Name {
-			all[i], found = encode(v), true
-		}
-	}
-	if !found {
-		all = append(all, encode(v))
 	}
 	return all
 }

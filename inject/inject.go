@@ -47,7 +47,7 @@ func Pod(original map[string]any, ns Namespace, cfg Config) (Result, error) {
 }
 
 // maxMarks bounds the brackets and commas of a pod in JSON, and with them its values. A value needs 500 bytes of memory while the
-// pod is injected (BenchmarkAdmit), and a pod of 3 MiB, which the API server accepts, can have a million.
+// pod is injected, and a pod of 3 MiB, which the API server accepts, can have a million.
 const maxMarks = 50_000
 
 // Admit calls Pod for a pod in JSON, as the API server sends it to a webhook. It also returns the changes as a JSON

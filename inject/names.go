@@ -42,9 +42,6 @@ const (
 	awaitAgent = "30s"
 )
 
-// volumeNames returns the names of the volumes that are added.
-func volumeNames() []string { return []string{tokenVolume, rootCertVolume, stateVolume, guardVolume} }
-
 // lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
 // restricted allows it.
 const lowPorts = "net.ipv4.ip_unprivileged_port_start"

@@ -276,7 +276,9 @@ func (c *Client) connect(ctx context.Context) (lasted time.Duration, err error) 
 	watch.Go(func() { cancel(c.awaitChange(ctx, c.sentNode)) })
 	lasted, err = c.runStreams(ctx, cancel, creds)
 	if err != nil && strings.Contains(err.Error(), "too_many_pings") {
-		c.pingLess()
+		c.pingAfter = min(2*c.pingAfter, maxPingAfter) // TCP keep-alives still notice a dead host
+		c.cfg.Logger.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
+			"reason", "too many pings", "every", c.pingAfter)
 	}
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errNodeChanged), errors.Is(cause, errResumed):
@@ -355,14 +357,6 @@ func (c *Client) reportSilence() {
 	if silent {
 		c.cfg.Logger.Warn("no table from the control plane so far", "address", c.cfg.Addr, "error", errSilent)
 	}
-}
-
-// pingLess makes later connections ping half as often. It is called when the control plane has ended a connection
-// because of too many pings. TCP keep-alives still notice a dead host.
-func (c *Client) pingLess() {
-	c.pingAfter = min(2*c.pingAfter, maxPingAfter)
-	c.cfg.Logger.Warn("the control plane, or a proxy in front of it, permits fewer pings: a hung control plane is detected later",
-		"reason", "too many pings", "every", c.pingAfter)
 }
 
 // logEnd logs that there is no stream, and err as the reason. It logs nothing if Run is about to return. expected

@@ -20,39 +20,29 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/nametap/nametap/discovery/push"
 )
 
-// A wire is a gRPC server in memory in front of an ADS service that can be exchanged. It records what the client and
-// the service say, and disturbs their connections.
+// A wire is a gRPC server in memory in front of an ADS service that can be exchanged. It disturbs their connections.
 type wire struct {
 	t       *testing.T
 	noDelta bool // the incremental RPC is not implemented
 
-	mu        sync.Mutex
-	service   discoveryv3.AggregatedDiscoveryServiceServer
-	server    *grpc.Server
-	listener  *bufconn.Listener
-	conn      net.Conn // the last connection
-	streams   int
-	open      map[int]chan error // by stream; receives the error with which the stream ends
-	exchanges []exchange
+	mu       sync.Mutex
+	service  discoveryv3.AggregatedDiscoveryServiceServer
+	server   *grpc.Server
+	listener *bufconn.Listener
+	conn     net.Conn            // the last connection
+	open     map[chan error]bool // of each stream: receives the error with which the stream ends
 	// The properties of connections from now on.
-	gzip, sameNonces bool
-	drip             int // the bytes of a read; 0 for no bound
-}
-
-// An exchange is a request or a response.
-type exchange struct {
-	stream int
-	proto.Message
+	gzip bool
+	drip int // the bytes of a read; 0 for no bound
 }
 
 func startWire(t *testing.T, noDelta bool) *wire {
 	t.Helper()
-	w := &wire{t: t, noDelta: noDelta, open: map[int]chan error{}}
+	w := &wire{t: t, noDelta: noDelta, open: map[chan error]bool{}}
 	w.listen()
 	t.Cleanup(w.stop)
 	return w
@@ -61,7 +51,7 @@ func startWire(t *testing.T, noDelta bool) *wire {
 // listen starts a server. Connections to an earlier one go on.
 func (w *wire) listen() {
 	pings := grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 15 * time.Second}) // istiod's
-	server, listener := grpc.NewServer(grpc.StreamInterceptor(w.intercept), pings), bufconn.Listen(64<<10)
+	server, listener := grpc.NewServer(grpc.StreamInterceptor(w.intercept), pings, grpc.ForceServerCodecV2(push.Codec())), bufconn.Listen(64<<10)
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, (*exchangeable)(w))
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,9 +79,9 @@ func (w *wire) goAway() {
 // cut ends all streams with an error of istiod. It returns when the service has noticed.
 func (w *wire) cut() {
 	w.mu.Lock()
-	for id, end := range w.open {
+	for end := range w.open {
 		end <- status.Error(codes.Unavailable, "closing transport due to: max_age")
-		delete(w.open, id)
+		delete(w.open, end)
 	}
 	w.mu.Unlock()
 	synctest.Wait()
@@ -119,27 +109,14 @@ func (w *wire) dial(ctx context.Context, _ string) (net.Conn, error) {
 	return drippingConn{conn, drip}, nil
 }
 
-// take returns what was said since the last call, and the number of the stream that is open; 0 for none.
-func (w *wire) take() (said []exchange, open int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	said, w.exchanges = w.exchanges, nil
-	for id := range w.open {
-		open = max(open, id)
-	}
-	return said, open
-}
-
 // intercept passes a stream to the service until cut ends it.
 func (w *wire) intercept(service any, rpc grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	delta := strings.HasSuffix(info.FullMethod, "DeltaAggregatedResources")
-	if w.noDelta && delta {
+	if w.noDelta && strings.HasSuffix(info.FullMethod, "DeltaAggregatedResources") {
 		return status.Error(codes.Unimplemented, "unknown method DeltaAggregatedResources")
 	}
+	end := make(chan error, 2)
 	w.mu.Lock()
-	w.streams++
-	stream, end := &tappedStream{ServerStream: rpc, wire: w, id: w.streams, delta: delta, sameNonces: w.sameNonces}, make(chan error, 2)
-	w.open[stream.id] = end
+	w.open[end] = true
 	compress := w.gzip
 	w.mu.Unlock()
 	if compress {
@@ -147,11 +124,11 @@ func (w *wire) intercept(service any, rpc grpc.ServerStream, info *grpc.StreamSe
 			return err
 		}
 	}
-	go func() { end <- handler(service, stream) }()
+	go func() { end <- handler(service, rpc) }()
 	err := <-end
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.open, stream.id)
+	delete(w.open, end)
 	return err
 }
 
@@ -170,82 +147,6 @@ func (e *exchangeable) DeltaAggregatedResources(s discoveryv3.AggregatedDiscover
 
 func (e *exchangeable) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	return e.current().StreamAggregatedResources(s)
-}
-
-// A tappedStream records requests and responses. With sameNonces, all responses have one nonce for the client.
-type tappedStream struct {
-	grpc.ServerStream
-	wire              *wire
-	id                int
-	delta, sameNonces bool
-
-	mu    sync.Mutex
-	nonce string // of the service's last response
-}
-
-const sameNonce = "the nonce"
-
-// SendMsg sends a response, which may be one that nametap-discovery has encoded.
-func (s *tappedStream) SendMsg(response any) error {
-	data, err := push.Codec().Marshal(response)
-	if err != nil {
-		return err
-	}
-	var m interface {
-		proto.Message
-		GetNonce() string
-	} = &discoveryv3.DiscoveryResponse{}
-	if s.delta {
-		m = &discoveryv3.DeltaDiscoveryResponse{}
-	}
-	if err := proto.Unmarshal(data.Materialize(), m); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	s.nonce = m.GetNonce()
-	s.mu.Unlock()
-	if s.sameNonces {
-		setText(m, "nonce", sameNonce)
-	}
-	s.record(m)
-	return s.ServerStream.SendMsg(m)
-}
-
-// RecvMsg receives a request, as a message of xDS or of nametap-discovery.
-func (s *tappedStream) RecvMsg(request any) error {
-	var m interface {
-		proto.Message
-		GetResponseNonce() string
-	} = &discoveryv3.DiscoveryRequest{}
-	if s.delta {
-		m = &discoveryv3.DeltaDiscoveryRequest{}
-	}
-	if err := s.ServerStream.RecvMsg(m); err != nil {
-		return err
-	}
-	s.record(proto.Clone(m))
-	if m.GetResponseNonce() == sameNonce {
-		s.mu.Lock()
-		setText(m, "response_nonce", s.nonce)
-		s.mu.Unlock()
-	}
-	data, err := push.Codec().Marshal(m)
-	if err != nil {
-		return err
-	}
-	return push.Codec().Unmarshal(data, request)
-}
-
-// setText sets a field of a message.
-func setText(m proto.Message, field protoreflect.Name, value string) {
-	r := m.ProtoReflect()
-	r.Set(r.Descriptor().Fields().ByName(field), protoreflect.ValueOfString(value))
-}
-
-func (s *tappedStream) record(m proto.Message) {
-	s.wire.mu.Lock()
-	defer s.wire.mu.Unlock()
-	s.wire.exchanges = append(s.wire.exchanges, exchange{s.id, m})
 }
 
 // A notedListener notes the last connection.
@@ -282,6 +183,7 @@ type scripted struct {
 	resources map[string]*discoveryv3.Resource // by name
 	sessions  map[*session]struct{}
 	responses int
+	announced map[string]string     // in the last first request
 	greeting  *discoveryv3.Resource // an addition to the first response of the next stream; may be nil
 }
 
@@ -304,6 +206,7 @@ type session struct {
 	// the last response.
 	has, before map[string]string
 	nonce       int
+	pending     int // responses that were not answered
 }
 
 // sentAs returns what tells a resource from another one with the same name.
@@ -360,6 +263,7 @@ func (s *scripted) sendLocked(to *session, response *discoveryv3.DeltaDiscoveryR
 	s.responses++
 	response.SystemVersionInfo = strconv.Itoa(s.responses * 3 % 7) // versions go back, and come again
 	to.nonce++
+	to.pending++
 	response.Nonce = strconv.Itoa(to.nonce)
 	to.before = maps.Clone(to.has)
 	for _, name := range response.GetRemovedResources() {
@@ -377,7 +281,7 @@ func (s *scripted) sendLocked(to *session, response *discoveryv3.DeltaDiscoveryR
 func (s *scripted) greet(to *session, announced map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sessions[to] = struct{}{}
+	s.sessions[to], s.announced = struct{}{}, announced
 	to.all, to.has = s.all, map[string]string{}
 	if s.marker == nil {
 		maps.Copy(to.has, announced)
@@ -403,9 +307,20 @@ func (s *scripted) leave(session *session) {
 func (s *scripted) answered(by *session, rejected bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if rejected {
+	if by.pending--; rejected {
 		by.has = by.before
 	}
+}
+
+// quiet reports whether there is a client, and has answered all responses.
+func (s *scripted) quiet() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	quiet := len(s.sessions) > 0
+	for session := range s.sessions {
+		quiet = quiet && session.nonce > 0 && session.pending == 0
+	}
+	return quiet
 }
 
 // serve serves a stream of either variant, whose requests receive returns in incremental form.

@@ -228,7 +228,9 @@ func newResource(name, version string, value []byte) (*resource, error) {
 		if name == "" || name[0] == 0 { // a name of sotwRPC.receive
 			return nil, errors.New("a name_info in a resource without the name of its host")
 		}
-		entry := hostEntry(name, info)
+		body := protowire.AppendString(protowire.AppendTag(nil, fieldKey, protowire.BytesType), name)
+		body = protowire.AppendBytes(protowire.AppendTag(body, fieldInfo, protowire.BytesType), info)
+		entry := protowire.AppendBytes(protowire.AppendTag(nil, fieldTable, protowire.BytesType), body)
 		if value, oneShard = slices.Concat(value, entry), r.hosts == 0; oneShard {
 			value = entry
 		}
@@ -245,11 +247,4 @@ func newResource(name, version string, value []byte) (*resource, error) {
 		}
 	}
 	return r, err
-}
-
-// hostEntry returns the entry of a host.
-func hostEntry(host string, info []byte) []byte {
-	body := protowire.AppendString(protowire.AppendTag(nil, fieldKey, protowire.BytesType), host)
-	body = protowire.AppendBytes(protowire.AppendTag(body, fieldInfo, protowire.BytesType), info)
-	return protowire.AppendBytes(protowire.AppendTag(nil, fieldTable, protowire.BytesType), body)
 }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -95,7 +96,7 @@ func nametapPath() string {
 	return filepath.Join(filepath.Dir(path), "nametap")
 }
 
-// A host has a nameserver, a control plane and, one after the other, two agents. It runs in a network namespace.
+// A host has a nameserver, a control plane and an agent. It runs in a network namespace.
 type host struct {
 	dir    string // of the demo
 	out    *printer
@@ -117,18 +118,12 @@ func runCaptured(ctx context.Context, out *printer, dir string) error {
 		out.leftOut(fmt.Sprintf("no host in a network namespace (%s): run `make run` as root, in a container with NET_ADMIN", reason))
 		return ctx.Err()
 	}
-	err = h.showApply(ctx)
-	switch {
-	case errors.Is(err, errNoRules):
-		out.leftOut(err.Error())
-		return nil
-	case err != nil:
-		return err
+	if err := h.nametap(ctx, "capture", "check").Run(); err != nil {
+		out.leftOut("no rules can be installed: `nametap capture check`, as root, says what is missing")
+		return ctx.Err()
 	}
-	return h.showSwitch(ctx)
+	return h.show(ctx)
 }
-
-var errNoRules = errors.New("no rules can be installed: `nametap capture check`, as root, says what is missing")
 
 func (h *host) path(name string) string { return filepath.Join(h.dir, capturedCommand, name) }
 
@@ -139,6 +134,7 @@ func (h *host) start(ctx context.Context, group *errgroup.Group) error {
 			"address add "+nameserverAddr+" dev lo", "address add "+demoAddress1+" dev lo", "address add "+demoAddress2+" dev lo"),
 		os.MkdirAll(h.path("state"), 0o755), //nolint:gosec // nothing in it is secret
 		writeResolvConf(h.path("resolv.conf"), nameserverAddr),
+		h.setSwitch("false"),
 	); err != nil {
 		return err
 	}
@@ -173,56 +169,18 @@ func (h *host) nametap(ctx context.Context, arguments ...string) *exec.Cmd {
 	return cmd
 }
 
-// startAgent starts an agent. The function stop kills it. If the agent ends before that, running ends.
-func (h *host) startAgent(ctx context.Context, flags ...string) (running context.Context, stop func(), err error) {
+// show shows an agent that installs the rules itself, as on a VM, without and with capture.
+func (h *host) show(ctx context.Context) error {
+	var ended sync.WaitGroup
+	defer ended.Wait()
 	running, end := context.WithCancelCause(ctx)
-	cmd := h.nametap(running, append([]string{"agent"}, flags...)...)
-	cmd.Stderr = os.Stderr
-	if err := cmd.Start(); err != nil {
-		end(nil)
-		return nil, nil, fmt.Errorf("starting the agent: %w", err)
+	defer end(nil)
+	agent := h.nametap(running, "agent", "--capture", "--egress")
+	agent.Stderr = os.Stderr
+	if err := agent.Start(); err != nil {
+		return fmt.Errorf("starting the agent: %w", err)
 	}
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		end(fmt.Errorf("the agent has ended: %w", cmd.Wait()))
-	}()
-	return running, func() { end(nil); <-ended }, nil
-}
-
-// showApply does what the containers of a pod do: one is the agent, another installs the rules.
-func (h *host) showApply(ctx context.Context) error {
-	if err := errors.Join(h.setSwitch("true"), h.look(ctx, "without nametap", notFound)); err != nil {
-		return err
-	}
-	running, stop, err := h.startAgent(ctx)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	h.out.printf("  %s\n", h.out.bold("`nametap capture apply`, as the init container of a pod"))
-	output, err := h.nametap(running, "capture", "apply", "--capture-wait="+patience.String()).CombinedOutput()
-	for line := range strings.Lines(string(output)) {
-		if err != nil || strings.HasPrefix(line, "backend") || strings.HasPrefix(line, "IPv4") {
-			h.out.detail(6, strings.TrimSpace(line))
-		}
-	}
-	if err != nil {
-		return cmp.Or(context.Cause(running), errNoRules)
-	}
-	return h.look(running, "", demoOldAddress)
-}
-
-// showSwitch shows an agent that installs the rules itself, as on a VM.
-func (h *host) showSwitch(ctx context.Context) error {
-	if err := h.setSwitch("false"); err != nil {
-		return err
-	}
-	running, stop, err := h.startAgent(ctx, "--capture", "--egress")
-	if err != nil {
-		return err
-	}
-	defer stop()
+	ended.Go(func() { end(fmt.Errorf("the agent has ended: %w", agent.Wait())) })
 	// After an error, running has ended, so the other steps end at once.
 	return errors.Join(
 		h.look(running, "`nametap agent --capture --egress`, ISTIO_META_DNS_CAPTURE: \"false\"", notFound),
@@ -240,9 +198,7 @@ func (h *host) setSwitch(on string) error {
 
 // look makes the client resolve a host of the mesh, until the result is service, and another name.
 func (h *host) look(ctx context.Context, title, service string) error {
-	if title != "" {
-		h.out.printf("  %s\n", h.out.bold(title))
-	}
+	h.out.printf("  %s\n", h.out.bold(title))
 	return errors.Join(h.ask(ctx, "resolve", demoService, service), h.ask(ctx, "resolve", demoOutside, demoOutsideAddrs))
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -163,6 +164,9 @@ func (e usageError) Unwrap() error { return e.error }
 
 // agentProgram is the name by which `nametap inject` runs this program.
 const agentProgram = "nametap"
+
+// endSignals returns the signals that end the program.
+func endSignals() []os.Signal { return []os.Signal{syscall.SIGINT, syscall.SIGTERM} }
 
 // execute runs one command line, which begins with the name of the program, and returns the exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {

@@ -21,35 +21,13 @@ const maxManifest = 64 << 20
 // injectOptions are the flags of `nametap-discovery inject`.
 type injectOptions struct {
 	flags      *pflag.FlagSet
-	file       manifestFile
+	files      []string
 	configFile string
 	guardFile  string
 	namespace  string
 	// cfg has the values of the flags. If a flag is set, its value replaces that of the file configFile.
 	cfg inject.Config
 }
-
-// A manifestFile is the value of --filename. Unlike kubectl, this program takes one file, and refuses a second one: otherwise
-// it would silently ignore the first.
-type manifestFile struct {
-	name string
-	set  bool
-}
-
-// String returns the name.
-func (f *manifestFile) String() string { return f.name }
-
-// Set sets the name once.
-func (f *manifestFile) Set(name string) error {
-	if f.set {
-		return fmt.Errorf("%q was given before: want one file, such as the standard input with the output of cat", f.name)
-	}
-	f.name, f.set = name, true
-	return nil
-}
-
-// Type names the kind of value in the help.
-func (f *manifestFile) Type() string { return "string" }
 
 func newInject(stdout, stderr io.Writer) *cobra.Command {
 	var o injectOptions
@@ -77,8 +55,7 @@ If a pod cannot be injected, nothing is printed and the exit code is 1.`,
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	o.file.name = "-"
-	flags.VarP(&o.file, "filename", "f", "`file` with the manifest, as YAML or JSON; - is the standard input")
+	flags.StringArrayVarP(&o.files, "filename", "f", nil, "`file` with the manifest, as YAML or JSON; - is the standard input, which is the default")
 	o.declare(flags)
 	flags.StringVarP(&o.namespace, "namespace", "n", "default", "`namespace` of objects that name none")
 	return command
@@ -171,9 +148,16 @@ func (o *injectOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 
 // read reads the manifest.
 func (o *injectOptions) read(stdin io.Reader) ([]byte, error) {
-	in := stdin
-	if o.file.name != "-" {
-		file, err := os.Open(o.file.name)
+	in, name := stdin, "-"
+	switch len(o.files) {
+	case 0:
+	case 1:
+		name = o.files[0]
+	default: // kubectl takes several files, and the last one alone would be a surprise
+		return nil, usageError{fmt.Errorf("--filename: %q was given before: want one file, such as the standard input with the output of cat", o.files[0])}
+	}
+	if name != "-" {
+		file, err := os.Open(name)
 		if err != nil {
 			return nil, err
 		}
@@ -185,7 +169,7 @@ func (o *injectOptions) read(stdin io.Reader) ([]byte, error) {
 		err = fmt.Errorf("want at most %d MiB", maxManifest>>20)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the manifest %s: %w", o.file.name, err)
+		return nil, fmt.Errorf("reading the manifest %s: %w", name, err)
 	}
 	return text, nil
 }

@@ -1,3 +1,5 @@
+//go:build !manual
+
 // Command nametap-discovery is nametap's own control plane. It serves the Services and
 // ServiceEntries of a Kubernetes cluster, or of a directory, to agents, as istiod does.
 package main
@@ -6,11 +8,9 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"syscall"
 )
 
-// endSignals returns the signals that end the program.
-func endSignals() []os.Signal { return []os.Signal{syscall.SIGINT, syscall.SIGTERM} }
+func main() { os.Exit(run()) }
 
 // run runs the command and returns the exit code.
 func run() int {

@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/nametap/nametap/api"
 	"github.com/nametap/nametap/discovery"
@@ -55,7 +54,13 @@ func printTable(ctx context.Context, o *options, stdout, stderr io.Writer) error
 	if o.output == outputText {
 		err = printText(stdout, table)
 	} else {
-		err = printProto(stdout, table)
+		// protojson alone would vary its spaces, and would not sort the hosts.
+		var data []byte
+		var plain any
+		if data, err = protojson.Marshal(table); err == nil {
+			err = json.Unmarshal(data, &plain)
+		}
+		err = cmp.Or(err, printJSON(stdout, plain))
 	}
 	if err != nil {
 		return fmt.Errorf("printing the table: %w", err)
@@ -103,19 +108,6 @@ func details(info *api.NameTable_NameInfo) string {
 		texts = append(texts, text)
 	}
 	return strings.Join(texts, ", ")
-}
-
-// printProto prints a message as JSON. protojson alone would vary its spaces, and would not sort the hosts.
-func printProto(w io.Writer, m proto.Message) error {
-	data, err := protojson.Marshal(m)
-	if err != nil {
-		return err
-	}
-	var plain any
-	if err := json.Unmarshal(data, &plain); err != nil {
-		return err
-	}
-	return printJSON(w, plain)
 }
 
 func printJSON(w io.Writer, v any) error {

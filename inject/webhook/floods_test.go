@@ -25,59 +25,32 @@ func reviewWith(opening, item, end string) []byte {
 	return []byte(head + opening + strings.TrimSuffix(strings.Repeat(item, n), ",") + end + tail)
 }
 
-// costly returns questions of 1 MiB with many small values or a long one, and a part of the answer to each.
-func costly() map[string]struct {
-	body []byte
-	want string
-} {
-	return map[string]struct {
-		body []byte
-		want string
-	}{
-		"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), `"allowed":true`},
-		"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), `"allowed":true`},
-		"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), `"allowed":true`},
-		"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "brackets and commas: want at most 50000"},
-		"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), `"patch":`},
-		"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), "want an AdmissionReview in JSON, in UTF-8"},
-		"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), `want \"true\" or \"false\"`},
-		"a long name":        {reviewWith(`"object":`+pod+`,"name":"`, "a", `"`), "at most 253 characters"},
-		"a long number":      {reviewWith(`"object":`+pod+`,"name":`, "1", ``), "want an AdmissionReview"},
-	}
-}
-
-// answered returns the answer to a question.
-func answered(hook *webhook.Webhook, body []byte) string {
-	recorder := httptest.NewRecorder()
-	hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathPod, bytes.NewReader(body)))
-	return recorder.Body.String()
-}
-
-// TestCostlyFields checks the answers to the questions that BenchmarkCostlyFields measures.
+// TestCostlyFields checks the answers to questions of 1 MiB with many small values or a long one.
 func TestCostlyFields(t *testing.T) { // I10
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
-		for name, test := range costly() {
-			if answer := answered(hook, test.body); !strings.Contains(answer, test.want) {
+		for name, test := range map[string]struct {
+			body []byte
+			want string
+		}{
+			"the object before":  {reviewWith(`"object":`+pod+`,"oldObject":[`, "1,", "]"), `"allowed":true`},
+			"groups":             {reviewWith(`"object":`+pod+`,"userInfo":{"groups":[`, `"",`, "]}"), `"allowed":true`},
+			"unknown":            {reviewWith(`"object":`+pod+`,"x":[`, "{},", "]"), `"allowed":true`},
+			"labels":             {reviewWith(`"object":{"metadata":{"labels":{`, `"a":"",`, "}}}"), "brackets and commas: want at most 50000"},
+			"an annotation of <": {reviewWith(`"object":{"metadata":{"annotations":{"a":"`, "<", `"},"labels":{"nametap.dev/inject":"true"}},"spec":{"containers":[{"name":"app"}]}}`), `"patch":`},
+			"a label of bytes":   {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\xff", `"}},"spec":{"containers":[{"name":"app"}]}}`), "want an AdmissionReview in JSON, in UTF-8"},
+			"a label of U+007F":  {reviewWith(`"object":{"metadata":{"labels":{"nametap.dev/inject":"`, "\x7f", `"}},"spec":{"containers":[{"name":"app"}]}}`), `want \"true\" or \"false\"`},
+			"a long name":        {reviewWith(`"object":`+pod+`,"name":"`, "a", `"`), "at most 253 characters"},
+			"a long number":      {reviewWith(`"object":`+pod+`,"name":`, "1", ``), "want an AdmissionReview"},
+		} {
+			recorder := httptest.NewRecorder()
+			hook.ServeHTTP(recorder, httptest.NewRequest(http.MethodPost, webhook.PathPod, bytes.NewReader(test.body)))
+			if answer := recorder.Body.String(); !strings.Contains(answer, test.want) {
 				t.Errorf("%s: %.300s", name, answer)
 			}
 		}
 	})
-}
-
-// BenchmarkCostlyFields measures how much memory is allocated for questions of 1 MiB. The longest are of 4 MiB, and half
-// of the memory of the container is 256 MiB.
-func BenchmarkCostlyFields(b *testing.B) {
-	hook := webhook.New(webhook.Config{Logger: slog.New(slog.DiscardHandler)})
-	for name, test := range costly() {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				answered(hook, test.body)
-			}
-		})
-	}
 }
 
 // dial connects to the webhook, for a client that does what no HTTP client does.

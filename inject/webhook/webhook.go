@@ -38,7 +38,7 @@ const (
 	PathPod = "/inject/pod"
 )
 
-// Bounds of the server. The memory of the container is 512 MiB; half of it suffices (BenchmarkCostlyFields).
+// Bounds of the server. The memory of the container is 512 MiB; half of it suffices.
 const (
 	// maxBody is the longest question, in bytes. The API server accepts objects of 3 MiB, and
 	// admission comes before etcd's limit of 1.5 MiB.
@@ -50,8 +50,7 @@ const (
 	// bodyTimeout bounds how long a client takes to send a question, and writeTimeout to read an answer.
 	bodyTimeout, writeTimeout = 2 * time.Second, 5 * time.Second
 	// maxPods is the number of small questions whose pods are injected at a time, and maxLargePods
-	// the number of other questions. A small question needs up to 6 MiB, any other question up to 130 MiB
-	// (BenchmarkCostlyFields).
+	// the number of other questions. A small question needs up to 6 MiB, any other question up to 130 MiB.
 	maxPods, maxLargePods = 4, 1
 	// maxConns is the number of connections. An API server keeps 25 idle connections.
 	maxConns = 1000

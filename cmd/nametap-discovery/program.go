@@ -1,7 +1,0 @@
-//go:build !manual
-
-package main
-
-import "os"
-
-func main() { os.Exit(run()) }
