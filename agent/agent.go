@@ -16,7 +16,6 @@ import (
 	"github.com/nametap/nametap/agent/probe"
 	"github.com/nametap/nametap/dnsproxy"
 	"github.com/nametap/nametap/internal/clock"
-	"github.com/nametap/nametap/iptables"
 	"github.com/nametap/nametap/nds"
 )
 
@@ -191,14 +190,9 @@ func (a *Agent) announce(ctx context.Context) error {
 	return nil
 }
 
-// How long queries in flight may take at the end of an agent with Config.Service. stopTimeout is for an agent that has
-// removed its rules. It is short, because replies no longer reach the clients whose queries were captured.
-// handOverTimeout is for an agent that another agent follows: during this time, new queries wait in the sockets. It leaves half
-// of the lease for the start of the other agent.
-const (
-	stopTimeout     = 50 * time.Millisecond
-	handOverTimeout = iptables.LeaseTime / 2
-)
+// stopTimeout is how long queries in flight may take at the end of an agent with Config.Service that has removed its
+// rules. It is short, because replies no longer reach the clients whose queries were captured.
+const stopTimeout = 50 * time.Millisecond
 
 // drain waits until the agent must end. Then it calls the function release, which starts to remove the capture rules,
 // and waits for the time Config.Drain. It returns how long queries in flight may take after that; 0 means no limit.

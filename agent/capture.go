@@ -288,6 +288,10 @@ func (c *capture) awaitBegun(ctx context.Context) {
 	}
 }
 
+// handOverTimeout is how long queries in flight may take at the end of an agent that another one follows, for whose
+// start half of the lease is left. Meanwhile new queries wait in the sockets.
+const handOverTimeout = iptables.LeaseTime / 2
+
 // endSoon reports whether the agent ends without a drain. If handOver is true, rules with a lease, and rules of the previous
 // agent, stay: if no agent follows, the kernel ends their capture. Otherwise, before an end without a drain, run removes the
 // rules and waits only briefly for replies. The parameter drains is true if the settings want a drain after that.

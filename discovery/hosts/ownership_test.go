@@ -57,7 +57,7 @@ func changed(service string, before, after map[string]string) (all []string) {
 }
 
 // D65, D68: an object that clients may not see changes nothing in their table. An object of one namespace changes no
-// host of clients in another one that their own namespace, or a Service, has.
+// host of clients in another one that their own namespace, or a Service, has. What a Service has is its own.
 func TestOwnership(t *testing.T) {
 	for seed := range uint64(*rounds) {
 		w := world{rand.New(rand.NewPCG(seed, 1)), false}
@@ -97,6 +97,14 @@ func TestOwnership(t *testing.T) {
 			if diff := cmp.Diff(before[namespace], after); diff != "" && !may(o, "") && !may(old, "") {
 				t.Fatalf("seed %d: %v, which was %v, changes the table of %s, which may not see it:\n%s", seed, o, old, namespace, diff)
 			}
+			limited := h.Sidecar(namespace, nil) != Limit{} // and so may not show the own one, or the Service
+			for key, o := range objects {
+				host := key.Name + "." + key.Namespace + ".svc." + domain
+				if o.Service != nil && may(o, host) && !limited && key.Namespace != object.DefaultRootNamespace && namespace != object.DefaultRootNamespace &&
+					strings.Contains(after[host], `"`+object.DefaultRootNamespace+`"`) {
+					t.Fatalf("seed %d: %s has %s of the root namespace, although there is the Service %v", seed, host, after[host], o)
+				}
+			}
 			if key.Kind == object.KindSidecar || key.Namespace == namespace {
 				continue
 			}
@@ -104,7 +112,6 @@ func TestOwnership(t *testing.T) {
 				own := func(other object.Object) bool {
 					return other.Key.Namespace == namespace && other.Entry != nil && slices.Contains(other.Entry.Hosts, host) && len(other.Entry.Addrs) > 0 && shows(namespace, other, host)
 				}
-				limited := h.Sidecar(namespace, nil) != Limit{} // and so may not show the own one
 				if !may(o, host) && !may(old, host) || !limited && strings.Contains(after[host], registryExternal) && slices.ContainsFunc(slices.Collect(maps.Values(objects)), own) {
 					t.Fatalf("seed %d: %v, which was %v, changes %s for %s:\n%s", seed, o, old, host, namespace, before[namespace][host]+"\n"+after[host])
 				}

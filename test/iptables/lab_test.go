@@ -148,12 +148,11 @@ func (l *lab) tool(suffix string) string {
 func (l *lab) server(digit byte) string { return nameserver(l.family == family.IPv4, digit) }
 
 // agent starts an agent, as uid and gid 1337.
-func (l *lab) agent() *peer {
+func (l *lab) agent() {
 	l.t.Helper()
 	a := startPeer(l.t, l.ns)
 	a.do("user 1337 1337")
 	a.do("serve A same 127.0.0.1:15053 [::1]:15053")
-	return a
 }
 
 // other returns the other backend than the lab's.

@@ -25,7 +25,6 @@ const patience = 5 * time.Minute
 // each with "ok …" or "error …".
 type peer struct {
 	t   *testing.T
-	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
@@ -47,14 +46,9 @@ func startPeer(t *testing.T, ns *netns.NS) *peer {
 	if err := ns.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	p := &peer{t: t, cmd: cmd, in: in, out: bufio.NewReader(out)}
-	t.Cleanup(p.stop)
+	p := &peer{t: t, in: in, out: bufio.NewReader(out)}
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() }) // it has nothing to save
 	return p
-}
-
-func (p *peer) stop() {
-	_ = p.cmd.Process.Kill()
-	_ = p.cmd.Wait()
 }
 
 // do sends a command to the peer and returns the answer.

@@ -108,7 +108,7 @@ func (in injection) test(t *testing.T) {
 	if in.mode == "resolv" {
 		want = "capture        no rules are needed: the agent is the only nameserver of /etc/resolv.conf"
 	}
-	text := p.mustExec("nametap", "nametap", "status")
+	text := p.mustExec("nametap", "status")
 	if !strings.Contains(text, want) || !strings.Contains(text, "connected to "+in.control) || strings.Contains(text, "not connected") || strings.Contains(text, "IPv4 not redirected") {
 		t.Errorf("nametap status: want %q:\n%s", want, text)
 	}

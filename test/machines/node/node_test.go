@@ -235,12 +235,12 @@ func (c *cluster) testRollout(t *testing.T) {
 func (c *cluster) testManifest(t *testing.T) {
 	shop := c.shop(t)
 	shop.has("db.example.com", "192.0.2.53")
-	status := shop.mustExec("nametap", "nametap", "status")
+	status := shop.mustExec("nametap", "status")
 	if !strings.Contains(status, "connected to "+discoveryAddr) {
 		t.Errorf("nametap status: %s", status)
 	}
 	// The agent's container cannot read the rules, and says what is captured.
-	for _, text := range []string{status, shop.mustExec("nametap", "nametap", "capture", "status")} {
+	for _, text := range []string{status, shop.mustExec("nametap", "capture", "status")} {
 		if !strings.Contains(text, "IPv4 redirected: an agent answers a test query") {
 			t.Errorf("the status does not say that IPv4 is captured: %s", text)
 		}
@@ -327,7 +327,7 @@ func (c *cluster) testControlPlaneAway(t *testing.T) {
 	p := s.create(spec)
 	p.ready()
 	p.wantRight("load")
-	if status := p.mustExec("nametap", "nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15012") {
+	if status := p.mustExec("nametap", "status"); !strings.Contains(status, "not connected to 172.30.0.99:15012") {
 		t.Errorf("nametap status: %s", status)
 	}
 }

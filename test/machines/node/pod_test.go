@@ -167,10 +167,10 @@ func (p *pod) exec(container string, args ...string) (string, error) {
 	return p.TryKubectl(append([]string{"exec", "--namespace=" + p.space.name, p.name, "--container=" + container, "--"}, args...)...)
 }
 
-// mustExec is like exec and fails the test if the command fails.
-func (p *pod) mustExec(container string, args ...string) string {
+// mustExec runs a command in the container of the agent. It fails the test if the command fails.
+func (p *pod) mustExec(args ...string) string {
 	p.t.Helper()
-	output, err := p.exec(container, args...)
+	output, err := p.exec("nametap", args...)
 	if err != nil {
 		p.t.Fatalf("%s: %v\n%s", strings.Join(args, " "), err, output)
 	}
