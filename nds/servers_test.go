@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,9 +66,11 @@ type world struct {
 	older  snapshotFile // that the client wrote earlier
 	client *nds.Client
 	table  *fakeTable // the client's
-	tables [][]string // that the client has had since the last check
 	stop   func()
 	trace  []string // what was done
+
+	mu     sync.Mutex
+	tables [][]string // guarded by mu: that the client has had since the last check
 }
 
 // TestServers makes 1,000 random changes with each kind of control plane, and disturbs the connections in between. After
@@ -150,11 +153,13 @@ func (w *world) newClient() {
 	cfg.Dial, cfg.StateDir, cfg.Node.AutoAllocate = w.wire.dial, w.dir, true
 	client, err := nds.New(cfg, func(shards map[int][]byte) error {
 		for at, entries := range shards {
-			if len(w.kinds) == 1 && w.kind.name == "discovery" && len(entries) > 0 && bytes.Equal(entries, applied.shards[at]) {
+			if len(w.kinds) == 1 && w.kinds[0].name == "discovery" && len(entries) > 0 && bytes.Equal(entries, applied.shards[at]) {
 				w.t.Errorf("shard %d is applied again", at)
 			}
 		}
 		err := applied.apply(shards)
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.tables = append(w.tables, entriesIn(w.t, applied.whole()))
 		return err
 	})
@@ -438,6 +443,8 @@ func (w *world) check() {
 	if s := w.client.Status(); digest != "" && s.Digest != digest || s.Digest == "" || int(s.Rejected) != w.model.rejected || !s.Connected || s.Stale {
 		w.t.Fatalf("after %q, the status is %+v, want %d rejected pushes and the digest %q", w.trace, s, w.model.rejected, digest)
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	wants, gots := slices.CompactFunc(w.model.tables, slices.Equal), slices.CompactFunc(w.tables, slices.Equal)
 	if !w.model.unsure && !slices.EqualFunc(wants, gots, slices.Equal) {
 		w.t.Fatalf("after %q, the client had %d other tables before (-want +got):\n%s", w.trace, len(gots), cmp.Diff(wants, gots))
