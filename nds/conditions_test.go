@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -134,19 +135,20 @@ func TestConditionsOfErrors(t *testing.T) {
 func TestConditionsOfAlternatingErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		attempts := 0
+		var attempts atomic.Int64
 		h := start(t, options{config: func(cfg *nds.Config) {
 			dial := cfg.Dial
 			cfg.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-				if attempts++; attempts > 40 {
+				attempt := attempts.Add(1)
+				if attempt > 40 {
 					return dial(ctx, addr)
 				}
-				return nil, []error{syscall.EPIPE, errors.New("remote error: tls: bad certificate"), &net.DNSError{Err: "no such host"}}[attempts%3]
+				return nil, []error{syscall.EPIPE, errors.New("remote error: tls: bad certificate"), &net.DNSError{Err: "no such host"}}[attempt%3]
 			}
 		}})
 		h.wantStatus(func(s nds.Status) bool { return s.Reconnects > 1 })
 		var window condition.Window
-		for readings := 0; attempts < 40; readings++ {
+		for readings := 0; attempts.Load() < 40; readings++ {
 			window.Add(time.Now(), h.client.Conditions())
 			report := condition.Judge(window.Conditions(time.Now()))
 			if lasts := readings > 6; lasts && (len(report.Problems) != 1 || report.Problems[0].Code != "control_plane_refuses") {

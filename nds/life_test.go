@@ -197,11 +197,12 @@ func TestLateStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		config, connections := peers(func(f *http2.Framer) error {
+			err := permitNone(f)
 			late := time.AfterFunc(9*time.Second, func() {
 				_ = f.WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 1})
 			})
 			defer late.Stop()
-			return cmp.Or(permitNone(f), readAll(f))
+			return cmp.Or(err, readAll(f))
 		})
 		h := start(t, options{config: config})
 		clock.Sleep(h.ctx, 20*time.Second)

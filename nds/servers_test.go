@@ -136,7 +136,7 @@ func (w *world) newClient() {
 	cfg.Dial, cfg.StateDir, cfg.Node.AutoAllocate = w.wire.dial, w.dir, true
 	client, err := nds.New(cfg, func(shards map[int][]byte) error {
 		for at, entries := range shards {
-			if len(w.kinds) == 1 && w.kind.name == "discovery" && len(entries) > 0 && bytes.Equal(entries, applied.shards[at]) {
+			if len(w.kinds) == 1 && w.kinds[0].name == "discovery" && len(entries) > 0 && bytes.Equal(entries, applied.shards[at]) {
 				w.t.Errorf("shard %d is applied again", at)
 			}
 		}

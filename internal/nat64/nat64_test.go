@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,17 +44,25 @@ func TestFollow(t *testing.T) { // A15
 	synctest.Test(t, func(t *testing.T) {
 		reply := []netip.Addr{netip.MustParseAddr("64:ff9b::c000:aa")}
 		silent, asked, failure := false, 0, error(nil)
+		var mu sync.Mutex // guards these while time passes
+		mu.Lock()
 		f := NewFinder(func(ctx context.Context) ([]netip.Addr, error) {
-			if asked++; silent {
+			mu.Lock()
+			asked++
+			stays, addrs, err := silent, reply, failure
+			mu.Unlock()
+			if stays {
 				<-ctx.Done()
 			}
-			return reply, errors.Join(failure, ctx.Err())
+			return addrs, errors.Join(err, ctx.Err())
 		})
 		go f.Follow(t.Context(), func() (time.Duration, bool) { return hold, true })
 		after := func(pause time.Duration, lookups int, found bool) {
 			t.Helper()
+			mu.Unlock()
 			time.Sleep(pause) //nolint:forbidigo // of the bubble
 			synctest.Wait()
+			mu.Lock()
 			if asked != lookups || (f.Prefix() != nil) != found {
 				t.Errorf("prefix %v after %d lookups, want %t after %d", f.Prefix(), asked, found, lookups)
 			}
