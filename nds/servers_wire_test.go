@@ -91,6 +91,9 @@ func (w *wire) cut() {
 func (w *wire) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.conn == nil {
+		return // the client has not connected yet
+	}
 	framer := http2.NewFramer(w.conn, nil)
 	if err := errors.Join(framer.WriteRSTStream(1, http2.ErrCodeInternal), framer.WriteRSTStream(3, http2.ErrCodeInternal)); err != nil {
 		w.t.Error(err)
