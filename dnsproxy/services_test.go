@@ -145,6 +145,22 @@ func cname(short string, records ...string) []string {
 	return append([]string{short + ". CNAME " + short + ".shop.svc.cluster.local."}, records...)
 }
 
+// All pods of a Deployment may have one host name: then one of very many endpoints is a target.
+func TestServicesOfOneHostName(t *testing.T) { // D22
+	t.Parallel()
+	const pod = "pod.web.shop.svc.cluster.local."
+	p, _ := startMesh(t, hosts{
+		"web.shop.svc.cluster.local":     withPorts(headless("web", "shop", addrs(1, 2000)...), "http=80"),
+		"pod.web.shop.svc.cluster.local": service("pod.web", "shop", addrs(1, 2000)...),
+	})
+	for range 20 {
+		resp := p.ask(t, srvWeb, dns.TypeSRV)
+		if len(resp.Answer) != 1 || resp.Answer[0].(*dns.SRV).Target != pod {
+			t.Errorf("want %s, got\n%v", pod, resp)
+		}
+	}
+}
+
 // Each endpoint of a headless Service has SRV records, with the name of its pod or its address.
 func TestServicesOfEndpoints(t *testing.T) { // D22, D21
 	t.Parallel()

@@ -49,8 +49,16 @@ func (t *Table) CountTargets(m *Match) int {
 // Targets calls yield for the targets of a match until yield returns false. First come all hosts that have the first
 // port, then all hosts that have the next port. A host is left out if it also has an earlier port with the same
 // number. For each port, the hosts begin with the host at the index start; this may be any number. If very many
-// endpoints are no targets, because their pods have other addresses, some targets are left out.
+// endpoints are no targets, because their pods have other addresses, some targets are left out, but not all: then the
+// hosts begin with the first one.
 func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
+	if !t.targets(m, start, yield) {
+		t.targets(m, 0, yield)
+	}
+}
+
+// targets is Targets. It reports whether there was a target, or all endpoints were looked at.
+func (t *Table) targets(m *Match, start int, yield func(Target) bool) (found bool) {
 	s := t.newSRV(m)
 	var numbers [maxPorts]uint16 // of the ports so far
 	n := 0
@@ -59,6 +67,7 @@ func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
 		numbers[n] = p.number
 		n++
 		next := func(target Target) bool {
+			found = true
 			target.Port, target.Repeated = p.number, n > 1 && s.hasEarlierPort(&target, n, 0)
 			if again && s.hasEarlierPort(&target, n, p.number) {
 				return true
@@ -68,7 +77,7 @@ func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
 		}
 		if s.perEndpoint {
 			if !s.endpoints(&p, start, next) {
-				return
+				return found
 			}
 			continue
 		}
@@ -77,9 +86,10 @@ func (t *Table) Targets(m *Match, start int, yield func(Target) bool) {
 			target.labelLen = copy(target.label[:], m.Prefix)
 		}
 		if !next(target) {
-			return
+			return true
 		}
 	}
+	return true
 }
 
 // A srv finds the SRV records for the name of a match.

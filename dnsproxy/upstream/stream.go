@@ -44,7 +44,7 @@ type stream struct {
 const (
 	// streamQueries is how many queries in flight share a connection before another one
 	// is opened. A server gets at most maxStreams connections (RFC 7766, section 6.2.2,
-	// wants few), with those that wait for their last replies.
+	// wants few), and as many that wait for their last replies.
 	streamQueries = 128
 	maxStreams    = 4
 )
@@ -55,29 +55,40 @@ type streams struct {
 }
 
 // chooseLocked returns the newest connection that has few queries. It avoids a connection that has been silent for longer
-// than the server usually takes to reply, because it may be dead. If there is no such connection, it opens one or, if
-// there are maxStreams, returns the one that was silent for the shortest time.
+// than the server usually takes to reply, because it may be dead. If there is no such connection, it opens one. Beyond
+// maxStreams, it returns the one that was silent for the shortest time, unless that is maxLate: then all may be dead, and
+// a new one takes the place of the one that was silent for the longest time.
 func (p *streams) chooseLocked(*attempt) (*stream, error) {
 	now, patience := time.Now(), p.server.lateAfter()
-	var best *stream
-	var least time.Duration // the silence of best
+	var best, worst *stream
+	var least, most time.Duration // the silences of best and worst
+	open := 0
 	for _, s := range slices.Backward(p.all) {
 		queries, silence, ok := s.load(now)
-		switch {
-		case !ok:
-		case silence < patience && queries < streamQueries:
+		if !ok {
+			continue
+		}
+		if silence < patience && queries < streamQueries {
 			return s, nil
-		case best == nil || silence < least:
+		}
+		if open++; best == nil || silence < least {
 			best, least = s, silence
 		}
+		if silence >= most {
+			worst, most = s, silence
+		}
 	}
-	if len(p.all) < maxStreams {
-		return p.openLocked()
-	}
-	if best == nil {
+	room := len(p.all) < 2*maxStreams
+	switch {
+	case room && open < maxStreams:
+	case room && least >= maxLate:
+		worst.retire() // sweep closes it
+	case best == nil:
 		return nil, errTooManyQueries
+	default:
+		return best, nil
 	}
-	return best, nil
+	return p.openLocked()
 }
 
 // openLocked opens a connection.

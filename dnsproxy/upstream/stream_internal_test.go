@@ -83,6 +83,33 @@ func TestConnectionSwallows(t *testing.T) {
 	})
 }
 
+// F15: connections are replaced although there are as many as a server gets, and all swallow queries.
+func TestAllConnectionsSwallow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := simulated(t, Config{})
+		var dead atomic.Int64 // the last connection that swallows
+		opened := inMemory(c, func(query []byte, conn int) bool {
+			return int64(conn) > dead.Load() && string(query[12:]) == string(simQuery[12:])
+		})
+		g := streamGroup(c)
+		var asking sync.WaitGroup
+		for i := range maxStreams {
+			asking.Go(func() { _, _, _ = g.Exchange(t.Context(), deadQuery(i), UDPThenTCP) })
+			time.Sleep(maxLate / 2) //nolint:forbidigo // the bubble's clock
+		}
+		dead.Store(int64(opened()))
+		if n := opened(); n != maxStreams {
+			t.Errorf("%d connections", n)
+		}
+		began := time.Now()
+		_, _, err := g.Exchange(t.Context(), simQuery, UDPThenTCP)
+		if took := time.Since(began); err != nil || took > 2*time.Second {
+			t.Errorf("%v after %v", err, took)
+		}
+		asking.Wait()
+	})
+}
+
 // F15: slow names do not open more and more connections to a server, nor do they delay other
 // names. A connection without queries is closed.
 func TestSlowNamesOverTCP(t *testing.T) {
