@@ -60,7 +60,7 @@ The exit code is 1 if the documents say nothing about it.`,
 }
 
 // findExplained returns what the documents say about the rows and codes that words are or, if one of them is neither, what
-// has all of the words.
+// has the words as they are, or else all of them.
 func findExplained(words []string) (found []explained, err error) {
 	var all []explained
 	unpacked, err := gzip.NewReader(bytes.NewReader(packedDocuments))
@@ -79,11 +79,14 @@ func findExplained(words []string) (found []explained, err error) {
 		}
 		found = append(found, all[i])
 	}
-	if isCode := len(words) == 1 && strings.ContainsAny(words[0], "0123456789"); len(found) == 0 && !isCode {
-		found = slices.DeleteFunc(all, func(e explained) bool {
-			text := strings.ToLower(e.Title + " " + e.Text)
-			return slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
-		})
+	isCode := len(words) == 1 && strings.ContainsAny(words[0], "0123456789")
+	for _, sought := range [][]string{{strings.Join(words, " ")}, words} { // a message comes first
+		if len(found) == 0 && !isCode {
+			found = slices.DeleteFunc(slices.Clone(all), func(e explained) bool {
+				text := strings.ToLower(e.Title + " " + e.Text)
+				return slices.ContainsFunc(sought, func(part string) bool { return !strings.Contains(text, part) })
+			})
+		}
 	}
 	if len(found) == 0 {
 		return nil, fmt.Errorf("the documents of version %s say nothing about %q: want a row such as N9, a code such as 22 or nameserver_down, "+
