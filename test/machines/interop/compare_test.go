@@ -109,7 +109,6 @@ func shapes(hosts lab.Table, search []string) map[string]shape {
 	names := map[string]shape{}
 	add := func(name string, s shape) { names[name] = max(names[name], s) }
 	for host, e := range hosts {
-		host = strings.TrimSuffix(strings.ToLower(host), ".")
 		forms := []string{host}
 		if e.Shortname != "" {
 			forms = append(forms, e.Shortname+"."+e.Namespace, e.Shortname+"."+e.Namespace+".svc")
