@@ -151,11 +151,6 @@ func TestStatusOfCapture(t *testing.T) { // K10, R7
 			t.Errorf("%+v does not have %q", r, line)
 		}
 	}
-	// A limit is no fault, so only the status of capture has it.
-	const limit = "not served: queries of sockets that are bound to a device" // K14
-	if r := v.nametap("capture", "status", "--status-addr", statusAddr); strings.Count(r.stdout, limit) == 0 || strings.Contains(v.nametap("status", "--status-addr", statusAddr).stdout, limit) {
-		t.Errorf("limits: %+v", r)
-	}
 	if r := v.nametap("status", "--status-addr", statusAddr, "--output", "json"); r.code != 0 || !strings.Contains(r.stdout, `"state": "in place"`) {
 		t.Errorf("%+v", r)
 	}

@@ -30,7 +30,4 @@ func TestCaptureLinkLocal(t *testing.T) { // K14
 	if n := len(router.Queries()) - before; n < 1 { // on a busy machine, the agent repeats a query that is late
 		t.Error("the nameserver has received no query of the agent")
 	}
-	if r := v.nametap("capture", "status", "--status-addr", statusAddr); !strings.Contains(r.stdout, "not captured: queries to link-local nameservers (fe80::/10)") {
-		t.Errorf("status: %+v", r)
-	}
 }

@@ -47,7 +47,7 @@ func testTables(t *testing.T, d, dualStack *lab.Istiod) {
 		want            map[string]string // addresses of hosts; none means that the host is absent
 	}{
 		{"incremental", "shop", d, dual, nil, map[string]string{
-			"db-0.db.shop.svc.cluster.local": "10.244.0.1", "Mixed.Example.COM": "198.51.100.9", "private.shop.svc.cluster.local": "10.96.1.10",
+			"db-0.db.shop.svc.cluster.local": "10.244.0.1", "mixed.example.com": "198.51.100.9", "private.shop.svc.cluster.local": "10.96.1.10",
 			"private.back.svc.cluster.local": "", "automatic.example.com": "",
 		}},
 		{"automatic", "shop", d, dual, vip, map[string]string{"automatic.example.com": "240.240.0."}},

@@ -39,15 +39,16 @@ func (e Entry) String() string {
 	return text
 }
 
-// normal returns the table with the addresses of each host sorted and without duplicates. istiod sends them in a changing
-// order.
+// normal returns the table with lower-case hosts without a trailing dot, as the agent has them, and with the addresses of
+// each sorted and without duplicates. istiod sends them in a changing order.
 func (t Table) normal() Table {
+	all := Table{}
 	for host, e := range t {
 		slices.Sort(e.IPs)
 		e.IPs = slices.Compact(e.IPs)
-		t[host] = e
+		all[strings.TrimSuffix(strings.ToLower(host), ".")] = e
 	}
-	return t
+	return all
 }
 
 // Diff returns a line for each entry in which t differs from other; it is empty if they are equal.
