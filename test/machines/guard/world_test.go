@@ -82,6 +82,10 @@ func newWorld(t *testing.T) *world {
 		}
 		records = append(records, name+". 60 IN A "+address)
 	}
+	for name := range many {
+		_, address := server(name)
+		records = append(records, fmt.Sprintf("n%d.many.example.com. 60 IN A %s", name, address))
+	}
 	answer := fakedns.Answer(records...)
 	w.network.Run(func() {
 		fakedns.Start(t, func(query *dns.Msg, network string) *dns.Msg {
