@@ -121,10 +121,10 @@ func (b *tab) await(expression string) {
 	wait.Until(b, expression, func() bool { return b.eval(expression) == "true" })
 }
 
-// click clicks the first element that matches a selector.
-func (b *tab) click(selector string) {
+// open opens the first row of the table.
+func (b *tab) open() {
 	b.Helper()
-	b.do(chromedp.Click(chromedp.CSS(selector)))
+	b.do(chromedp.Click(chromedp.CSS("tbody td.name a")))
 }
 
 // want fails the test unless the heading is as given, and the rest of the page has the texts.
@@ -216,10 +216,10 @@ func TestFleet(t *testing.T) { // R25
 		t.Errorf("the first namespace is %q, want the one with most problems", first)
 	}
 	b.picture("namespaces")
-	b.click("tbody td.name a")
+	b.open()
 	b.want("payments: 17 agents", "gateway-0", "mail-2")
 	b.picture("pods")
-	b.click("tbody td.name a")
+	b.open()
 	b.want("gateway-0", hostile, "1,204 hosts", "kubectl nametap doctor gateway-0 -n payments")
 	b.picture("pod")
 	b.end()
@@ -306,9 +306,9 @@ func TestLive(t *testing.T) { // R25
 	b := open(t, "http://"+status+"/fleet", 900, "light")
 	b.want("1 agent: ok", "shop")
 	b.picture("live")
-	b.click("tbody td.name a")
+	b.open()
 	b.want("shop: 1 agent", "web-0")
-	b.click("tbody td.name a")
+	b.open()
 	b.want("web-0", "1 hosts", "namespace shop, IPv4", "kubectl nametap tail web-0 -n shop --failed --since 10m")
 	_ = agent.Process.Kill()
 	b.want("web-0 is not here")
