@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
@@ -74,18 +75,18 @@ func (d *document) render() []byte {
 	return text
 }
 
-// writeObject returns an object in the form that kubectl writes. YAML that would be read as another object, for example
-// because of its line breaks, becomes JSON, which is YAML, too.
+// writeObject returns an object in the form that kubectl writes. YAML that would be read as another object becomes JSON.
 func writeObject(object map[string]any, asJSON bool) []byte {
-	if !asJSON {
-		text, _ := kyaml.JSONToYAML(writeJSON(object)) // after an error, the text is another object
-		if v, err := readValue(text); err == nil && reflect.DeepEqual(v, any(object)) {
-			return text
-		}
+	// YAML takes these characters for line breaks, or refuses them, unless they are escaped.
+	special := regexp.MustCompile("[\u007f-\u009f\ufeff\ufffe\uffff]")
+	encoded := special.ReplaceAllFunc(writeJSON(object), func(c []byte) []byte { return fmt.Appendf(nil, `\u%04x`, []rune(string(c))[0]) })
+	text, _ := kyaml.JSONToYAML(encoded) // after an error, the text is another object
+	if v, err := readValue(text); !asJSON && err == nil && reflect.DeepEqual(v, any(object)) {
+		return text
 	}
-	var text bytes.Buffer
-	_ = json.Indent(&text, writeJSON(object), "", "    ") // the text is valid
-	return append(text.Bytes(), '\n')
+	var indented bytes.Buffer
+	_ = json.Indent(&indented, encoded, "", "    ") // the text is valid
+	return append(indented.Bytes(), '\n')
 }
 
 // parseYAML returns the tree of a text with one value, whose first child is that value. A second value, such as another
@@ -114,15 +115,13 @@ func parseYAML(text []byte) (*yaml.Node, error) {
 }
 
 // readValue returns the value of a text in YAML or JSON, as kubectl reads it: of YAML 1.1, in which `no` is a truth value.
-func readValue(text []byte) (any, error) {
-	if isJSON(text) {
-		return readJSON(text)
+func readValue(text []byte) (v any, err error) {
+	if !isJSON(text) {
+		if text, err = kyaml.YAMLToJSON(text); err != nil {
+			return nil, err
+		}
 	}
-	encoded, err := kyaml.YAMLToJSON(text)
-	if err != nil {
-		return nil, err
-	}
-	return readJSON(encoded)
+	return readJSON(text)
 }
 
 func isJSON(text []byte) bool { return json.Valid(text) && utf8.Valid(text) }

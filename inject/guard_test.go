@@ -169,6 +169,10 @@ func TestGuardOfManifest(t *testing.T) { // I21
 	if later := manifest(first, nil); later != first {
 		t.Errorf("a later injection without a policy:\n%s", later)
 	}
+	const asJSON = `{"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "app", "securityContext": {"capabilities": {"drop": ["ALL"]}}}]}}`
+	if out, _, err := inject.Manifest([]byte(asJSON), "shop", inject.Config{Policy: []byte("mode: enforce\n")}); err != nil || !strings.HasPrefix(string(out), "---\n{") {
+		t.Errorf("kubectl reads a text that begins with { as JSON to its end: %v\n%s", err, out)
+	}
 	sandbox := "apiVersion: example.com/v1\nkind: Sandbox\nspec: {podTemplate: {spec: {containers: [{name: app, image: app}]}}}\n"
 	if _, reports, err := inject.Manifest([]byte(sandbox), "shop", inject.Config{Policy: []byte("mode: enforce\n")}); err != nil || reports[0].Outcome != inject.Refused {
 		t.Error("an unknown kind:", err, reports)

@@ -18,14 +18,13 @@ type Report struct {
 	Reasons []string
 }
 
-// Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A
-// document in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, without
-// comments. namespace is the namespace of objects that name none. Pods need no label: the call itself asks for injection.
-// If the manifest has the Namespace of a pod, Manifest uses the annotations of the Namespace. If that Namespace has the
-// label [Label], but not with the value [Enabled], only pods that have the label themselves are injected.
+// Manifest injects the pods of a manifest: YAML documents or JSON, with pods, workloads, Lists and other objects. A document
+// in which no pod changes stays byte for byte. Other documents are written in the form that kubectl has, without comments.
+// namespace is the namespace of objects that name none. Pods need no label. If the manifest has the Namespace of a pod,
+// Manifest uses the annotations of the Namespace. If that Namespace has the label [Label], but not with the value [Enabled],
+// only pods that have the label themselves are injected.
 //
-// Errors are about malformed text and objects, and name the lines. Refused pods are in the
-// reports. If there are errors, the caller should not use the text.
+// Errors name the lines of malformed text and objects, and the text is of no use then. Refused pods are in the reports.
 func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, error) {
 	if _, err := cfg.withDefaults(); err != nil {
 		return nil, nil, err
@@ -44,6 +43,9 @@ func Manifest(text []byte, namespace string, cfg Config) ([]byte, []Report, erro
 		body, err := m.inject(d)
 		if err != nil {
 			failures = append(failures, err)
+		}
+		if d.json && len(m.added) > 0 && len(d.Marker) == 0 { // otherwise kubectl would read all that follows as JSON
+			d.Marker = []byte("---\n")
 		}
 		out.Write(d.Marker)
 		out.Write(body)

@@ -42,8 +42,7 @@ const (
 	awaitAgent = "30s"
 )
 
-// lowPorts is the sysctl with the first port that needs no capability. The Pod Security level
-// restricted allows it.
+// lowPorts is the sysctl with the first port that needs no capability. The Pod Security level restricted allows it.
 const lowPorts = "net.ipv4.ip_unprivileged_port_start"
 
 // The longest names, in characters. A registry, a name, a tag and a digest make the name of an image.
