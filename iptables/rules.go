@@ -58,9 +58,8 @@ func (r Rules) table(f family.Family, name string) table {
 	return table{name: name}
 }
 
-// Text returns the rules of a family as iptables-restore --noflush reads them, or "" if the
-// family has no rules. It is for a machine without rules of nametap. The text that Apply
-// restores also removes previous rules: see [Capture.Plan].
+// Text returns the rules of a family as iptables-restore --noflush reads them, or "" if the family has no rules. It is for
+// a machine without rules of nametap: the text that [Capture.Apply] restores also removes previous rules.
 func (r Rules) Text(f family.Family) string { return r.change(f, saved{}) }
 
 // drift lists how the saved rules of a family differ from r, as text for a log; the list is empty if they match.
