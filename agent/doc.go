@@ -10,14 +10,14 @@
 //	resolved.go       the names for which systemd-resolved should query the agent
 //	core.go           state that the parts share: settings, query path, push path, whether the agent starts or ends
 //	captureconditions.go  what is wrong with the capture
-//	capture.go        the desired state of capture: from the settings, the nameservers of
-//	                  resolv.conf, the families that the agent listens on, and the probes of way.go
+//	capture.go        the desired state of capture: from settings, nameservers, families of listeners, and probes
 //	way.go            the way of clients' queries to the agent: probes, and their consequences
 //	lapses.go         why the capture was interrupted, and how often
 //	seat.go           which of several agents in a network namespace captures
 //	capturestatus.go  the state of capture, as status and metrics
 //	servers.go        the nameservers that clients query
 //	records.go        where the records of queries go: the query log, dnstap
+//	guard.go          the policy as rules of capture, and whether the kernel enforces it
 //	guardstatus.go    the state of the guard, as status and metrics
 //	guardrecords.go   the guard's records, in the state directory
 //	dump.go           responses that grow with the table and the cache, entry by entry

@@ -27,11 +27,12 @@ func FuzzTable(f *testing.F) { // N7, N10
 	p := newProxy(f, dnsproxy.Config{})
 	f.Fuzz(func(t *testing.T, wire []byte, namespace, domain string) {
 		push, err := digest.Split(wire)
-		if err != nil {
+		cluster, invalid := table.NewCluster(namespace, domain)
+		if err != nil || invalid != nil {
 			return
 		}
-		one, err := table.New(namespace, domain, push)
-		two, again := table.New(namespace, domain, push)
+		one, err := table.Empty(cluster).With(push)
+		two, again := table.Empty(cluster).With(push)
 		if err != nil || again != nil {
 			if err == nil || again == nil || err.Error() != again.Error() {
 				t.Fatalf("one push: %v, then %v", err, again)

@@ -195,7 +195,11 @@ func TestKeys(t *testing.T) { // N10
 
 func TestNameTable(t *testing.T) { // R5
 	t.Parallel()
-	table, err := table.New("Shop", "shop.svc.cluster.local", split(t, hosts{
+	cluster, err := table.NewCluster("Shop", "shop.svc.cluster.local")
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := table.Empty(cluster).With(split(t, hosts{
 		"web.shop.svc.cluster.local": service("web", "shop", "10.0.0.2", "2001:db8::1", "10.0.0.1", "10.0.0.2"),
 		"DB.bank.svc.cluster.local":  service("DB", "bank", "10.0.0.3"),
 		"old.cluster.local":          service("old", "bank", "10.0.0.4"),
@@ -249,7 +253,7 @@ func TestNameTable(t *testing.T) { // R5
 	}
 }
 
-func TestNewTableRefuses(t *testing.T) { // R7
+func TestNewClusterRefuses(t *testing.T) { // R7
 	t.Parallel()
 	long := strings.TrimSuffix(strings.Repeat("x.", 125), ".") // 251 bytes on the wire
 	for _, c := range []struct{ namespace, domain, want string }{
@@ -261,7 +265,7 @@ func TestNewTableRefuses(t *testing.T) { // R7
 		{"shop", long[2*2:], `namespace "shop"`},
 		{strings.Repeat("n", 63), long[2*20:], "namespace "},
 	} {
-		_, err := table.New(c.namespace, c.domain, nil)
+		_, err := table.NewCluster(c.namespace, c.domain)
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("namespace %q, domain %q: %v", c.namespace, c.domain, err)
 		}

@@ -24,8 +24,9 @@ func routes(t *testing.T, hosts map[string]*api.NameTable_NameInfo) *Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	built, err := table.New("shop", "cluster.local", shards)
-	if err != nil {
+	cluster, err := table.NewCluster("shop", "cluster.local")
+	built, loadErr := table.Empty(cluster).With(shards)
+	if err = errors.Join(err, loadErr); err != nil {
 		t.Fatal(err)
 	}
 	return &Config{Table: func() *table.Table { return built }}

@@ -27,13 +27,13 @@
 //	config.go      the settings of injection, for all pods and for one, and the annotations that replace them
 //	settings.go    settings of the agent
 //	resources.go   the requests and limits of the containers
+//	guard.go       the ConfigMap with the policy of a guard, and pods that would get around it
 //	pod.go         the fields of a pod, and of its namespace, that decide
 //	names.go       names and numbers that deploy/kubernetes/istiod.yaml has, too
 //
-// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions. So
-// a second injection has the same result as the first one, even after other injectors have moved containers. The
-// annotation also has a mark, a short hash, for each part of an addition as injection has generated it. If the next
-// injection generates a part with the same mark, the part of the pod stays, whatever others have changed in it. The
-// author of a pod can write any annotation, which does no harm: an annotation can only keep fields that the author can
-// set anyway, and other admission controllers check the pod afterwards.
+// The annotation Status lists the additions and what they replaced. newEdits looks at the pod without the additions, so
+// a second injection has the same result, even after other injectors have moved containers. The annotation also has a
+// mark, a short hash, for each part of an addition as injection has generated it. If the next injection generates a part
+// with the same mark, the part of the pod stays, whatever others have changed in it. Any annotation is harmless: it can
+// only keep fields that the author of the pod can set anyway, and other admission controllers check the pod afterwards.
 package inject

@@ -63,7 +63,7 @@
 //	capture.go      Capture: the loop that takes the steps to the desired value, and the methods for other goroutines
 //	desired.go      the desired value
 //	watch.go        changes of nft rules, as the kernel announces them
-//	status.go       what is in the kernel, and the texts that Apply would pass to iptables-restore
+//	status.go       what is in the kernel
 //	install.go      the steps: apply, unhook and remove, of both families; the choice of the backend
 //	check.go        what this machine lacks: capabilities, tools and rules
 //	entries.go      which conntrack entries keep sockets on their old path, and when they are dropped

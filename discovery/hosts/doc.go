@@ -14,7 +14,7 @@
 //	names.go     names that belong to Services
 //	cluster.go   the objects of one cluster
 //	usage.go     what each namespace takes in the tables of other namespaces
-//	set.go       hosts in shards, and changes of them over several steps
+//	set.go       hosts in shards, and in which shards a namespace may see hosts in another way than others
 //	scene.go     what depends on the client and not on a host: its Sidecar, and its place
 //	view.go      what a client sees: views, the claims that count in a view, and the entry of a host made of them
 //	place.go     which cluster's addresses a client gets
@@ -23,6 +23,6 @@
 //	entry.go     the entry of a host, from the claims that a client sees
 //	claims.go    from objects to claims
 //
-// The package has no locks: callers must lock [Hosts] and [Set]. Hosts and entries do not change after they are
+// The package has no locks: callers must lock [Hosts] and [Special]. Hosts and entries do not change after they are
 // made, except that a host remembers its entries, which is safe for concurrent use.
 package hosts

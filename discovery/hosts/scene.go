@@ -79,5 +79,5 @@ func (s *Scene) Viewer(v View) Viewer {
 // number returns the number of the cluster with a name; ok is false if there is none.
 func (s *Scene) number(name string) (id clusterID, ok bool) {
 	i := slices.IndexFunc(s.around, func(p place) bool { return p.used && p.name == name })
-	return clusterID(max(i, 0)), i >= 0 //nolint:gosec // addCluster has numbered it
+	return clusterID(max(i, 0)), i >= 0 //nolint:gosec // clusterOf has numbered it
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/nametap/nametap/internal/clip"
 )
 
-// The keys of node metadata that are read. Booleans are strings, as istiod requires.
+// The keys of node metadata that this package reads. Booleans are strings, as istiod requires.
 const (
 	metaNamespace    = "NAMESPACE"
 	metaIPs          = "INSTANCE_IPS"
@@ -26,7 +26,6 @@ const (
 	metaLabels       = "LABELS"
 	metaCluster      = "CLUSTER_ID"
 	metaNetwork      = "NETWORK"
-	metaAccount      = "SERVICE_ACCOUNT" // [Config.Check] reads it
 	metaIstioVersion = "ISTIO_VERSION"
 )
 

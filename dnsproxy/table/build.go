@@ -16,17 +16,6 @@ import (
 	"github.com/nametap/nametap/dnsproxy/wire"
 )
 
-// New builds a table from all its shards. shards has the form that [Table.With] describes. namespace and domain are
-// those of the agent, in the form that [NewCluster] describes. New fails for the same reasons as [Table.With], and if
-// namespace or domain is not valid.
-func New(namespace, domain string, shards map[int][]byte) (*Table, error) {
-	c, err := NewCluster(namespace, domain)
-	if err != nil {
-		return nil, err
-	}
-	return Empty(c).With(shards)
-}
-
 // Empty returns a table without hosts, from which [Table.With] makes the first table.
 func Empty(c Cluster) *Table { return &Table{hostSet: hostSet{Cluster: c, seed: maphash.MakeSeed()}} }
 

@@ -64,7 +64,7 @@ type history struct {
 	looping bool
 }
 
-// A standing is a judgement of a server at one moment, derived from its history. Schedules use it to choose a server.
+// A standing is a judgement of a server at one moment, derived from its history. Questions use it to choose a server.
 type standing struct {
 	state     State
 	rtt       time.Duration // SRTT; a guess before the first reply

@@ -69,7 +69,7 @@ func restore(reply, query, question []byte) []byte {
 	return reply
 }
 
-// A reading is what a schedule needs to know about a reply.
+// A reading is what a question needs to know about a reply.
 type reading struct {
 	code      int   // the response code, including its bits in the OPT record
 	negative  bool  // NXDOMAIN, or NOERROR without an answer

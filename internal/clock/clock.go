@@ -3,7 +3,7 @@
 // Go's monotonic time is CLOCK_MONOTONIC, which stands still during a suspend: with it, a cached reply
 // would keep its TTL overnight. CLOCK_BOOTTIME counts the suspend, and like CLOCK_MONOTONIC it
 // ignores jumps of the wall clock. But Go can read CLOCK_BOOTTIME only with a system call, which takes as long as
-// a lookup in the cache (BenchmarkNow). So a [Clock] reads CLOCK_BOOTTIME at most every 10 ms, to find out how
+// a lookup in the cache. So a [Clock] reads CLOCK_BOOTTIME at most every 10 ms, to find out how
 // long the machine was asleep (suspended), and adds this time to Go's time. Parts of the agent that poll share
 // the ticks of one clock ([Clock.Poll]).
 //

@@ -2,7 +2,6 @@ package fakedns
 
 import (
 	"math/rand/v2"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -16,12 +15,11 @@ type Request struct {
 	Wire []byte // as received, without the length prefix of TCP
 	// Network is "udp", "tcp" or "tls".
 	Network string
-	Source  netip.AddrPort
 }
 
 // newRequest parses a query. It returns false if b is no message of DNS.
-func newRequest(b []byte, network string, source netip.AddrPort) (Request, bool) {
-	r := Request{Msg: new(dns.Msg), Wire: slices.Clone(b), Network: network, Source: source}
+func newRequest(b []byte, network string) (Request, bool) {
+	r := Request{Msg: new(dns.Msg), Wire: slices.Clone(b), Network: network}
 	err := r.Msg.Unpack(r.Wire)
 	return r, err == nil
 }

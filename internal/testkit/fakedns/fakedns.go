@@ -51,7 +51,6 @@ type Server struct {
 	handler     Handler
 	effects     []Effect
 	queries     []Query
-	sources     []netip.AddrPort
 	connections int
 	sockets     *sockets // nil while closed
 }
@@ -158,13 +157,6 @@ func (s *Server) Queries() []Query {
 	return slices.Clone(s.queries)
 }
 
-// Sources returns the source address of each of Queries.
-func (s *Server) Sources() []netip.AddrPort {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.sources)
-}
-
 // Connections returns the number of connections that were accepted since the start or the
 // last Reset, with or without a TLS handshake.
 func (s *Server) Connections() int {
@@ -187,7 +179,7 @@ func (s *Server) Disconnect() {
 func (s *Server) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.queries, s.sources, s.connections = nil, nil, 0
+	s.queries, s.connections = nil, 0
 }
 
 // connected counts a connection.
@@ -206,7 +198,6 @@ func (s *Server) record(r Request) (Handler, []Effect) {
 			continue
 		}
 		s.queries = append(s.queries, Query{Name: q.Name, Type: q.Qtype, Network: r.Network})
-		s.sources = append(s.sources, r.Source)
 	}
 	return s.handler, s.effects
 }

@@ -146,8 +146,7 @@ func (t *sockets) servePackets(s *Server) {
 		if err != nil {
 			return
 		}
-		source := netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		r, ok := newRequest(buf[:n], "udp", source)
+		r, ok := newRequest(buf[:n], "udp")
 		if !ok {
 			continue
 		}
@@ -195,7 +194,7 @@ func (t *sockets) serveStream(s *Server, conn net.Conn, network string) {
 		if _, err := io.ReadFull(conn, buf); err != nil {
 			return
 		}
-		r, ok := newRequest(buf, network, addrPort(conn.RemoteAddr()))
+		r, ok := newRequest(buf, network)
 		if !ok {
 			continue
 		}
