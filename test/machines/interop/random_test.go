@@ -106,31 +106,26 @@ func (w *world) mark(round int) string {
 // A viewer is a workload that asks control planes for its table.
 type viewer struct{ namespace, app, addresses, vips string }
 
-// dial connects to a port in the cluster.
-func dial(c *lab.Cluster, port string) *grpc.ClientConn {
+// tables returns the tables of a viewer from two control planes, at ports in the cluster. Automatic VIPs are "VIP4" and "VIP6".
+func (v viewer) tables(c *lab.Cluster, istiod, nametap string) (a, b lab.Table) {
 	c.TB.Helper()
-	conn, err := grpc.NewClient("passthrough:127.0.0.1:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return c.Dial(ctx, "tcp", address) }))
-	if err != nil {
-		c.TB.Fatal(err)
-	}
-	c.TB.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-// tables returns the tables of a viewer from two control planes. Automatic VIPs are "VIP4" and "VIP6".
-func (v viewer) tables(t *testing.T, istiod, nametap *grpc.ClientConn) (a, b lab.Table) {
-	t.Helper()
 	var both errgroup.Group
-	both.Go(func() (err error) { a, err = v.table(t.Context(), istiod); return err })
-	both.Go(func() (err error) { b, err = v.table(t.Context(), nametap); return err })
+	both.Go(func() (err error) { a, err = v.table(c, istiod); return err })
+	both.Go(func() (err error) { b, err = v.table(c, nametap); return err })
 	if err := both.Wait(); err != nil {
-		t.Fatal(err)
+		c.TB.Fatal(err)
 	}
 	return a, b
 }
 
-func (v viewer) table(ctx context.Context, conn *grpc.ClientConn) (lab.Table, error) {
+// table connects, because a connection to nametap-discovery ends after 100 streams.
+func (v viewer) table(c *lab.Cluster, port string) (lab.Table, error) {
+	conn, err := grpc.NewClient("passthrough:127.0.0.1:"+port, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) { return c.Dial(ctx, "tcp", address) }))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
 	metadata := map[string]any{"NAMESPACE": v.namespace, "INSTANCE_IPS": v.addresses, "CLUSTER_ID": "Kubernetes", "LABELS": map[string]any{"app": v.app}}
 	for name := range strings.FieldsSeq(v.vips) {
 		metadata[name] = "true"
@@ -139,7 +134,7 @@ func (v viewer) table(ctx context.Context, conn *grpc.ClientConn) (lab.Table, er
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(c.TB.Context(), time.Minute)
 	defer cancel()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(ctx)
 	if err != nil {
@@ -364,7 +359,7 @@ func TestRandomObjects(t *testing.T) {
 		Env:  []string{"ISTIO_DUAL_STACK=true", "PILOT_DEBOUNCE_AFTER=10ms", "PILOT_MAX_REQUESTS_PER_SECOND=10000"},
 	})
 	discovery(c, "--max-clients=1000000", "--max-clients-per-address=1000000")
-	istiod, nametap := dial(c, d.Port(15010)), dial(c, discoveryPort)
+	istiod := d.Port(15010)
 	count, began := map[string]int{}, time.Now()
 	for round := range *randomRounds {
 		edits := 1 + w.IntN(8)
@@ -376,7 +371,7 @@ func TestRandomObjects(t *testing.T) {
 		}
 		want := w.mark(round)
 		lab.Until(t, "both control planes have all objects", func() bool {
-			a, b := viewer{namespace: "mark", addresses: "10.0.0.1"}.tables(t, istiod, nametap)
+			a, b := viewer{namespace: "mark", addresses: "10.0.0.1"}.tables(c, istiod, discoveryPort)
 			return lab.Table{}.Diff(a) == want && lab.Table{}.Diff(b) == want
 		})
 		for range 8 {
@@ -387,7 +382,7 @@ func TestRandomObjects(t *testing.T) {
 			var unknown []string
 			seen := map[string]int{}
 			for end := time.Now().Add(3 * time.Second); ; {
-				a, b := v.tables(t, istiod, nametap)
+				a, b := v.tables(c, istiod, discoveryPort)
 				clear(seen)
 				unknown = w.compare(v, a, b, seen)
 				if len(unknown) == 0 || time.Now().After(end) {

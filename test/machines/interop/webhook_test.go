@@ -111,10 +111,10 @@ func (c *injectedCluster) testAway(t *testing.T) {
 	const failing = "nametap_discovery_inject_settings_error"
 	c.awaitSettings("image: other:1\n", image("other:1"))
 	c.Write("inject.yaml", "imag: wrong:1\n")
-	wait.Until(t, "the error is logged", func() bool { return r.Logged("level=ERROR", "inject.yaml", "imag") == 1 })
 	if pod, err := c.dryRun("enabled", plainPod); err != nil || !image("other:1")(pod) || c.Metric(r.status, failing) != 1 {
 		t.Error("the previous settings do not stay, or the metric does not say so")
 	}
+	wait.Until(t, "the error is logged", func() bool { return r.Logged("level=ERROR", "inject.yaml", "imag") == 1 })
 	c.awaitSettings("image: third:1\n", image("third:1"))
 	if c.Metric(r.status, failing) != 0 {
 		t.Error("the metric does not show the end of the error")
