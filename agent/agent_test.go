@@ -226,18 +226,9 @@ func TestReadyTimeout(t *testing.T) {
 // R3: a DNS address that cannot be opened ends the agent with an error that names it.
 func TestAddressInUse(t *testing.T) {
 	t.Parallel()
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	packets, err := net.ListenPacket("udp", taken.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer packets.Close()
+	taken := fakedns.Start(t, fakedns.Rcode(dns.RcodeRefused)).Addr.String() // over UDP and TCP
 	cfg := config(t, "127.0.0.1:1")
-	cfg.DNS.Addr = taken.Addr().String()
+	cfg.DNS.Addr = taken
 	a, err := agent.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
