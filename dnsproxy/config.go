@@ -86,10 +86,10 @@ type BeforeSync string
 
 // The values of BeforeSync.
 const (
-	// BeforeSyncForward holds queries for names below the cluster domain, and for local-only names, for up to 2 s, and
-	// then answers SERVFAIL. It forwards all other queries. It is the default.
+	// BeforeSyncForward holds queries for names below the cluster domain, and for local-only names, for up to 2 s, but not
+	// later than 10 s after the start, and then answers SERVFAIL. It forwards all other queries. It is the default.
 	BeforeSyncForward BeforeSync = "forward"
-	// BeforeSyncHold holds every query for up to 2 s, and then answers SERVFAIL.
+	// BeforeSyncHold holds every query so, and then answers SERVFAIL.
 	BeforeSyncHold BeforeSync = "hold"
 	// BeforeSyncServfail answers SERVFAIL at once.
 	BeforeSyncServfail BeforeSync = "servfail"

@@ -317,8 +317,9 @@ func (r *rules) decideBeforeSync(name wire.Name, localOnly bool) decision {
 	return decision{action: actForward, match: table.Match{Rule: table.RuleNone}, reason: errNotSynced}
 }
 
-// holdTimeout is how long a query waits for the first table (BeforeSync).
-const holdTimeout = 2 * time.Second
+// holdTimeout is how long a query waits for the first table (BeforeSync). None waits later than holdUntil after the start: a
+// guard needs no control plane, and then clients would wait for each name of their search lists.
+const holdTimeout, holdUntil = 2 * time.Second, 10 * time.Second
 
 // A failure is the content of a response that says why there is no answer.
 type failure struct {

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"sync/atomic"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -59,6 +60,7 @@ type common struct {
 
 	table  atomic.Pointer[table.Table] // holds nil before the first push
 	synced chan struct{}               // closed when the first table is in use
+	began  time.Time                   // when the first table was expected (holdUntil)
 
 	handOver atomic.Bool // set by Server.HandOver
 }

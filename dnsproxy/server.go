@@ -65,6 +65,7 @@ func New(cfg Config) (*Server, error) {
 		log:       cfg.Logger,
 		nat64:     finder,
 		synced:    make(chan struct{}),
+		began:     time.Now(),
 	}
 	*s = Server{
 		handler: front{common: shared},

@@ -71,7 +71,7 @@ func (h *handler) hold(t *task) decision {
 		return decision{action: actReject, rcode: dns.RcodeServerFailure, reason: forward.ErrTooMany}
 	}
 	defer release()
-	timer := time.NewTimer(holdTimeout)
+	timer := time.NewTimer(min(holdTimeout, holdUntil-time.Since(h.began)))
 	defer timer.Stop()
 	select {
 	case <-h.synced:

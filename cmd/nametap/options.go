@@ -145,7 +145,7 @@ func (o *options) declareDNS(g settings.Group) {
 		"host is all addresses").Env("DNS_PROXY_ADDR")
 	g.Var(settings.Duration(&dns.TTL, settings.ZeroRefused), "ttl", "TTL of mesh names, in whole seconds")
 	g.Var(settings.OneOf(&dns.BeforeSync, dnsproxy.BeforeSyncs()...), "before-sync",
-		"how to answer before the first table: forward, hold (for up to 2s) or servfail")
+		"how to answer before the first table: forward, hold (in the first 10s, for up to 2s) or servfail")
 	g.Var(settings.List(&dns.Bypass, settings.ParseString), "bypass",
 		"`suffix` whose names are forwarded even if the table has them; may be repeated")
 	g.Var(settings.List(&dns.LocalOnly, settings.ParseString), "local-only",
