@@ -83,18 +83,11 @@ func TestStub(t *testing.T) { // K7, F14, F15
 			if n := a.log.Count("its queries come back to this agent"); (n == 1) != test.circle {
 				t.Errorf("the loop is logged %d times", n)
 			}
-			// On a busy machine, the agent repeats queries that are late, and sends a loop probe. The
-			// stub forwards them all.
-			n := v.metric("nametap_dns_original_destination_total")
-			most := test.passed
-			if most > 0 {
-				wait.Until(t, "the nameserver has received what the agent has counted", func() bool { return float64(len(v.named.Queries())) >= n })
-				most = max(most, float64(len(v.named.Queries())))
-			}
+			// On a busy machine, the stub repeats queries that are late, and the agent sends a loop probe. A loop makes hundreds.
+			n, most := v.metric("nametap_dns_original_destination_total"), 10*test.passed
 			if n < test.passed || n > most {
 				t.Errorf("%v queries of the stub came to the agent, want %v to %v", n, test.passed, most)
 			}
-			// A loop makes hundreds.
 			if n := v.metric(`nametap_upstream_requests_total{upstream="127.0.0.53"}`); n > 50+most*2 {
 				t.Errorf("the stub received %v queries", n)
 			}
