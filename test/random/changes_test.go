@@ -23,6 +23,9 @@ type knobs struct {
 	others   string // lines that change no answer
 }
 
+// rest is how long the config file must stay as it is to be read for sure: the 1 s of R10, and half as much again.
+const rest = 1500 * time.Millisecond
+
 // configText returns the config file of settings. random decides the order of nameservers.
 func (w *world) configText(k knobs, random *rand.Rand) string {
 	var servers []string
@@ -65,12 +68,16 @@ func (w *world) pushes(ctx context.Context, random *rand.Rand) {
 // changes changes settings and resolv.conf, flushes the cache and sends SIGHUP, again and again.
 func (w *world) changes(ctx context.Context, random *rand.Rand) {
 	k := atFirst
-	changed := time.Now() // when the config file was changed
+	changed, soon := time.Now(), false // when the config file was changed, and whether it had hardly rested then
 	for pause(ctx, random, 20*time.Millisecond, 400*time.Millisecond) {
+		rested := time.Since(changed) - w.judge.stalls.between(changed, time.Now())
 		switch random.IntN(6) {
 		case 0, 1:
+			if soon && rested < rest {
+				continue // a file that changes again and again is not read (R10)
+			}
 			k = w.change(k, random)
-			changed = time.Now()
+			changed, soon = time.Now(), rested < rest
 		case 2:
 			group := random.IntN(2)
 			w.note(fmt.Sprintf("resolv.conf names group %d", group))
@@ -84,7 +91,7 @@ func (w *world) changes(ctx context.Context, random *rand.Rand) {
 				w.tb.Errorf("SIGHUP: %v", err)
 			}
 		case 5:
-			if time.Since(changed)-w.judge.stalls.between(changed, time.Now()) > 2*takeEffect { // the settings before are in use
+			if rested > 2*takeEffect { // the settings before are in use
 				w.note("wrong settings")
 				w.replace(w.config, "upstream: [nowhere]\n")
 				pause(ctx, random, 100*time.Millisecond, 2*time.Second)

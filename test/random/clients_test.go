@@ -36,9 +36,10 @@ func (w *world) client(random *rand.Rand) {
 			return
 		}
 		conn.UDPSize = dns.MaxMsgSize
+		each := clients * time.Second / time.Duration(*rate) * together / 2 // of what the session sends at once
 		s := &session{conn, w, network == "tcp", map[uint16]*question{}, map[uint16]bool{}}
 		for i := random.IntN(10); i >= 0 && s.ask(random); i-- {
-			w.pace(random)
+			pause(w.tb.Context(), random, each/2, each*3/2)
 		}
 		_ = conn.Close()
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/nametap/nametap/internal/clock"
 	"github.com/nametap/nametap/internal/testkit/fakedns"
-	"github.com/nametap/nametap/internal/testkit/leftout"
 )
 
 // The groups of nameservers, which know different records. resolv.conf or --upstream name those of one of the first
@@ -237,14 +235,4 @@ func (w *world) disturb(ctx context.Context, g *serverGroup, random *rand.Rand) 
 // pause waits for a random time, and reports whether ctx has not ended before.
 func pause(ctx context.Context, random *rand.Rand, shortest, longest time.Duration) bool {
 	return clock.Sleep(ctx, shortest+time.Duration(random.Int64N(int64(longest-shortest))))
-}
-
-// addressBlock returns the first three numbers of addresses of this host that hardly another test uses. Their port 53
-// needs root.
-func addressBlock(t *testing.T) string {
-	t.Helper()
-	if os.Geteuid() != 0 {
-		leftout.Test(t, "%s, its nameservers need root for port 53", t.Name())
-	}
-	return fmt.Sprintf("127.%d.%d.", 16+rand.IntN(200), 1+rand.IntN(250))
 }
