@@ -61,7 +61,7 @@ type history struct {
 	refusals    int       // how often a connection was refused
 	silentSince time.Time // when the first of these probes and refused connections began; zero if there is none
 
-	looping bool
+	looping string // why its queries come back; empty if they do not
 }
 
 // A standing is a judgement of a server at one moment, derived from its history. Questions use it to choose a server.
@@ -98,7 +98,7 @@ func (h *history) standing(now time.Time) standing {
 	}
 	silence := h.silence(now)
 	switch {
-	case h.looping:
+	case h.looping != "":
 		st.state = Looping
 	case h.probes+h.refusals >= downUnanswered && silence >= downSilence:
 		st.state = Down
@@ -114,13 +114,13 @@ func (h *history) sent(now time.Time) {
 }
 
 // owes reports whether the server has left a query unanswered and has sent nothing since.
-func (h *history) owes() bool { return !h.waiting.IsZero() && !h.looping }
+func (h *history) owes() bool { return !h.waiting.IsZero() && h.looping == "" }
 
 // probeDue reports whether a probe is to be sent to the server, and notes the probe. A probe is due if the server has
 // owed replies for longer than rule 1 allows, or if the time of its replies is to be measured (rule 2).
 func (h *history) probeDue(now time.Time, fastest bool) bool {
 	overdue := h.owes() && now.Sub(h.waiting) >= h.lateAfter()
-	unmeasured := fastest && !h.looping && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
+	unmeasured := fastest && h.looping == "" && (h.heard.IsZero() || now.Sub(h.heard) >= refreshTime)
 	pause := probePause
 	if h.probes >= downUnanswered {
 		pause = downPause

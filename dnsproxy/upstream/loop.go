@@ -48,9 +48,9 @@ type loopProbe struct {
 	server  *server
 	sent    time.Time
 	sending atomic.Pointer[sending]
-	// The client's mutex guards these two. echoed is true if the probe came back to the agent. redirected is true if
-	// it came back because the kernel redirected this client's own packet to the agent.
-	echoed, redirected bool
+	// echoed is true if the probe came back to the agent. redirected is true if it came back because the kernel redirected
+	// this client's own packet to the agent.
+	echoed, redirected atomic.Bool
 }
 
 // A sending is a message that was sent: its ID, and the socket from which it was sent.
@@ -70,7 +70,7 @@ func loopSuffix() wire.Name {
 func (s *server) probeForLoop(now time.Time) {
 	s.mu.Lock()
 	pause := loopPause
-	if s.history.looping {
+	if s.history.looping != "" {
 		pause = loopRecheck
 	}
 	due := now.Sub(s.loopProbed) >= pause
@@ -131,11 +131,10 @@ func (c *Client) Echo(name wire.Name, message []byte, to netip.AddrPort) bool {
 	if redirected {
 		sent.socket.retire() // sweep closes it
 	}
-	c.mu.Lock()
-	probe.echoed, probe.redirected = true, redirected
-	c.mu.Unlock()
+	probe.redirected.Store(redirected)
+	probe.echoed.Store(true)
 	if !redirected {
-		s.setLooping(true, ErrLoop.Error())
+		s.setLooping(ErrLoop.Error())
 		return true
 	}
 	s.mu.Lock()
@@ -143,7 +142,7 @@ func (c *Client) Echo(name wire.Name, message []byte, to netip.AddrPort) bool {
 	always := s.redirected > maxRedirected
 	s.mu.Unlock()
 	if always {
-		s.setLooping(true, redirectedAlways)
+		s.setLooping(redirectedAlways)
 	}
 	return true
 }
@@ -151,26 +150,23 @@ func (c *Client) Echo(name wire.Name, message []byte, to netip.AddrPort) bool {
 // loopProbeAnswered is called when there is a reply to a loop probe. It reports whether the server sent this reply:
 // if the probe was redirected to the agent, the agent sent the reply.
 func (s *server) loopProbeAnswered(probe *loopProbe) bool {
-	s.client.mu.Lock()
-	echoed, redirected := probe.echoed, probe.redirected
-	s.client.mu.Unlock()
-	if !echoed {
-		s.setLooping(false, "")
+	if !probe.echoed.Load() {
+		s.setLooping("")
 	}
-	return !redirected
+	return !probe.redirected.Load()
 }
 
-// setLooping notes whether the server loops and why, and logs a change.
-func (s *server) setLooping(looping bool, reason string) {
+// setLooping notes why the server loops, or by "" that it does not, and logs a change.
+func (s *server) setLooping(reason string) {
 	s.mu.Lock()
-	changed := s.history.looping != looping
-	s.history.looping = looping
-	if !looping {
+	changed := (s.history.looping == "") != (reason == "")
+	s.history.looping = reason
+	if reason == "" {
 		s.redirected = 0
 	}
 	s.mu.Unlock()
 	switch {
-	case changed && looping:
+	case changed && reason != "":
 		s.setLastError(reason)
 		s.logs(slog.LevelWarn, "nameserver is no longer used: "+reason)
 	case changed:
