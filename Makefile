@@ -94,7 +94,7 @@ interop: ## test the agent and nametap-discovery with a real istiod and API serv
 	$(MACHINES) ./interop $(ARGS)
 
 guard: ## test a guard with the clients of package managers and languages (needs root)
-	@tools/install-missing ip iptables unshare curl git ssh sshd ssh-keygen dpkg-scanpackages python3 pip3 npm node cargo java keytool
+	@tools/install-missing ip iptables unshare curl git ssh sshd ssh-keygen dpkg-scanpackages python3 pip3 npm node cargo java keytool chromium
 	$(MACHINES) ./guard $(ARGS)
 
 chart: ## test the Helm chart with Helm 3 and 4 (`make interop ARGS=-run=TestChart` installs it)
