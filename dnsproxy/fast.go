@@ -75,8 +75,7 @@ func (h *handler) respond(dst []byte, t *task) (response []byte, result outcome,
 		response = h.respondSpecial(dst, q, d.zone, h.limit(q.UDPSize, t.from.protocol))
 		return response, outcome{reply.Rcode(response[len(dst):]), sourceSelf}, true
 	case actForward, actTarget, actUnless:
-		t.outgoing = forward.Query{Name: d.askedName(q), Cacheable: q.Cacheable(), Otherwise: d.otherwise()}
-		t.located = false
+		t.outgoing, t.located = forward.Query{Name: d.askedName(q), Cacheable: q.Cacheable(), Otherwise: d.otherwise()}, false
 		var found *forward.Result
 		if t.outgoing.Cacheable { // otherwise the reply is only for this client
 			t.outgoing.Key = forward.Key(q)

@@ -104,7 +104,8 @@ func queryOf(t *task, result outcome, response []byte) seen.Query {
 	q := seen.Query{
 		Client: netip.AddrPortFrom(client.Addr().Unmap(), client.Port()), Local: t.from.local, Name: t.query.Name, Type: t.query.Type, Class: t.query.Class,
 		TCP: t.from.protocol == overTCP, Rcode: uint16(result.rcode), Source: result.source, //nolint:gosec // twelve bits
-		Denied:    t.decision.policy != nil && (t.decision.verdict == guard.Denied || t.decision.verdict == guard.NoData && t.query.Type != dns.TypeHTTPS), // browsers ask for it every time
+		Denied: t.decision.policy != nil && (t.decision.verdict == guard.Denied ||
+			t.decision.verdict == guard.NoData && t.query.Type != dns.TypeHTTPS), // browsers ask for it every time
 		Truncated: truncated(response), Opcode: t.packet[wire.FlagsOffset] & wire.OpcodeMask >> 3, Request: t.packet, Response: response,
 	}
 	if found := t.found; found != nil {
