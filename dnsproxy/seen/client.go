@@ -138,10 +138,9 @@ const (
 	diagStates   = unix.SizeofNlMsghdr + 4
 	diagID       = unix.SizeofNlMsghdr + 8
 	diagReply    = 72 // struct inet_diag_msg
-	replyID      = 4
-	replyUID     = 64
 	// The id: two ports, two addresses, the interface and a cookie.
 	idDstPort, idSrc, idDst, idInterface, idCookie = 2, 4, 20, 36, 40
+	replyState, replyID, replyUID                  = 1, 4, 64
 
 	attrBytecode = 1  // INET_DIAG_REQ_BYTECODE
 	attrCgroup   = 21 // INET_DIAG_CGROUP_ID
@@ -151,7 +150,7 @@ const (
 	diagBuffer = 16 << 10
 	maxReads   = 8 // how many reads of one reply there are at most
 
-	noListeners = ^uint32(1<<6 | 1<<10 | 1<<12) // all states except TCP_TIME_WAIT, TCP_LISTEN and TCP_NEW_SYN_RECV
+	ofClients = ^uint32(1<<6 | 1<<10 | 1<<12) // all states except TCP_TIME_WAIT, TCP_LISTEN and TCP_NEW_SYN_RECV
 )
 
 // beginLocked writes the header of a request for sockets of a family.
@@ -169,7 +168,7 @@ func (c *clients) beginLocked(q *Query, family uint8, flags uint16, size int) []
 	if q.TCP {
 		b[unix.SizeofNlMsghdr+1] = unix.IPPROTO_TCP
 	}
-	order.PutUint32(b[diagStates:], noListeners)
+	order.PutUint32(b[diagStates:], ^uint32(0))      // all
 	order.PutUint64(b[diagID+idCookie:], ^uint64(0)) // no cookie
 	return b
 }
@@ -270,9 +269,9 @@ func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 	return found, last
 }
 
-// parseSocket returns the owner of a socket if it has the address of the client.
+// parseSocket returns the owner of a socket if it has the address of the client, and is no listener.
 func parseSocket(b []byte, q *Query) (found owner) {
-	if len(b) < diagReply {
+	if len(b) < diagReply || ofClients>>b[replyState]&1 == 0 {
 		return found
 	}
 	id := b[replyID:]

@@ -171,9 +171,18 @@ func TestClients(t *testing.T) { // R13
 			}
 		}
 	}
-	unknown := Query{Client: netip.MustParseAddrPort("127.0.0.1:1"), Kind: Failure}
-	if who := c.find(&unknown, sentTo(elsewhere)); who.Known {
-		t.Errorf("%+v", who)
+	// A listener that has the port of the client is not the client.
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for _, client := range []string{"127.0.0.1:1", listener.Addr().String()} {
+		unknown := Query{Client: netip.MustParseAddrPort(client), TCP: client != "127.0.0.1:1", Kind: Failure}
+		c.budgets[Failure].left = time.Second
+		if who := c.find(&unknown, sentTo(elsewhere)); who.Known {
+			t.Errorf("%s: %+v", client, who)
+		}
 	}
 }
 
