@@ -20,7 +20,7 @@ func TestEgressAttempts(t *testing.T) {
 		addrs = append(addrs, addr)
 	}
 	e.net.Exec("iptables-nft", "-w", "-A", "INPUT", "-p", "tcp", "--dport", "7", "!", "-d", serverB, "-j", "DROP")
-	e.serve(serverB+":7", greeter("two"))
+	e.net.Serve(serverB+":7", greeter("two"))
 	e.resolve(exactA, addrs...)
 	e.resolve(exactB, append(addrs, serverB)...)
 	e.descriptors = 2000

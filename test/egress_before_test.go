@@ -16,8 +16,8 @@ func TestEgressBefore(t *testing.T) {
 		t.Run(backend, func(t *testing.T) {
 			t.Parallel()
 			e := newEgressVM(t, backend)
-			e.serve(serverA+":7", greeter("one"))
-			e.serve("["+server6A+"]:7", greeter("one"))
+			e.net.Serve(serverA+":7", greeter("one"))
+			e.net.Serve("["+server6A+"]:7", greeter("one"))
 			greetings := map[string]chan string{vipA: make(chan string, 1), vip6A: make(chan string, 1)}
 			for vip, family := range map[string]string{vipA: "ipv4", vip6A: "ipv6"} {
 				tool := strings.ReplaceAll(family, "ipv4", "iptables-"+backend)

@@ -12,7 +12,7 @@ func TestEgressContainer(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
-		e.serve(addr+":3306", greeter(name))
+		e.net.Serve(addr+":3306", greeter(name))
 	}
 	container := netns.New(t)
 	netns.Connect(

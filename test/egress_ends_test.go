@@ -65,7 +65,7 @@ func TestEgressSource(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.Exec("ip", "address", "add", "10.0.0.201/24", "dev", "eth0")
-	e.serve(serverA+":7", func(conn *net.TCPConn) { _, _ = fmt.Fprintf(conn, "from %s\n", conn.RemoteAddr().(*net.TCPAddr).IP) })
+	e.net.Serve(serverA+":7", func(conn *net.TCPConn) { _, _ = fmt.Fprintf(conn, "from %s\n", conn.RemoteAddr().(*net.TCPAddr).IP) })
 	e.Exec("iptables-nft", "-w", "-t", "mangle", "-A", "OUTPUT", "-p", "tcp", "-m", "mark", "--mark", "0x2a", "-j", "TTL", "--ttl-set", "9")
 	a := e.capture("--egress-source", "10.0.0.201", "--egress-mark", "42")
 	if got := e.greeting(vipA, "7"); got != "from 10.0.0.201" {
@@ -78,7 +78,7 @@ func TestEgressSource(t *testing.T) {
 	a.end(terminate)
 
 	targets := make(chan string, 10)
-	e.serve(serverB+":3128", tunnel(targets))
+	e.net.Serve(serverB+":3128", tunnel(targets))
 	e.capture("--egress-proxy", serverB+":3128")
 	conn := e.mustDial(vipA, "7")
 	all, err := io.ReadAll(conn)

@@ -22,7 +22,7 @@ func TestEgressHalfClosedIdle(t *testing.T) {
 	netns.Need(t, "ss")
 	e := newEgressVM(t, "nft")
 	release := make(chan struct{})
-	e.serve(serverA+":7", func(conn *net.TCPConn) {
+	e.net.Serve(serverA+":7", func(conn *net.TCPConn) {
 		_, _ = io.Copy(io.Discard, conn)
 		<-release
 		_, _ = io.WriteString(conn, "answer")
@@ -50,8 +50,8 @@ func TestEgressHalfClosedIdle(t *testing.T) {
 func TestEgressIdleTimeout(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	e.serve(serverA+":8", func(conn *net.TCPConn) { // goes on after the client's end
+	e.net.Serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":8", func(conn *net.TCPConn) { // goes on after the client's end
 		_, _ = io.Copy(io.Discard, conn)
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
@@ -62,7 +62,7 @@ func TestEgressIdleTimeout(t *testing.T) {
 			<-tick.C
 		}
 	})
-	e.serve(serverA+":9", func(conn *net.TCPConn) {
+	e.net.Serve(serverA+":9", func(conn *net.TCPConn) {
 		_, _ = io.Copy(io.Discard, conn)
 		_, _ = conn.Read(make([]byte, 1))
 		<-t.Context().Done()
@@ -112,8 +112,8 @@ func TestEgressIdleTimeout(t *testing.T) {
 func TestEgressDescriptorsLater(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
-	e.serve("["+server6A+"]:7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
+	e.net.Serve("["+server6A+"]:7", greeter("one"))
 	a := e.capture()
 	for _, vip := range []string{vipA, vip6A} {
 		if got := e.greeting(vip, "7"); got != "220 one" {

@@ -2,7 +2,6 @@ package test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -130,34 +129,6 @@ func (e *egressVM) answer(query *dns.Msg, _ string) *dns.Msg {
 		}
 	}
 	return reply
-}
-
-// serve starts a TCP server on the other machine. It calls handle for each connection, which it
-// closes afterwards.
-func (e *egressVM) serve(addr string, handle func(conn *net.TCPConn)) {
-	e.tb.Helper()
-	var listener net.Listener
-	var err error
-	e.net.Run(func() { listener, err = net.Listen("tcp", addr) })
-	if err != nil {
-		e.tb.Fatal(err)
-	}
-	var running sync.WaitGroup
-	ended, end := context.WithCancel(context.Background())
-	e.tb.Cleanup(func() { end(); listener.Close(); running.Wait() })
-	running.Go(func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			running.Go(func() {
-				defer conn.Close()
-				defer context.AfterFunc(ended, func() { conn.Close() })()
-				handle(conn.(*net.TCPConn))
-			})
-		}
-	})
 }
 
 // greeter returns a handler that greets at once, and then echoes.

@@ -14,7 +14,7 @@ import (
 func TestEgressPortTaken(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	var other net.Listener
 	var err error
 	e.Run(func() { other, err = net.Listen("tcp", "[::1]:"+egressPort) })
@@ -55,7 +55,7 @@ func TestEgressPortTaken(t *testing.T) {
 func TestEgressReload(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	e.flags = e.flags[:len(e.flags)-3] // without --egress and --egress-addr
 	file := e.write("nametap.yaml", "egress: true\negress-addr: localhost:"+egressPort+"\n")
 	a := e.capture("--config", file)

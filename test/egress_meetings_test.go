@@ -52,7 +52,7 @@ func TestEgressChanges(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
-		e.serve(addr+":7", greeter(name))
+		e.net.Serve(addr+":7", greeter(name))
 	}
 	mesh := e.write("mesh", meshConfig(true))
 	e.capture("--mesh-config", mesh, "--cache-size", "0")
@@ -88,7 +88,7 @@ func TestEgressChanges(t *testing.T) {
 func TestEgressSupervised(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	if r := e.root(e.args("apply")...); r.code != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -108,7 +108,7 @@ func TestEgressSupervised(t *testing.T) {
 func TestEgressDrain(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	a := e.capture("--drain", "10m")
 	short, long := e.open(), e.open()
 	if err := a.Process.Signal(syscall.SIGTERM); err != nil {
@@ -133,7 +133,7 @@ func TestEgressSuffixes(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
-		e.serve(addr+":7", greeter(name))
+		e.net.Serve(addr+":7", greeter(name))
 	}
 	e.capture("--local-only", exactA, "--bypass", exactB)
 	if got := e.greeting(vipA, "7"); got != "220 one" {
@@ -149,7 +149,7 @@ func TestEgressSuffixes(t *testing.T) {
 func TestEgressIdle(t *testing.T) { // E17, E9
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	a := e.capture()
 	before := a.openFiles()
 	var conns []*openConn
@@ -186,7 +186,7 @@ func TestEgressOutage(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
-		e.serve(addr+":7", greeter(name))
+		e.net.Serve(addr+":7", greeter(name))
 	}
 	e.resolve(exactA, serverA)
 	e.capture("--serve-stale", "1h")
@@ -213,7 +213,7 @@ func TestEgressOutage(t *testing.T) {
 func TestEgressHeldListeners(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	e.asService("127.0.0.1:"+egressPort, "[::1]:"+egressPort)
 	e.flags = append(e.flags, "--drain", "10m")
 	first := e.held(e.start())

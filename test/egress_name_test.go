@@ -123,7 +123,7 @@ func TestEgressNames(t *testing.T) {
 	dialled := make(chan string, 100)
 	for _, addr := range []string{serverA, serverB} {
 		for _, port := range []string{"443", "80"} {
-			e.serve(addr+":"+port, func(*net.TCPConn) { dialled <- addr + ":" + port })
+			e.net.Serve(addr+":"+port, func(*net.TCPConn) { dialled <- addr + ":" + port })
 		}
 	}
 	e.resolve("other.example.org", serverA)

@@ -38,7 +38,7 @@ func TestEgressPorts(t *testing.T) {
 		serverA + ":7": "host", serverA + ":22": "other port", serverA + ":8080": "target", serverA + ":80": "not the target",
 		serverB + ":2525": "endpoint", "[" + server6B + "]:2525": "endpoint", serverB + ":22": "unknown", serverA + ":25": "not the endpoint",
 	} {
-		e.serve(addr, greeter(name))
+		e.net.Serve(addr, greeter(name))
 	}
 	e.capture()
 	e.pushPorts()
@@ -85,8 +85,8 @@ func TestEgressPorts(t *testing.T) {
 func TestEgressSpread(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":2525", greeter("one"))
-	e.serve(serverB+":2525", greeter("two"))
+	e.net.Serve(serverA+":2525", greeter("one"))
+	e.net.Serve(serverB+":2525", greeter("two"))
 	e.capture()
 	e.xds.Push(&api.NameTable{Table: map[string]*api.NameTable_NameInfo{
 		exactA: externalHost([]*api.NameTable_Destination{{Port: 25, Endpoints: []string{serverA + ":2525", serverB + ":2525"}}}, vipA),
@@ -103,8 +103,8 @@ func TestEgressWithDiscovery(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	e.resolve(exactA, serverA)
-	e.serve(serverA+":3306", greeter("one"))
-	e.serve(serverB+":13306", greeter("two"))
+	e.net.Serve(serverA+":3306", greeter("one"))
+	e.net.Serve(serverB+":13306", greeter("two"))
 	objects := t.TempDir()
 	put := func(ports, endpoints string) {
 		text := "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: mysql, namespace: shop}\n" +

@@ -9,7 +9,7 @@ import (
 func TestEgressRoute(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":3306", greeter("one"))
+	e.net.Serve(serverA+":3306", greeter("one"))
 	e.Exec("ip", "route", "del", "default")
 	e.Exec("ip", "-6", "route", "del", "default")
 	e.capture()

@@ -23,7 +23,7 @@ func TestEgressSourcePorts(t *testing.T) {
 		if i >= 2 {
 			sources[vip] = source6
 		}
-		e.serve(net.JoinHostPort(addr, "7"), func(conn *net.TCPConn) {
+		e.net.Serve(net.JoinHostPort(addr, "7"), func(conn *net.TCPConn) {
 			_, _ = fmt.Fprintf(conn, "%s\n", conn.RemoteAddr().(*net.TCPAddr).IP)
 			_, _ = conn.Read(make([]byte, 1)) // until the client ends
 		})

@@ -40,7 +40,7 @@ func TestEgressStalled(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
 	for _, port := range []string{"7", "443"} {
-		e.serve(serverA+":"+port, stalled(t))
+		e.net.Serve(serverA+":"+port, stalled(t))
 	}
 	a := e.capture("--drain", "100ms")
 	large := hello(t, "a.apps.example.org", 60_000)

@@ -10,7 +10,7 @@ import (
 func TestEgressStatus(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	e.web(serverB+":80", "two", false)
 	e.resolve(exactA, serverA)
 	e.resolve("b.apps.example.org", serverB)

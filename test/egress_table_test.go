@@ -15,7 +15,7 @@ func TestEgressFirstTable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEgressVM(t, "nft")
-			e.serve(serverA+":7", greeter("one"))
+			e.net.Serve(serverA+":7", greeter("one"))
 			e.xds.Stop()
 			a := e.launch("--capture", "--drain", "10m")
 			wait.Until(t, "connections to VIPs are captured", func() bool { return strings.Contains(e.Rules(), "--to-ports "+egressPort) })

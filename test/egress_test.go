@@ -14,7 +14,7 @@ func TestEgress(t *testing.T) {
 			t.Parallel()
 			e := newEgressVM(t, backend)
 			for addr, name := range map[string]string{serverA: "one", serverB: "two"} {
-				e.serve(addr+":3306", greeter(name))
+				e.net.Serve(addr+":3306", greeter(name))
 			}
 			before := e.Rules()
 			a := e.capture()

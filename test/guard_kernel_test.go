@@ -44,8 +44,8 @@ func newGuardVM(tb testing.TB, backend string, lines ...string) *guardVM {
 	g.setPolicy(lines...)
 	g.flags = append(g.flags, "--guard", g.policy)
 	for _, addr := range []string{serverA, serverB, "[" + server6A + "]"} {
-		g.serve(addr+":443", greeter(addr))
-		g.serve(addr+":22", greeter(addr))
+		g.net.Serve(addr+":443", greeter(addr))
+		g.net.Serve(addr+":22", greeter(addr))
 	}
 	g.watch()
 	return g

@@ -24,7 +24,7 @@ func dialMultipath(t *testing.T, addr string) (net.Conn, error) {
 func TestEgressMultipath(t *testing.T) {
 	t.Parallel()
 	e := newEgressVM(t, "nft")
-	e.serve(serverA+":7", greeter("one"))
+	e.net.Serve(serverA+":7", greeter("one"))
 	e.capture()
 	for _, vip := range []string{vipA, vip6A} {
 		var conn net.Conn

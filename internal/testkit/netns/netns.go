@@ -12,11 +12,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -106,6 +108,34 @@ func (n *NS) Start(cmd *exec.Cmd) error {
 	var err error
 	n.Run(func() { err = cmd.Start() }) // a child inherits the namespace of the thread
 	return err
+}
+
+// Serve starts a TCP server in the namespace, which ends with the test. It calls handle for each connection, which it
+// closes afterwards.
+func (n *NS) Serve(address string, handle func(conn *net.TCPConn)) {
+	n.tb.Helper()
+	var listener net.Listener
+	var err error
+	n.Run(func() { listener, err = new(net.ListenConfig).Listen(n.tb.Context(), "tcp", address) })
+	if err != nil {
+		n.tb.Fatal(err)
+	}
+	var running sync.WaitGroup
+	ended, end := context.WithCancel(context.Background())
+	n.tb.Cleanup(func() { end(); listener.Close(); running.Wait() })
+	running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() {
+				defer conn.Close()
+				defer context.AfterFunc(ended, func() { conn.Close() })()
+				handle(conn.(*net.TCPConn))
+			})
+		}
+	})
 }
 
 // Path returns a path of the namespace for other programs, such as systemd-nspawn. It is

@@ -32,26 +32,10 @@ func TestConnects(t *testing.T) { // G4, G6
 	for number := range 8 {
 		_, address := server(number)
 		w.network.Exec("ip", "address", "add", address+"/32", "dev", "eth0")
-		var ln net.Listener
-		var err error
-		w.network.Run(func() { ln, err = net.Listen("tcp", address+":443") })
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { ln.Close() })
-		go func() {
-			for {
-				conn, err := ln.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer conn.Close()
-					_, _ = conn.Write([]byte{byte(number)})
-					_, _ = io.Copy(io.Discard, conn)
-				}()
-			}
-		}()
+		w.network.Serve(address+":443", func(conn *net.TCPConn) {
+			_, _ = conn.Write([]byte{byte(number)})
+			_, _ = io.Copy(io.Discard, conn)
+		})
 	}
 	w.Exec("sysctl", "-q", "-w", "net.ipv4.ip_local_port_range=1024 65535")
 	w.guard("allow:\n- names: ['*.many.example.com']\n")

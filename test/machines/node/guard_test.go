@@ -64,24 +64,10 @@ func (c *cluster) outside(t *testing.T) *outside {
 	o := new(outside)
 	for address, count := range map[string]*atomic.Int64{strangersIP: &o.reached, outsideIP: &o.forbidden} {
 		c.Exec("ip", "address", "add", address+"/32", "dev", "lo")
-		var ln net.Listener
-		var err error
-		c.Run(func() { ln, err = net.Listen("tcp", address+":443") })
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { ln.Close() })
-		go func() {
-			for {
-				conn, err := ln.Accept()
-				if err != nil {
-					return
-				}
-				count.Add(1)
-				fmt.Fprintf(conn, "hello from %s\n", address)
-				conn.Close()
-			}
-		}()
+		c.Serve(address+":443", func(conn *net.TCPConn) {
+			count.Add(1)
+			fmt.Fprintf(conn, "hello from %s\n", address)
+		})
 	}
 	var packets int
 	var err error
