@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nametap/nametap/internal/family"
 )
 
@@ -130,4 +132,19 @@ func TestFilterRepair(t *testing.T) {
 			t.Error("without announcements the repair waits")
 		}
 	})
+}
+
+// V2: a lease is not known if this process cannot ask for it.
+func TestLeaseUnknown(t *testing.T) { // not parallel: no test can open files meanwhile
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Setrlimit(unix.RLIMIT_NOFILE, &limit) }()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}); err != nil {
+		t.Fatal(err)
+	}
+	if state := leaseState(family.IPv4); state != LeaseUnknown {
+		t.Errorf("the lease is %s", state)
+	}
 }
