@@ -37,6 +37,20 @@ func declare(v *values) *pflag.FlagSet {
 	return flags
 }
 
+// resolve returns the settings of a file, if it is not empty, a command line and an environment.
+func resolve(t *testing.T, file string, args, environ []string) (got values, err error) {
+	t.Helper()
+	flags := declare(&got)
+	if file != "" {
+		args = append(args, "--config="+write(t, file))
+	}
+	if err := flags.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	err = settings.Resolve(flags, environ)
+	return got, err
+}
+
 // R7: the command line wins over the environment, that over the file, that over
 // the default, for every kind of value.
 func TestResolvePrecedence(t *testing.T) {
@@ -87,16 +101,8 @@ func TestResolvePrecedence(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var got values
-			flags := declare(&got)
-			args := test.args
-			if test.file != "" {
-				args = append(args, "--config="+write(t, test.file))
-			}
-			if err := flags.Parse(args); err != nil {
-				t.Fatal(err)
-			}
-			if err := settings.Resolve(flags, test.env); err != nil {
+			got, err := resolve(t, test.file, test.args, test.env)
+			if err != nil {
 				t.Fatal(err)
 			}
 			want := defaults
@@ -142,16 +148,7 @@ func TestResolveRefuses(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var got values
-			flags := declare(&got)
-			args := test.args
-			if test.file != "" {
-				args = append(args, "--config="+write(t, test.file))
-			}
-			if err := flags.Parse(args); err != nil {
-				t.Fatal(err)
-			}
-			err := settings.Resolve(flags, test.env)
+			got, err := resolve(t, test.file, test.args, test.env)
 			if err == nil {
 				t.Fatalf("accepted: %+v", got)
 			}
@@ -165,13 +162,8 @@ func TestResolveRefuses(t *testing.T) {
 }
 
 func TestResolveMissingFile(t *testing.T) {
-	var got values
-	flags := declare(&got)
 	path := filepath.Join(t.TempDir(), "absent.yaml")
-	if err := flags.Parse([]string{"--config=" + path}); err != nil {
-		t.Fatal(err)
-	}
-	if err := settings.Resolve(flags, nil); err == nil || !strings.Contains(err.Error(), path) {
+	if _, err := resolve(t, "", []string{"--config=" + path}, nil); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("error %v does not name %s", err, path)
 	}
 }
