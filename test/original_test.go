@@ -7,14 +7,14 @@ import (
 	"github.com/nametap/nametap/internal/testkit/netns"
 )
 
-// redirect redirects the host's queries to the agent, except the agent's own. The kernel does not track those: if it
-// did, a query of a client from a port that the agent has used would pass unredirected, as part of that connection.
+// redirect redirects the host's queries to the agent, except the agent's own. The kernel tracks neither those nor their
+// replies: else a query from a port that the agent has used would pass unredirected, as part of that connection.
 func (h *host) redirect() {
 	h.tb.Helper()
 	for _, protocol := range []string{"udp", "tcp"} {
 		raw := []string{"-w", "-t", "raw", "-p", protocol, "-j", "CT", "--notrack"}
 		h.Exec("iptables", append(raw, "-A", "OUTPUT", "--dport", "53", "-m", "owner", "--gid-owner", "1337")...)
-		h.Exec("iptables", append(raw, "-A", "PREROUTING", "!", "-i", "lo", "--sport", "53")...)
+		h.Exec("iptables", append(raw, "-A", "OUTPUT", "--sport", "53")...) // the nameservers are on this host
 		h.Exec("iptables", "-w", "-t", "nat", "-A", "OUTPUT", "-p", protocol, "--dport", "53",
 			"-m", "owner", "!", "--gid-owner", "1337", "-j", "REDIRECT", "--to-ports", "15053")
 	}
