@@ -50,7 +50,6 @@ lint: ## run the linters, and check the sizes of the agent and of each room, and
 	@tools/check-size bin/nametap $(MAXSIZE)
 	$(TOOL) golangci-lint run ./...
 	cd test/machines && $(GO) vet ./... && $(TOOL) golangci-lint run ./...
-	$(TOOL) buf lint
 	@TOOL='$(TOOL)' tools/check-generated
 	@tools/check-budget tools/budget
 
@@ -58,7 +57,7 @@ build: ## build static binaries in bin/
 	$(BUILD) ./cmd/...
 
 generate: ## write the code in api/, the texts of `nametap explain`, and deploy/kubernetes from the chart
-	$(TOOL) buf generate
+	TOOL='$(TOOL)' tools/generate api
 	$(GO) test ./docs -run BehaviourEntries -update
 	cd test/machines && $(GO) test ./chart -run Manifests -update
 
