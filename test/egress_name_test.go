@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"github.com/nametap/nametap/internal/testkit/wait"
 )
 
@@ -29,6 +31,9 @@ func (e *egressVM) web(addr, name string, withTLS bool) {
 	server.Listener.Close()
 	var err error
 	e.net.Run(func() { server.Listener, err = net.Listen("tcp", addr) })
+	if err == nil {
+		err = http2.ConfigureServer(server.Config, nil) //nolint:staticcheck // as in the agent, net/http has no HTTP/2
+	}
 	if err != nil {
 		e.tb.Fatal(err)
 	}
