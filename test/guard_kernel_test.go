@@ -77,22 +77,24 @@ func (g *guardVM) watch() {
 		}
 	})
 	if err == nil {
-		err = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
+		err = errors.Join(unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000}),
+			unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 256<<20))
 	}
 	if err != nil {
 		g.tb.Fatal(err)
 	}
-	end, ended := make(chan struct{}), make(chan struct{})
-	g.tb.Cleanup(func() { close(end); <-ended; unix.Close(socket) })
+	ended, context := make(chan struct{}), g.tb.Context()
+	g.tb.Cleanup(func() {
+		<-ended
+		if lost, err := unix.GetsockoptTpacketStats(socket, unix.SOL_PACKET, unix.PACKET_STATISTICS); err != nil || lost.Drops > 0 {
+			g.tb.Errorf("packets were not seen: %+v, %v", lost, err)
+		}
+		unix.Close(socket)
+	})
 	go func() {
 		defer close(ended)
 		packet := make([]byte, 1<<16)
-		for {
-			select {
-			case <-end:
-				return
-			default:
-			}
+		for context.Err() == nil {
 			n, from, err := unix.Recvfrom(socket, packet, 0)
 			if link, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && link.Pkttype != unix.PACKET_OUTGOING {
 				text := describe(packet[:n])
