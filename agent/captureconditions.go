@@ -2,6 +2,7 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -113,12 +114,9 @@ func (c *capture) absent() (found []condition.Problem) {
 		if level != iptables.LevelFailed && (level != iptables.LevelUnavailable || !in.Config.Needs(f)) {
 			continue
 		}
-		why := "the log says why"
-		if err := cmp.Or(in.unserved[f], c.kernel.Failure(f)); err != nil {
-			why = err.Error()
-		}
+		why := cmp.Or(in.unserved[f], c.kernel.Failure(f), errors.New("the log says why"))
 		found = append(found, condition.Problem{
-			Severity: condition.Severe, Subject: f.String(), What: fmt.Sprintf("the rules for %s cannot be installed; retrying", f), Evidence: why,
+			Severity: condition.Severe, Subject: f.String(), What: fmt.Sprintf("the rules for %s cannot be installed; retrying", f), Evidence: why.Error(),
 			Effect: fmt.Sprintf("queries over %s go to the nameservers, which do not know mesh names", f),
 			Mend:   "nametap capture check", Rows: []string{"K9", "K10"},
 		})
