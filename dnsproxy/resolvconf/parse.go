@@ -122,9 +122,7 @@ func (p *parser) line(keyword string, values []string) {
 
 // server parses the value of a nameserver line.
 func (p *parser) server(value string) {
-	if end := strings.IndexAny(value, "#;"); end >= 0 {
-		value = value[:end] // glibc ends an address there
-	}
+	value, _, _ = strings.Cut(strings.ReplaceAll(value, ";", "#"), "#") // glibc ends an address there
 	addr, err := netip.ParseAddr(value)
 	if err != nil || addr.IsMulticast() || addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
 		p.ignore("nameserver %s: want the IP address of one server, without a port", quote(value))
