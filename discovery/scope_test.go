@@ -49,10 +49,11 @@ func TestSidecars(t *testing.T) { // D12
 		{"the root namespace's own workloads", sidecarYAML("s", "istio-system", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
 		{"the namespace before the root", sidecarYAML("s", "istio-system", "egress: [{hosts: ['data/*']}]") + sidecarYAML("s", "shop", "egress: [{hosts: ['./*']}]"), join(api, web)},
 		{"selected", sidecarYAML("a", "shop", "egress: [{hosts: ['./*']}]") + sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]"), join(cache, db)},
+		{"selected twice", sidecarYAML("a", "shop", "workloadSelector: {labels: {app: web}}, egress: [{hosts: ['data/*']}]") + sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web, v: '1'}}, egress: [{hosts: ['./*']}]"), join(cache, db)},
 		{"not selected", sidecarYAML("b", "shop", "workloadSelector: {labels: {app: web, tier: x}}, egress: [{hosts: ['data/*']}]"), join(wild, external, api, cache, db, web)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			table, err := Client{Namespace: "shop", Labels: map[string]string{"app": "web"}}.table(allOf(parse(t, scoped()+tt.sidecars)))
+			table, err := Client{Namespace: "shop", Labels: map[string]string{"app": "web", "v": "1"}}.table(allOf(parse(t, scoped()+tt.sidecars)))
 			if err != nil {
 				t.Fatal(err)
 			}
