@@ -26,7 +26,7 @@ type socket struct {
 	mu      sync.Mutex
 	conn    net.Conn            // nil until it is open
 	pending map[uint16]*attempt // by ID
-	retired bool                // it takes no more attempts, and is closed when it has none
+	retired bool                // it takes no more attempts, and is closed when nothing waits for a reply on it
 	closed  bool                // a closed socket is retired, too
 }
 
@@ -107,6 +107,16 @@ func (s *socket) removeRepliedLocked(response []byte) *attempt {
 	}
 	delete(s.pending, id)
 	return a
+}
+
+// awaitedLocked reports whether any attempt is awaited.
+func (s *socket) awaitedLocked() bool {
+	for _, a := range s.pending {
+		if a.awaited() {
+			return true
+		}
+	}
+	return false
 }
 
 // retire marks the socket as retired, and reports whether it has no attempts.

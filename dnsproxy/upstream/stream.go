@@ -263,14 +263,14 @@ func (s *stream) endAll(err error) {
 
 // sweep ends attempts that have expired without a reply. If nothing at all was received since one
 // of them was sent, the connection takes no more queries. sweep closes the connection if it is
-// idle, or if it is retired and has no attempts.
+// idle, or if it is retired and nothing waits for a reply on it.
 func (s *stream) sweep(now time.Time) {
 	expired := s.removeIf(func(a *attempt) bool { return a.expired(now) })
 	s.mu.Lock()
 	for _, a := range expired {
 		s.retired = s.retired || s.heard.Before(a.sent)
 	}
-	idle := s.idleLocked() || s.retired && len(s.pending) == 0
+	idle := s.idleLocked() || s.retired && !s.awaitedLocked()
 	s.mu.Unlock()
 	for _, a := range expired {
 		a.end(nil, ErrTimeout)

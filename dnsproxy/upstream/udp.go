@@ -191,14 +191,14 @@ func (s *udpSocket) end(err error) {
 	}
 }
 
-// sweep ends attempts that have expired without a reply. It closes the socket if it has no attempts, and
-// is retired, is older than udpAge, or belongs to a server that is not configured.
+// sweep ends attempts that have expired without a reply. It closes the socket if nothing waits for a reply on it, and
+// the socket is retired, is older than udpAge, or belongs to a server that is not configured.
 func (s *udpSocket) sweep(now time.Time) {
 	for _, a := range s.removeIf(func(a *attempt) bool { return a.expired(now) }) {
 		a.end(nil, ErrTimeout)
 	}
 	s.mu.Lock()
-	idle := len(s.pending) == 0
+	idle := !s.awaitedLocked()
 	s.retired = s.retired || s.since(s.born) > udpAge || idle && s.server.elsewhere
 	idle = idle && s.retired
 	s.mu.Unlock()
