@@ -369,7 +369,7 @@ func upstreams(proxy *dnsproxy.Server) []Upstream {
 		u := Upstream{
 			Server: s.Spec.String(), State: s.State.String(), Requests: s.Requests, Failures: s.Failures,
 			WrongReplies: s.Wrong + s.Malformed, Hedges: s.Hedges, Responses: s.Responses, Refusing: s.Refusing,
-			LastError: s.LastError, LastErrorAt: s.LastErrorAt, LastReplyAt: s.Heard,
+			LastError: cmp.Or(s.Looping, s.LastError), LastErrorAt: s.LastErrorAt, LastReplyAt: s.Heard,
 		}
 		if s.State == upstream.Up && s.Heard.IsZero() {
 			u.State = "unknown"

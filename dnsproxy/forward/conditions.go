@@ -109,7 +109,7 @@ func (e *examination) conditions() []condition.Condition {
 				return nil
 			}
 			return &condition.Problem{
-				What: "forwards to this agent", Evidence: s.LastError, Rows: []string{"F6"},
+				What: "forwards to this agent", Evidence: s.Looping, Rows: []string{"F6"},
 				Mend: "nametap agent --capture-exclude-uid with the user of that nameserver, or name another one with --upstream",
 			}
 		}),

@@ -45,7 +45,7 @@ func TestBrokenNameservers(t *testing.T) {
 		"problem nameserver_down: 10.96.0.10, the first nameserver, does not reply":                  func(first, second, _ *server, now time.Time) { down(now, first, second) },
 		"problem nameserver_down: 2001:db8::53, the only nameserver of corp.example, does not reply": func(_, _, corp *server, now time.Time) { down(now, corp) },
 		"warning nameserver_loops: 10.96.0.10, the first nameserver, forwards to this agent": func(first, _, _ *server, _ time.Time) {
-			first.State, first.LastError = upstream.Looping, "its queries come back to this agent"
+			first.State, first.Looping = upstream.Looping, "its queries come back to this agent"
 		},
 		"warning nameserver_refuses: 10.96.0.10, the first nameserver, answers no query": func(first, _, _ *server, now time.Time) {
 			first.Refusing, first.RefusedAt, first.Responses = true, now, map[string]uint64{"REFUSED": 12}

@@ -92,6 +92,7 @@ type Status struct {
 	Refusing  bool
 	RefusedAt time.Time // when the last failure came that counts for Refusing
 
+	Looping     string // why State is Looping, or empty
 	LastError   string // empty if there was none
 	LastErrorAt time.Time
 	Barred      bool // the last query could not be sent: a firewall of this host drops it (EPERM)

@@ -323,9 +323,7 @@ func (s *server) status(now time.Time) Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known := s.known
-	if why := s.history.looping; why != "" {
-		known.LastError = why // also if a query has ended without a reply since
-	}
+	known.Looping = s.history.looping
 	known.Spec, known.State, known.RTT = s.spec, s.history.standing(now).state, s.history.srtt
 	known.Heard, known.Refusing, known.Responses = s.history.heard, s.refused.all(), maps.Clone(known.Responses)
 	return known

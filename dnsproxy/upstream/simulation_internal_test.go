@@ -203,7 +203,7 @@ func TestLoop(t *testing.T) {
 			if _, _, err := g.Exchange(t.Context(), simQuery, UDPOnly); loops != errors.Is(err, ErrLoop) {
 				t.Errorf("after %d s: %v", second, err)
 			}
-			if s := c.Status()[0]; loops && (s.State != Looping || s.LastError != ErrLoop.Error() || !g.Down() || second < 10 && all[0].asked() != before) {
+			if s := c.Status()[0]; loops && (s.State != Looping || s.Looping != ErrLoop.Error() || !g.Down() || second < 10 && all[0].asked() != before) {
 				t.Errorf("after %d s: %+v, asked %d times", second, s, all[0].asked()-before)
 			}
 			time.Sleep(time.Second)
