@@ -140,7 +140,7 @@ const (
 	diagReply    = 72 // struct inet_diag_msg
 	// The id: two ports, two addresses, the interface and a cookie.
 	idDstPort, idSrc, idDst, idInterface, idCookie = 2, 4, 20, 36, 40
-	replyState, replyID, replyUID                  = 1, 4, 64
+	replyState, replyID, replyUID, replyInode      = 1, 4, 64, 68
 
 	attrBytecode = 1  // INET_DIAG_REQ_BYTECODE
 	attrCgroup   = 21 // INET_DIAG_CGROUP_ID
@@ -150,7 +150,7 @@ const (
 	diagBuffer = 16 << 10
 	maxReads   = 8 // how many reads of one reply there are at most
 
-	ofClients = ^uint32(1<<6 | 1<<10 | 1<<12) // all states except TCP_TIME_WAIT, TCP_LISTEN and TCP_NEW_SYN_RECV
+	tcpListen = 10 // TCP_LISTEN
 )
 
 // beginLocked writes the header of a request for sockets of a family.
@@ -269,9 +269,10 @@ func parseReply(b []byte, seq uint32, q *Query) (found owner, last bool) {
 	return found, last
 }
 
-// parseSocket returns the owner of a socket if it has the address of the client, and is no listener.
+// parseSocket returns the owner of a socket if it has the address of the client, is no listener, and still is a file: what is
+// left of a socket that was closed has no inode, and root's uid.
 func parseSocket(b []byte, q *Query) (found owner) {
-	if len(b) < diagReply || ofClients>>b[replyState]&1 == 0 {
+	if len(b) < diagReply || b[replyState] == tcpListen || binary.NativeEndian.Uint32(b[replyInode:]) == 0 {
 		return found
 	}
 	id := b[replyID:]
