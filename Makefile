@@ -25,7 +25,7 @@ export HOME := $(shell getent passwd "$$(id -u)" | cut -d: -f6)
 endif
 
 # These compile the same packages, so they compile them in the same way, which the build cache then has once.
-lint test system: export GOFLAGS = $(strip $(shell $(GO) env GOFLAGS) -trimpath -tags=$(TAGS))
+lint test system: export GOFLAGS = $(shell HOME='$(HOME)' $(GO) env GOFLAGS) -trimpath -tags=$(TAGS)
 lint test system: export CGO_ENABLED = 0
 
 ##@ develop
